@@ -1,0 +1,137 @@
+"""What the engine asks of a connector, whatever the transport.
+
+EC (encoder cache): a producer puts the tensors of a media item under its mm_hash, consumers get
+them. KV: a producer publishes blocks of its cache for a request, one consumer fetches them into
+blocks of its own and says so.
+
+All calls return at once; what takes time is polled from the engine's step loop. Every handle and
+every published block has one owner and one end: done, failed, released or expired.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from protocol.refs import KVRef
+
+Tensors = dict[str, torch.Tensor]
+EC_TENSOR = "ec_cache"
+
+
+class ECLoad(ABC):
+    """A consumer's request for one entry."""
+
+    @abstractmethod
+    def poll(self) -> Tensors | None:
+        """The entry's tensors, or None while it is not there yet.
+
+        Raises `TransferError` if it will not come.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give up; idempotent, also after success."""
+
+
+class ECConnector(ABC):
+    """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
+
+    @abstractmethod
+    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any]:
+        """Store an entry; returns what consumers need to find it (for `ec_transfer_params`).
+
+        May evict unpinned entries, least recently used first. Raises `TransferError` if there
+        is no room.
+        """
+
+    @abstractmethod
+    def find(self, mm_hash: str) -> dict[str, Any] | None:
+        """What `put` returned for an entry that is still held, else None. Counts as a use."""
+
+    @abstractmethod
+    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+        """Ask for an entry; `params` is its `ec_transfer_params` value, None to look it up."""
+
+    def poll(self) -> None:  # noqa: B027 — most transports have nothing to do
+        """Advance background work; called once per engine step."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop every entry this instance put."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything this instance owns; idempotent."""
+
+    @abstractmethod
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the books, [] if nothing."""
+
+
+class KVLoad(ABC):
+    """A fetch of KV blocks on its way into this engine's cache."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """True once every block has arrived and the producer has confirmed that it still held
+        them. Raises `TransferError` on failure."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Stop; the producer is told."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """True once nothing will write to the destination blocks any more."""
+
+
+@dataclass(frozen=True)
+class BlockCopy:
+    """One block to fetch: `source` in the producer's pool, `target` in ours."""
+
+    source: int
+    target: int
+
+
+class KVConnector(ABC):
+    """KV blocks between two engines' pools."""
+
+    @abstractmethod
+    def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """The memory of this engine's KV pool, [num_blocks, elements], where peers can reach it."""
+
+    @abstractmethod
+    def publish(
+        self, request_id: str, blocks: Sequence[int], num_tokens: int, rope_delta: int
+    ) -> KVRef:
+        """Offer blocks to one consumer until it releases them or the lease lapses."""
+
+    @abstractmethod
+    def withdraw(self, request_id: str) -> None:
+        """End an offer from the producer's own side; idempotent. `poll` then returns it."""
+
+    @abstractmethod
+    def fetch(self, ref: KVRef, copies: Sequence[BlockCopy]) -> KVLoad:
+        """Start copying. Raises `TransferError` if the producer cannot be a peer."""
+
+    @abstractmethod
+    def decline(self, ref: KVRef) -> None:
+        """Tell the producer that its blocks will not be fetched."""
+
+    @abstractmethod
+    def poll(self) -> list[str]:
+        """Serve peers; returns request ids whose published blocks may be reused from here on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything this instance owns; idempotent."""
+
+    @abstractmethod
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the books, [] if nothing."""

@@ -1,0 +1,119 @@
+"""Which connector a worker uses: vLLM's JSON flags, or a short name of a transport."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from protocol.errors import ConfigError
+
+Transport = Literal["local", "shm", "shared_storage"]
+_EC_NAMES: dict[str, Transport] = {
+    "local": "local",
+    "shm": "shm",
+    "shared_storage": "shared_storage",
+    "ECExampleConnector": "shared_storage",
+    "ECSharedStorageConnector": "shared_storage",
+    "ECShmConnector": "shm",
+}
+_KV_NAMES: dict[str, Transport] = {"local": "local", "shm": "shm", "KVShmConnector": "shm"}
+_SHM = Path("/dev/shm")
+
+
+class ECConfig(msgspec.Struct, frozen=True):
+    """`--ec-transfer-config`. `ec_buffer_size` bounds the store in bytes, `load_timeout_s` is how
+    long a consumer waits for an entry, `path` is the root of file transports."""
+
+    transport: Transport = "local"
+    role: str = "ec_both"
+    ec_buffer_size: int = 1_000_000_000
+    load_timeout_s: float = 30.0
+    path: str = ""
+
+
+class KVConfig(msgspec.Struct, frozen=True):
+    """`--kv-transfer-config`. The side channel binds `host`:`port`, 0 for any free port."""
+
+    transport: Transport = "local"
+    role: str = "kv_both"
+    host: str = "127.0.0.1"
+    port: int = 0
+    lease_s: float = 30.0
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    path: str = ""
+
+
+def namespace_dir() -> Path:
+    """Where this user's shared-memory segments lie; `TRIPTYCH_NAMESPACE` keeps stacks apart."""
+    name = os.environ.get("TRIPTYCH_NAMESPACE", "default")
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError("TRIPTYCH_NAMESPACE: letters, digits, '-' and '_' only")
+    return _SHM / f"triptych-{os.getuid()}-{name}"
+
+
+def parse_ec(text: str) -> ECConfig:
+    """A transport's name or vLLM's JSON object. `ConfigError` names what is wrong."""
+    fields = _object("--ec-transfer-config", text, "ec_connector")
+    extra = fields.get("ec_connector_extra_config") or {}
+    transport = _transport("--ec-transfer-config", fields.get("ec_connector"), _EC_NAMES)
+    path = extra.get("shared_storage_path") or ""
+    if transport == "shm" and not path:
+        path = str(namespace_dir() / "ec")
+    if transport == "shared_storage" and not path:
+        raise ConfigError(
+            "--ec-transfer-config: shared storage needs "
+            "ec_connector_extra_config.shared_storage_path"
+        )
+    values = {
+        "transport": transport,
+        "role": fields.get("ec_role", "ec_both"),
+        "ec_buffer_size": fields.get("ec_buffer_size", 1_000_000_000),
+        "load_timeout_s": extra.get("load_timeout_s", 30.0),
+        "path": path,
+    }
+    return _convert("--ec-transfer-config", values, ECConfig)
+
+
+def parse_kv(text: str) -> KVConfig:
+    """A transport's name or vLLM's JSON object. `ConfigError` names what is wrong."""
+    fields = _object("--kv-transfer-config", text, "kv_connector")
+    extra = fields.get("kv_connector_extra_config") or {}
+    transport = _transport("--kv-transfer-config", fields.get("kv_connector"), _KV_NAMES)
+    values = {
+        "transport": transport,
+        "role": fields.get("kv_role", "kv_both"),
+        "host": fields.get("kv_ip", "127.0.0.1"),
+        "port": fields.get("kv_port", 0),
+        "lease_s": extra.get("kv_lease_duration", 30.0),
+        "load_failure_policy": fields.get("kv_load_failure_policy", "recompute"),
+        "path": extra.get("path") or str(namespace_dir()),
+    }
+    return _convert("--kv-transfer-config", values, KVConfig)
+
+
+def _object(flag: str, text: str, name: str) -> dict[str, Any]:
+    if not text.lstrip().startswith("{"):
+        return {name: text}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
+def _transport(flag: str, name: object, names: dict[str, Transport]) -> Transport:
+    if not isinstance(name, str) or name not in names:
+        raise ConfigError(f"{flag}: unknown connector {name!r}, known are {', '.join(names)}")
+    return names[name]
+
+
+_T = TypeVar("_T")
+
+
+def _convert(flag: str, values: dict[str, Any], kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{flag}: {error}") from None

@@ -1,0 +1,1 @@
+"""Encoder-cache connectors: `local` (one process), `files` (shm and shared storage)."""

@@ -1,0 +1,261 @@
+"""Wire form of the token-in token-out call, `POST /inference/v1/generate`, and of `/encode`.
+
+The body is vLLM's (`--enable-scale-out`), with two additions: `emitted` and `deadline_s`. A media
+item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.errors import ErrorInfo, InvalidRequest
+from protocol.types import (
+    EncodeItem,
+    EncodeOutput,
+    EncodeRequest,
+    FinishReason,
+    GenerateRequest,
+    MMItem,
+    Modality,
+    PositionLogprobs,
+    RequestOutput,
+    SamplingParams,
+)
+
+GENERATE_PATH = "/inference/v1/generate"
+ENCODE_PATH = "/inference/v1/encode"
+ABORT_PATH = "/inference/v1/abort_requests"
+MSGPACK = "application/msgpack"
+
+
+class Placeholder(msgspec.Struct, frozen=True):
+    offset: int
+    length: int
+
+
+class Features(msgspec.Struct, omit_defaults=True):
+    mm_hashes: dict[Modality, list[str]] = {}
+    mm_placeholders: dict[Modality, list[Placeholder]] = {}
+
+
+class GenerateBody(msgspec.Struct, omit_defaults=True):
+    """The JSON body, field for field."""
+
+    token_ids: list[int]
+    request_id: str = ""
+    model: str = ""
+    features: Features | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    emitted: dict[str, list[int]] = {}
+    output_mode: str = "tokens"
+    stream: bool = False
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+
+class LogprobsBody(msgspec.Struct):
+    content: list[PositionLogprobs]
+
+
+class ChoiceBody(msgspec.Struct, omit_defaults=True):
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: LogprobsBody | None = None
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class GenerateAnswer(msgspec.Struct, omit_defaults=True):
+    """A whole answer, or one event of a streamed one."""
+
+    request_id: str
+    choices: list[ChoiceBody]
+    usage: UsageBody | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    error: ErrorInfo | None = None
+
+
+class EncodeAnswer(msgspec.Struct):
+    outputs: list[EncodeOutput]
+
+
+def _grid_key(modality: Modality) -> str:
+    return f"{modality}_grid_thw"
+
+
+def item_metadata(item: MMItem) -> dict[str, Any]:
+    """`metadata` of an item's `ec_transfer_params` entry."""
+    return {_grid_key(item.modality): list(item.grid)} if item.grid else {}
+
+
+def _grid_of(entry: Any, modality: Modality) -> tuple[int, ...]:
+    metadata = entry.get("metadata") if isinstance(entry, dict) else None
+    grid = metadata.get(_grid_key(modality)) if isinstance(metadata, dict) else None
+    if grid is None:
+        return ()
+    if not isinstance(grid, list) or not all(type(n) is int and n > 0 for n in grid):
+        raise InvalidRequest(
+            f"ec_transfer_params: {_grid_key(modality)} must be a list of positive integers",
+            param="ec_transfer_params",
+        )
+    return tuple(grid)
+
+
+def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
+    """The JSON body that asks a worker for `request`."""
+    features: Features | None = None
+    params = request.ec_transfer_params
+    if request.mm_items:
+        features = Features()
+        params = dict(params or {})
+        for item in request.mm_items:
+            features.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
+            features.mm_placeholders.setdefault(item.modality, []).append(
+                Placeholder(item.offset, item.length)
+            )
+            params[item.mm_hash] = {
+                "modality": item.modality,
+                "metadata": item_metadata(item),
+                **params.get(item.mm_hash, {}),
+            }
+    body = GenerateBody(
+        token_ids=request.token_ids,
+        request_id=request.request_id,
+        model=request.model,
+        features=features,
+        sampling_params=request.sampling,
+        emitted={str(index): tokens for index, tokens in request.emitted.items()},
+        stream=stream,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        deadline_s=request.deadline_s,
+        kv_transfer_params=request.kv_transfer_params,
+        ec_transfer_params=params,
+    )
+    return msgspec.json.encode(body)
+
+
+def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
+    """(request, stream) of a body; `InvalidRequest` names the field at fault."""
+    try:
+        body = msgspec.json.decode(data, type=GenerateBody)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=field_of(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+    if body.output_mode != "tokens":
+        raise InvalidRequest("output_mode: this worker answers 'tokens' only", param="output_mode")
+    request = GenerateRequest(
+        request_id=body.request_id,
+        token_ids=body.token_ids,
+        sampling=body.sampling_params,
+        mm_items=_items(body),
+        emitted=_emitted(body),
+        model=body.model,
+        priority=body.priority,
+        deadline_s=body.deadline_s,
+        cache_salt=body.cache_salt,
+        kv_transfer_params=body.kv_transfer_params,
+        ec_transfer_params=body.ec_transfer_params,
+    )
+    return request, body.stream
+
+
+def _emitted(body: GenerateBody) -> dict[int, list[int]]:
+    try:
+        return {int(index): tokens for index, tokens in body.emitted.items()}
+    except ValueError:
+        raise InvalidRequest("emitted: keys must be choice indices", param="emitted") from None
+
+
+def _items(body: GenerateBody) -> list[MMItem]:
+    if body.features is None:
+        return []
+    entries = body.ec_transfer_params or {}
+    items: list[MMItem] = []
+    for modality, hashes in body.features.mm_hashes.items():
+        spans = body.features.mm_placeholders.get(modality, [])
+        if len(spans) != len(hashes):
+            raise InvalidRequest(
+                f"features: {len(hashes)} mm_hashes but {len(spans)} mm_placeholders "
+                f"for {modality}",
+                param="features",
+            )
+        items += [
+            MMItem(name, modality, span.offset, span.length, _grid_of(entries.get(name), modality))
+            for name, span in zip(hashes, spans, strict=True)
+        ]
+    return sorted(items, key=lambda item: item.offset)
+
+
+def field_of(error: msgspec.ValidationError) -> str | None:
+    """The JSON field a validation error speaks of: msgspec ends its message in `$.path`."""
+    _, found, path = str(error).rpartition("`$.")
+    if not found:
+        return None
+    return path.rstrip("`")
+
+
+def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> GenerateAnswer:
+    """One event of a stream from one or more outputs of the same request."""
+    kv = next((out.kv_transfer_params for out in outputs if out.kv_transfer_params), None)
+    error = next((out.error for out in outputs if out.error), None)
+    choices = [
+        ChoiceBody(
+            out.index,
+            out.token_ids,
+            out.finish_reason,
+            out.stop_reason,
+            LogprobsBody(out.logprobs) if out.logprobs is not None else None,
+        )
+        for out in outputs
+    ]
+    return GenerateAnswer(outputs[0].request_id, choices, usage, kv, error=error)
+
+
+def encode_encode(request: EncodeRequest) -> bytes:
+    """The msgpack body of `/inference/v1/encode`: media bytes travel raw, not as base64."""
+    return msgspec.msgpack.encode(request)
+
+
+def decode_encode(data: bytes) -> EncodeRequest:
+    try:
+        return msgspec.msgpack.decode(data, type=EncodeRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=field_of(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"malformed msgpack: {error}") from None
+
+
+__all__ = [
+    "ABORT_PATH",
+    "ENCODE_PATH",
+    "GENERATE_PATH",
+    "MSGPACK",
+    "ChoiceBody",
+    "EncodeAnswer",
+    "EncodeItem",
+    "GenerateAnswer",
+    "GenerateBody",
+    "LogprobsBody",
+    "UsageBody",
+    "answer_of",
+    "decode_encode",
+    "decode_generate",
+    "encode_encode",
+    "encode_generate",
+    "field_of",
+    "item_metadata",
+]

@@ -1,0 +1,181 @@
+"""OpenAI's chat and completion requests as types, with the extensions vLLM's clients use.
+
+Decoding checks types and names the field at fault; ranges are the frontend's business. Fields that
+are not listed are ignored, as OpenAI and vLLM do. Answers are in `protocol.openai_answers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from protocol.errors import InvalidRequest
+from protocol.generate import field_of
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+
+class MediaURL(msgspec.Struct):
+    """`detail` is accepted and has no effect: the model's processor decides the resolution."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message. Which of the fields must be there follows from `type`.
+
+    `image_url` null with a `uuid` refers to a picture sent before under that name. `image_embeds`
+    holds the metadata of a picture whose embeddings `uuid` (its mm_hash) names.
+    """
+
+    type: str
+    text: str | None = None
+    image_url: MediaURL | str | UnsetType | None = UNSET
+    image_embeds: Any = UNSET
+    video_url: Any = UNSET
+    audio_url: Any = UNSET
+    input_audio: Any = UNSET
+    refusal: str | None = None
+    uuid: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """`arguments` is JSON text; an object is accepted too."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[str | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SharedFields(msgspec.Struct, kw_only=True):
+    """What chat and completion requests have in common; None means that the client left it out."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    add_special_tokens: bool | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    user: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    # They change the answer and no worker honours them: anything but the default is refused.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class ChatCompletionRequest(SharedFields, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: Any = None
+    modalities: Any = None
+    functions: Any = None
+
+
+class CompletionRequest(SharedFields, kw_only=True):
+    """`prompt`: a text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+Request = TypeVar("Request", ChatCompletionRequest, CompletionRequest)
+
+
+def decode_chat(data: bytes) -> ChatCompletionRequest:
+    """The request in a JSON body; `InvalidRequest` names the field at fault."""
+    return _decode(data, ChatCompletionRequest)
+
+
+def decode_completion(data: bytes) -> CompletionRequest:
+    """The request in a JSON body; `InvalidRequest` names the field at fault."""
+    return _decode(data, CompletionRequest)
+
+
+def _decode(data: bytes, kind: type[Request]) -> Request:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=param_of(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+    except RecursionError:
+        raise InvalidRequest("the JSON is nested too deeply", code="malformed_json") from None
+
+
+def param_of(error: msgspec.ValidationError) -> str | None:
+    """The field a validation error speaks of, or the required field that is missing."""
+    parent = field_of(error)
+    _, missing, rest = str(error).partition("missing required field `")
+    if not missing:
+        return parent
+    name = rest.partition("`")[0]
+    return f"{parent}.{name}" if parent else name

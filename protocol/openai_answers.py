@@ -1,0 +1,151 @@
+"""OpenAI's chat and completion answers as types, whole and as chunks of a stream.
+
+A field that is UNSET is left out; None is sent as null where clients expect the key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from protocol.types import FinishReason
+
+DONE = b"data: [DONE]\n\n"
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TokenChance(msgspec.Struct):
+    """`bytes` are the token's own UTF-8 bytes, which may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenChance]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatLogprob]
+
+
+class TextLogprobs(msgspec.Struct):
+    """Of completions: parallel lists; `text_offset` counts characters of the answer."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: str | None = None
+
+
+class Delta(msgspec.Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct, kw_only=True):
+    """Of completions, in whole answers and in chunks alike."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    model: str
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    ec_transfer_params: dict[str, Any] | UnsetType = UNSET
+
+
+class ChatCompletion(_Answer, kw_only=True):
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(_Answer, kw_only=True):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletion(_Answer, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+Answer = ChatCompletion | ChatCompletionChunk | TextCompletion
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "triptych"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+def encode(answer: Answer | ModelList) -> bytes:
+    """The JSON body of an answer that is not streamed."""
+    return msgspec.json.encode(answer)
+
+
+def encode_event(answer: Answer) -> bytes:
+    """One server-sent event of a stream."""
+    return b"data: " + msgspec.json.encode(answer) + b"\n\n"

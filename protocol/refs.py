@@ -1,0 +1,145 @@
+"""References to memory of another process: embeddings (EC) and KV blocks.
+
+Their wire form is the value vLLM's EPD protocol uses (`ec_transfer_params`,
+`kv_transfer_params`): its own names where it has one, ours beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+
+
+class TensorDesc(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`shape` in elements, `dtype` as safetensors names it, `descriptor` owned by the transport."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    descriptor: dict[str, Any] = {}
+
+
+class ECRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An encoder-cache entry. `lease_s` counts from sending, on the owner's monotonic clock."""
+
+    mm_hash: str
+    instance_id: str
+    tensors: tuple[TensorDesc, ...] = ()
+    generation: int = 0
+    lease_s: float = 0.0
+
+
+class KVGroup(msgspec.Struct, frozen=True):
+    """Layers that share a KV shape; `window` is the sliding window in tokens, 0 for none."""
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int = 0
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """Everything two engines must agree on before a KV block of one means anything to the other."""
+
+    groups: tuple[KVGroup, ...]
+    block_size: int
+    dtype: str
+    tp_size: int = 1
+
+    def block_bytes(self, itemsize: int) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        per_token = sum(
+            len(group.layers) * group.kv_heads * (group.k_dim + group.v_dim)
+            for group in self.groups
+        )
+        return per_token * self.block_size * itemsize
+
+
+class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """KV blocks that a producer holds for a request until released or `lease_s` has passed.
+
+    `num_tokens` of the prompt have KV. `block_ids` index the producer's pool. `rope_delta` is
+    what decode adds to a token's index to get its rotary position.
+    """
+
+    request_id: str
+    instance_id: str
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    rope_delta: int = 0
+    host: str = ""
+    port: int = 0
+    compatibility: str = ""
+    generation: int = 0
+    lease_s: float = 0.0
+    tp_size: int = 1
+    descriptor: dict[str, Any] = {}
+
+    def to_params(self) -> dict[str, Any]:
+        """`kv_transfer_params` for the consumer: vLLM's keys, then ours under `triptych`."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.instance_id,
+            "remote_request_id": self.request_id,
+            "remote_block_ids": [list(self.block_ids)],
+            "remote_host": self.host,
+            "remote_port": self.port,
+            "remote_num_tokens": self.num_tokens,
+            "remote_blocks_expiry_time": None,
+            "tp_size": self.tp_size,
+            "transfer_mode": "pull",
+            "triptych": {
+                "rope_delta": self.rope_delta,
+                "compatibility": self.compatibility,
+                "generation": self.generation,
+                "lease_s": self.lease_s,
+                "descriptor": self.descriptor,
+            },
+        }
+
+    @staticmethod
+    def from_params(params: dict[str, Any]) -> KVRef:
+        """Inverse of `to_params`; `InvalidRequest` names what is missing or malformed."""
+        own = params.get("triptych")
+        if not isinstance(own, dict):
+            raise InvalidRequest(
+                "kv_transfer_params lack the 'triptych' part: these KV blocks "
+                "were not made by a Triptych worker",
+                param="kv_transfer_params",
+            )
+        groups = params.get("remote_block_ids")
+        if not isinstance(groups, list) or len(groups) != 1:
+            raise InvalidRequest(
+                "kv_transfer_params.remote_block_ids must hold one list", param="kv_transfer_params"
+            )
+        fields = {
+            "request_id": params.get("remote_request_id"),
+            "instance_id": params.get("remote_engine_id"),
+            "block_ids": groups[0],
+            "num_tokens": params.get("remote_num_tokens"),
+            "host": params.get("remote_host"),
+            "port": params.get("remote_port"),
+            "tp_size": params.get("tp_size", 1),
+            **own,
+        }
+        try:
+            return msgspec.convert(fields, KVRef)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"kv_transfer_params: {error}", param="kv_transfer_params"
+            ) from None
+
+
+def wants_remote_decode(params: dict[str, Any] | None) -> bool:
+    """True if the caller asks this worker to prefill and keep the KV for another to fetch."""
+    return bool(params and params.get("do_remote_decode"))
+
+
+def has_remote_prefill(params: dict[str, Any] | None) -> bool:
+    """True if the KV of the prompt is to be fetched from another worker."""
+    return bool(params and params.get("do_remote_prefill"))

@@ -1,0 +1,11 @@
+"""The proxy: speaks OpenAI's API and drives each request through encode, prefill and decode.
+
+config        flags, environment and file → one frozen configuration
+app           the HTTP application
+chat          /v1/chat/completions and /v1/completions
+pipeline      one request through its stages
+encode_stage  pictures to encoders, each once
+fleet         the workers: who is up, who gets the next request
+client        HTTP to workers
+metrics       what /metrics shows
+"""

@@ -1,0 +1,26 @@
+"""What the proxy is told: the seed's flags for static fleets, limits and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.settings import option
+from services.frontend.options import FrontendOptions
+
+
+@dataclass(frozen=True)
+class ProxyConfig(FrontendOptions):
+    """Resolved once at start; times are seconds. URL lists are comma-separated."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on, 0 for any free one", env="PROXY_PORT")
+    encode_servers_urls: str = option("", "encode workers; disable, none or empty for none")
+    prefill_servers_urls: str = option("", "prefill workers; disable, none or empty for none")
+    decode_servers_urls: str = option("", "decode workers, or workers that do it all")
+    max_body_bytes: int = option(128 << 20, "largest request body")
+    max_in_flight: int = option(4096, "requests at once before the proxy answers 503")
+    request_timeout: float = option(600.0, "a whole request")
+    encode_timeout: float = option(60.0, "one encode call")
+    connect_timeout: float = option(2.0, "connecting to a worker")
+    probe_interval: float = option(1.0, "between health probes of a worker")
+    log_level: str = option("info", "debug, info, warning or error")

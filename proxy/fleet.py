@@ -1,0 +1,109 @@
+"""The workers this proxy knows, who of them is up, and who gets the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from protocol.errors import ConfigError, TriptychError, Unavailable
+from protocol.types import Role
+from proxy.client import UpstreamClient
+
+_OFF = ("", "none", "disable", "disabled")
+
+
+@dataclass(eq=False)
+class Instance:
+    """One worker. `in_flight` counts this proxy's requests there."""
+
+    url: str
+    role: Role
+    up: bool = True
+    in_flight: int = 0
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count a request on this worker while it is there."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+@dataclass
+class Fleet:
+    """Static lists of workers; `probe` keeps `up` true to the facts."""
+
+    encode: Sequence[Instance] = ()
+    prefill: Sequence[Instance] = ()
+    decode: Sequence[Instance] = ()
+    random: random.Random = field(default_factory=random.Random)
+
+    @staticmethod
+    def from_urls(encode: str, prefill: str, decode: str) -> Fleet:
+        """From the comma-separated flags; `ConfigError` if nobody decodes."""
+        fleet = Fleet(
+            encode=_instances("encode", encode),
+            prefill=_instances("prefill", prefill),
+            decode=_instances("decode", decode),
+        )
+        if not fleet.decode:
+            raise ConfigError("--decode-servers-urls: at least one worker is needed")
+        return fleet
+
+    def all(self) -> list[Instance]:
+        return [*self.encode, *self.prefill, *self.decode]
+
+    def least_loaded(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
+        """The worker with the fewest requests of ours, ties at random; `avoid` only if need be."""
+        able = _up(self._of(role))
+        choices = [i for i in able if i not in avoid] or able
+        if not choices:
+            raise Unavailable(f"no {role} worker is up", retry_after_s=1.0)
+        fewest = min(instance.in_flight for instance in choices)
+        return self.random.choice([i for i in choices if i.in_flight == fewest])
+
+    def by_content(self, mm_hash: str) -> Instance:
+        """The encoder that this item goes to as long as it is up (rendezvous hashing), so that a
+        repeated picture meets its cache."""
+        able = _up(self.encode)
+        if not able:
+            raise Unavailable("no encode worker is up", retry_after_s=1.0)
+        return max(able, key=lambda i: blake3(f"{i.url} {mm_hash}".encode()).digest())
+
+    def _of(self, role: Role) -> Sequence[Instance]:
+        return {"encode": self.encode, "prefill": self.prefill}.get(role, self.decode)
+
+    async def probe(self, client: UpstreamClient, interval_s: float) -> None:
+        """Ask every worker for its health, again and again, until cancelled."""
+        while True:
+            await asyncio.gather(*(_probe_one(client, instance) for instance in self.all()))
+            await asyncio.sleep(interval_s)
+
+
+def _instances(role: Role, urls: str) -> list[Instance]:
+    if urls.strip().lower() in _OFF:
+        return []
+    found = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()]
+    for url in found:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--{role}-servers-urls: '{url}' is not an http(s) URL")
+    return [Instance(url, role) for url in found]
+
+
+def _up(instances: Sequence[Instance]) -> list[Instance]:
+    return [instance for instance in instances if instance.up]
+
+
+async def _probe_one(client: UpstreamClient, instance: Instance) -> None:
+    try:
+        await client.get(f"{instance.url}/health")
+        instance.up = True
+    except TriptychError:
+        instance.up = False

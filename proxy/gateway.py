@@ -1,0 +1,53 @@
+"""The proxy itself: what every route is handed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from protocol.errors import Unavailable
+from protocol.types import RequestOutput
+from proxy.client import UpstreamClient
+from proxy.config import ProxyConfig
+from proxy.fleet import Fleet
+from proxy.metrics import ProxyMetrics, Timeline
+from proxy.pipeline import Pipeline
+from services.frontend.render import Frontend, RenderedRequest
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass
+class Gateway:
+    """Owns nothing that outlives a request but counts and connections."""
+
+    config: ProxyConfig
+    frontend: Frontend
+    fleet: Fleet
+    client: UpstreamClient
+    pipeline: Pipeline
+    metrics: ProxyMetrics
+    in_flight: int = 0
+
+    def check_room(self) -> None:
+        """`Unavailable` if as many requests as allowed are in the proxy."""
+        if self.in_flight >= self.config.max_in_flight:
+            raise Unavailable("the proxy is full", retry_after_s=_RETRY_AFTER_S)
+
+    async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
+        """Outputs of a rendered request; closing the generator ends all its stages."""
+        self.check_room()
+        timeline = Timeline(self.metrics)
+        self.in_flight += 1
+        self.metrics.in_flight.set(self.in_flight)
+        try:
+            steps = self.pipeline.run(rendered.generate, rendered.media)
+            async with contextlib.aclosing(steps):
+                async for outputs in steps:
+                    timeline.step()
+                    yield outputs
+            timeline.end()
+        finally:
+            self.in_flight -= 1
+            self.metrics.in_flight.set(self.in_flight)

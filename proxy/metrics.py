@@ -1,0 +1,73 @@
+"""What /metrics of the proxy shows."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from proxy.fleet import Fleet
+
+PREFIX = "triptych_proxy:"
+_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
+
+
+class ProxyMetrics:
+    """One registry per proxy; nothing global."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._registry = CollectorRegistry()
+        self._fleet = fleet
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, text, buckets=buckets, registry=self._registry)
+
+        self.ttft = histogram("time_to_first_token_seconds", "time to first token", _SECONDS)
+        self.itl = histogram("inter_token_latency_seconds", "time between steps", _GAPS)
+        self.e2e = histogram("e2e_request_latency_seconds", "whole request", _SECONDS)
+        self.in_flight = Gauge(
+            PREFIX + "requests_in_flight", "requests in the proxy", registry=self._registry
+        )
+        self.errors = Counter(
+            PREFIX + "request_errors", "errors by code", ["code"], registry=self._registry
+        )
+        self.aborted = Counter(
+            PREFIX + "request_aborted", "clients that left", registry=self._registry
+        )
+        self._up = Gauge(
+            PREFIX + "instance_up", "1 if healthy", ["role", "url"], registry=self._registry
+        )
+        self._load = Gauge(
+            PREFIX + "instance_in_flight",
+            "requests there",
+            ["role", "url"],
+            registry=self._registry,
+        )
+
+    def render(self) -> bytes:
+        """Prometheus text format."""
+        for instance in self._fleet.all():
+            self._up.labels(instance.role, instance.url).set(instance.up)
+            self._load.labels(instance.role, instance.url).set(instance.in_flight)
+        return generate_latest(self._registry)
+
+
+class Timeline:
+    """Times of one request as its outputs pass by."""
+
+    def __init__(self, metrics: ProxyMetrics) -> None:
+        self._metrics = metrics
+        self._start = time.monotonic()
+        self._last: float | None = None
+
+    def step(self) -> None:
+        now = time.monotonic()
+        if self._last is None:
+            self._metrics.ttft.observe(now - self._start)
+        else:
+            self._metrics.itl.observe(now - self._last)
+        self._last = now
+
+    def end(self) -> None:
+        self._metrics.e2e.observe(time.monotonic() - self._start)

@@ -1,0 +1,209 @@
+"""One request through its stages: encode what is missing, prefill, decode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_info
+from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateAnswer, encode_generate
+from protocol.types import GenerateRequest, RequestOutput
+from proxy.client import UpstreamClient
+from proxy.encode_stage import EncodeStage
+from proxy.fleet import Fleet, Instance
+
+_T = TypeVar("_T")
+_JSON = {"content-type": "application/json"}
+_ABORT_S = 2.0
+
+
+@dataclass
+class Pipeline:
+    """Stateless: everything a request needs is in its own call."""
+
+    fleet: Fleet
+    client: UpstreamClient
+    encode_stage: EncodeStage
+    timeout_s: float
+
+    async def run(
+        self, request: GenerateRequest, media: Mapping[str, bytes]
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Outputs of a rendered request, as they come; `media` are bytes by mm_hash.
+
+        Closing the generator ends every stage.
+        """
+        deadline = time.monotonic() + (request.deadline_s or self.timeout_s)
+        if self.fleet.prefill and request.sampling.max_tokens > 1:
+            stages = self._split(request, media, deadline)
+        else:
+            stages = self._aggregated(request, media, deadline)
+        async with contextlib.aclosing(stages):
+            async for outputs in stages:
+                yield outputs
+
+    async def _aggregated(
+        self, request: GenerateRequest, media: Mapping[str, bytes], deadline: float
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """E+PD: one worker prefills and decodes, and waits inside for embeddings."""
+        worker = self.fleet.least_loaded("decode")
+        with worker.serving():
+            async with (
+                self._encoding(request, media) as encoding,
+                contextlib.aclosing(self._stream(worker, request, deadline)) as steps,
+            ):
+                while outputs := await _unless_failed(anext(steps, []), encoding):
+                    yield outputs
+
+    async def _split(
+        self, request: GenerateRequest, media: Mapping[str, bytes], deadline: float
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """E+P+D: the first token comes from prefill, the rest from decode."""
+        worker = self.fleet.least_loaded("prefill")
+        handed: dict[str, Any] | None = None
+        try:
+            with worker.serving():
+                async with self._encoding(request, media) as encoding:
+                    answer = await _unless_failed(
+                        self._prefill(worker, request, deadline), encoding
+                    )
+            handed = answer.kv_transfer_params
+            outputs = [_first(out, request) for out in _outputs(answer)]
+            yield outputs
+            going_on = {out.index: out.token_ids for out in outputs if out.finish_reason is None}
+            if going_on:
+                rest = self._decode(request, going_on, handed, deadline)
+                async with contextlib.aclosing(rest):
+                    async for later in rest:
+                        handed = None
+                        yield later
+        finally:
+            if handed is not None:
+                await self._release(worker, request.request_id)
+
+    async def _prefill(
+        self, worker: Instance, request: GenerateRequest, deadline: float
+    ) -> GenerateAnswer:
+        wanted = msgspec.structs.replace(request, kv_transfer_params={"do_remote_decode": True})
+        left = _left(deadline)
+        wanted.deadline_s = left
+        body = encode_generate(wanted, stream=False)
+        answer = await self.client.post(worker.url + GENERATE_PATH, body, _JSON, left)
+        return _parsed(answer, worker)
+
+    async def _decode(
+        self,
+        request: GenerateRequest,
+        emitted: dict[int, list[int]],
+        handed: dict[str, Any] | None,
+        deadline: float,
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        worker = self.fleet.least_loaded("decode")
+        wanted = msgspec.structs.replace(request, emitted=emitted, kv_transfer_params=handed)
+        with worker.serving():
+            async with contextlib.aclosing(self._stream(worker, wanted, deadline)) as steps:
+                async for outputs in steps:
+                    for output in outputs:
+                        output.cached_tokens = None
+                    yield outputs
+
+    async def _stream(
+        self, worker: Instance, request: GenerateRequest, deadline: float
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        left = _left(deadline)
+        wanted = msgspec.structs.replace(request, deadline_s=left)
+        body = encode_generate(wanted, stream=True)
+        events = self.client.stream(worker.url + GENERATE_PATH, body, _JSON, left)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                outputs = _outputs(_parsed(event, worker))
+                if outputs:
+                    yield outputs
+
+    @contextlib.asynccontextmanager
+    async def _encoding(
+        self, request: GenerateRequest, media: Mapping[str, bytes]
+    ) -> AsyncGenerator[asyncio.Task[Any], None]:
+        """The encode stage beside what is done inside; ended when that ends."""
+        task = asyncio.create_task(
+            self.encode_stage.run(request.request_id, request.mm_items, media)
+        )
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, TriptychError):
+                await task
+
+    async def _release(self, worker: Instance, request_id: str) -> None:
+        """Tell prefill that nobody will fetch this request's KV."""
+        body = msgspec.json.encode({"request_ids": [request_id]})
+        with contextlib.suppress(TriptychError):
+            await self.client.post(worker.url + ABORT_PATH, body, _JSON, _ABORT_S)
+
+
+async def _unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
+    """The result of `work`; a failure of the encode stage ends it at once with that failure."""
+    if encoding.done():
+        encoding.result()
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        waiting: set[asyncio.Future[Any]] = {task, encoding}
+        while not task.done():
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if encoding.done():
+                encoding.result()
+                waiting = {task}
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, TriptychError):
+                await task
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded("the request's deadline has passed")
+    return left
+
+
+def _parsed(data: bytes, worker: Instance) -> GenerateAnswer:
+    try:
+        answer = msgspec.json.decode(data, type=GenerateAnswer)
+    except msgspec.DecodeError:
+        raise UpstreamError(f"{worker.url} answered with nonsense") from None
+    if answer.error is not None:
+        raise from_info(answer.error)
+    return answer
+
+
+def _outputs(answer: GenerateAnswer) -> list[RequestOutput]:
+    cached = answer.usage.cached_tokens if answer.usage is not None else None
+    return [
+        RequestOutput(
+            answer.request_id,
+            choice.index,
+            choice.token_ids,
+            choice.logprobs.content if choice.logprobs is not None else None,
+            choice.finish_reason,
+            choice.stop_reason,
+            cached,
+        )
+        for choice in answer.choices
+    ]
+
+
+def _first(output: RequestOutput, request: GenerateRequest) -> RequestOutput:
+    """Prefill's output as the client sees it: it ends `length` only because prefill hands over."""
+    if output.finish_reason == "length" and len(output.token_ids) < request.sampling.max_tokens:
+        output.finish_reason = None
+    return output

@@ -1,0 +1,1 @@
+"""Parts of the training of the demonstration model."""

@@ -1,0 +1,1 @@
+"""Decode workers: KV blocks in, the rest of the tokens out; without KV they prefill too."""

@@ -1,0 +1,1 @@
+"""Encode workers: pictures in, embeddings out."""

@@ -1,0 +1,259 @@
+"""The engine: requests in, tokens and embeddings out, one step at a time. No I/O of its own."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+
+from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
+from protocol.keys import BlockKeyChain, root_key
+from protocol.refs import has_remote_prefill
+from protocol.types import GenerateRequest, RequestOutput
+from services.engine.config import EngineConfig
+from services.engine.language import LanguageModel
+from services.engine.positions import Positions, mrope_positions, text_positions
+from services.engine.request import Request, choices_of, sibling_of
+from services.engine.runner import Runner
+from services.engine.sampler import Sampled
+from services.engine.scheduler import Chunk, Scheduler
+from services.engine.transfers import Transfers
+
+
+class GenerateCore:
+    """Schedules, runs and accounts for generate requests."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LanguageModel,
+        scheduler: Scheduler,
+        runner: Runner,
+        transfers: Transfers,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self.scheduler = scheduler
+        self.transfers = transfers
+        self._runner = runner
+        self._arrivals = itertools.count()
+        self._requests: dict[str, dict[int, Request]] = {}
+        self._progressed = False
+        self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
+
+    def __len__(self) -> int:
+        return sum(len(choices) for choices in self._requests.values())
+
+    def add(self, source: GenerateRequest) -> list[RequestOutput]:
+        """Queue a request; returns outputs only if it is refused."""
+        try:
+            self._validate(source)
+            request = self._make(source)
+        except TriptychError as error:
+            return [
+                RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
+            ]
+        self._register(request)
+        if not request.remote_prefill:
+            self.scheduler.embeddings.pin(request)
+        return []
+
+    def _register(self, request: Request) -> None:
+        self._requests.setdefault(request.source.request_id, {})[request.index] = request
+        self.scheduler.add(request)
+
+    def _unregister(self, request: Request) -> None:
+        choices = self._requests[request.source.request_id]
+        del choices[request.index]
+        if not choices:
+            del self._requests[request.source.request_id]
+
+    def _alive(self) -> list[Request]:
+        return [request for choices in self._requests.values() for request in choices.values()]
+
+    def _validate(self, source: GenerateRequest) -> None:
+        if source.request_id in self._requests:
+            raise InvalidRequest(f"request id '{source.request_id}' is in use", param="request_id")
+        if not source.token_ids:
+            raise InvalidRequest("the prompt is empty", param="token_ids")
+        vocabulary = self._model.text_config.vocab_size
+        if not all(0 <= token < vocabulary for token in source.token_ids):
+            raise InvalidRequest(f"token ids must lie in 0 … {vocabulary - 1}", param="token_ids")
+        limit = self._config.max_model_len
+        if len(source.token_ids) + source.sampling.max_tokens > limit:
+            raise InvalidRequest(
+                f"prompt of {len(source.token_ids)} tokens and max_tokens "
+                f"{source.sampling.max_tokens} exceed the limit of {limit} tokens",
+                param="token_ids",
+                code="context_length_exceeded",
+            )
+        _validate_items(source)
+        longest = max((item.length for item in source.mm_items), default=0)
+        if self.scheduler.limits.whole_media and longest > self.scheduler.limits.whole_media_tokens:
+            raise InvalidRequest(
+                f"a media item of {longest} tokens cannot be computed in one step", param="features"
+            )
+
+    def _make(self, source: GenerateRequest) -> Request:
+        positions, delta = self._positions(source)
+        first, *others = choices_of(source)
+        config = self._config
+        root = root_key(model=config.model, revision=config.revision, cache_salt=source.cache_salt)
+        deadline = source.deadline_s
+        return Request(
+            source=source,
+            index=first,
+            arrival=next(self._arrivals),
+            tokens=[*source.token_ids, *source.emitted.get(first, ())],
+            positions=positions,
+            rope_delta=delta,
+            keys=BlockKeyChain(root, config.block_size, source.mm_items),
+            deadline=None if deadline is None else time.monotonic() + deadline,
+            siblings=tuple(others),
+            remote_prefill=has_remote_prefill(source.kv_transfer_params),
+        )
+
+    def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
+        length = len(source.token_ids)
+        if self._model.uses_mrope:
+            return mrope_positions(length, source.mm_items, self._model.merge_size)
+        return text_positions(length), 0
+
+    def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
+        """Forget requests at once; blocks of a transfer under way follow when it has settled."""
+        for request_id in request_ids:
+            for request in list(self._requests.get(request_id, {}).values()):
+                if index in (None, request.index):
+                    self._drop(request)
+            if index is None:
+                self.transfers.withdraw(request_id)
+
+    def _drop(self, request: Request) -> None:
+        self._unregister(request)
+        if not self.transfers.abort(request):
+            self.scheduler.finish(request)
+
+    def step(self) -> list[RequestOutput]:
+        """Advance transfers, then run one batch; returns what the requests gained."""
+        outputs = self._advance()
+        chunks = self.scheduler.schedule()
+        if chunks:
+            self.counters["steps"] += 1
+            chunks = [self._with_siblings(chunk) for chunk in chunks]
+            sampled = self._runner.run(chunks)
+            for chunk in chunks:
+                self.scheduler.computed(chunk)
+            outputs += [self._gained(token) for token in sampled]
+        self._progressed = bool(chunks)
+        return outputs
+
+    @property
+    def progressed(self) -> bool:
+        """Whether the last step ran anything; if not, requests wait for something to arrive."""
+        return self._progressed
+
+    def _advance(self) -> list[RequestOutput]:
+        outputs = self._expire()
+        for failed, cause in self.transfers.poll():
+            outputs.append(self._fail(failed, cause))
+        for key, error in self.scheduler.embeddings.poll():
+            request = self._requests.get(key[0], {}).get(key[1])
+            if request is not None:
+                outputs.append(self._fail(request, error))
+        self.transfers.begin()
+        return outputs
+
+    def _expire(self) -> list[RequestOutput]:
+        now = time.monotonic()
+        late = [r for r in self._alive() if r.deadline is not None and r.deadline <= now]
+        return [
+            self._fail(request, DeadlineExceeded("the request's deadline has passed"))
+            for request in late
+        ]
+
+    def _fail(self, request: Request, error: TriptychError) -> RequestOutput:
+        self._drop(request)
+        return RequestOutput(
+            request.source.request_id, request.index, finish_reason="error", error=error_info(error)
+        )
+
+    def _with_siblings(self, chunk: Chunk) -> Chunk:
+        """Once a prompt is complete its other choices come to life.
+
+        Those with nothing emitted draw their first token from the same logits.
+        """
+        request = chunk.request
+        if not request.siblings or chunk.end < request.num_prompt:
+            return chunk
+        siblings = [sibling_of(request, index) for index in request.siblings]
+        request.siblings = ()
+        for sibling in siblings:
+            self._register(sibling)
+        if request.num_output or not chunk.samplers:
+            return chunk
+        return Chunk(request, chunk.start, chunk.count, (request, *siblings))
+
+    def _gained(self, sampled: Sampled) -> RequestOutput:
+        request, token = sampled.request, sampled.token_id
+        first = request.num_output == len(request.source.emitted.get(request.index, ()))
+        request.tokens.append(token)
+        output = RequestOutput(
+            request.source.request_id,
+            request.index,
+            [token],
+            [sampled.logprobs] if sampled.logprobs else None,
+        )
+        if first:
+            self._count_prompt(request, output)
+        self.counters["generation_tokens"] += 1
+        self._finish_if_done(request, token, output)
+        return output
+
+    def _count_prompt(self, request: Request, output: RequestOutput) -> None:
+        output.cached_tokens = request.num_cached or 0
+        self.counters["prompt_tokens"] += request.num_prompt
+        self.counters["cached_tokens"] += output.cached_tokens
+
+    def _finish_if_done(self, request: Request, token: int, output: RequestOutput) -> None:
+        sampling = request.sampling
+        if request.num_output >= sampling.min_tokens:
+            if token in self._config.eos_token_ids and not sampling.ignore_eos:
+                output.finish_reason = "stop"
+            elif token in sampling.stop_token_ids:
+                output.finish_reason, output.stop_reason = "stop", token
+        if output.finish_reason is None and (
+            request.num_output >= sampling.max_tokens or request.hands_over
+        ):
+            output.finish_reason = "length"
+        if output.finish_reason is not None:
+            self._finish(request, output)
+
+    def _finish(self, request: Request, output: RequestOutput) -> None:
+        self._unregister(request)
+        if request.hands_over and output.finish_reason == "length" and request.num_computed:
+            blocks = self.scheduler.finish(request, keep_blocks=True)
+            output.kv_transfer_params = self.transfers.publish(request, blocks).to_params()
+        else:
+            self.scheduler.finish(request)
+
+    def check_integrity(self) -> list[str]:
+        """Compare every book with every other; [] if all agree."""
+        owners = [r.blocks for r in self.scheduler.all_requests()]
+        problems = self.scheduler.blocks.check_integrity([*owners, *self.transfers.owned_blocks()])
+        known, queued = {r.key for r in self._alive()}, self.scheduler.keys()
+        problems += self.scheduler.embeddings.check_integrity(known)
+        problems += [f"request {key} is in no queue" for key in known - queued]
+        problems += [f"request {key} is queued but unknown" for key in queued - known]
+        return problems
+
+
+def _validate_items(source: GenerateRequest) -> None:
+    done = 0
+    for item in source.mm_items:
+        if item.length < 1 or item.offset < done or item.end > len(source.token_ids):
+            raise InvalidRequest(
+                f"placeholder span {item.offset}+{item.length} overlaps another or leaves "
+                "the prompt",
+                param="features",
+            )
+        done = item.end

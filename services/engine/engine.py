@@ -1,0 +1,192 @@
+"""An engine put together: connectors, models and the cores that its parts of the model call for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from connectors.base import KVConnector
+from connectors.factory import make_ec, make_kv
+from protocol.errors import ConfigError
+from protocol.keys import canonical_json
+from protocol.refs import KVLayout
+from protocol.types import EncodeOutput, RequestOutput
+from services.engine.block_manager import BlockManager
+from services.engine.config import EngineConfig
+from services.engine.core import GenerateCore
+from services.engine.embeddings import EmbeddingCache
+from services.engine.encoding import EncodeQueue
+from services.engine.kv_cache import DTYPES, KVCache, block_bytes, block_elements
+from services.engine.language import LanguageModel
+from services.engine.loader import parameter_bytes
+from services.engine.messages import Ready
+from services.engine.runner import Runner
+from services.engine.sampler import Sampler
+from services.engine.scheduler import Limits, Scheduler
+from services.engine.transfers import Transfers
+from services.engine.vision import VisionModel
+
+logger = logging.getLogger(__name__)
+_CPU_KV_BYTES = 256 << 20
+
+
+class Engine:
+    """Owns everything an engine process holds; `wake` interrupts its wait from another thread."""
+
+    def __init__(self, config: EngineConfig, wake: Callable[[], None]) -> None:
+        self.config = config = _resolved(config)
+        self.parameter_bytes: dict[str, int] = {}
+        self.ec = make_ec(config.ec)
+        self.kv: KVConnector | None = None
+        self.generate = self._language() if "language" in config.parts else None
+        self.encode = self._vision(wake) if "vision" in config.parts else None
+
+    def _language(self) -> GenerateCore:
+        config = self.config
+        model = LanguageModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
+        self.parameter_bytes["language"] = parameter_bytes(model.module)
+        layout = model.kv_layout(config.block_size)
+        self.layout = layout
+        num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes(layout)
+        if num_blocks < 1:
+            raise ConfigError("the KV cache has no room for a single block")
+        self.kv = make_kv(config.kv, _compatibility(config, layout), config.device)
+        pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
+        blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        embeddings = EmbeddingCache(self.ec, config.device, config.embedding_cache_bytes)
+        limits = Limits(
+            config.max_num_seqs, config.max_num_batched_tokens, model.bidirectional_media
+        )
+        scheduler = Scheduler(blocks, embeddings, limits)
+        transfers = Transfers(
+            self.kv, scheduler, fail_on_error=config.kv.load_failure_policy == "fail"
+        )
+        runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
+        return GenerateCore(config, model, scheduler, runner, transfers)
+
+    def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
+        config = self.config
+        vision = VisionModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
+        self.parameter_bytes["vision"] = parameter_bytes(vision.module)
+        return EncodeQueue(vision, self.ec, config.max_encoder_patches, wake)
+
+    def ready(self) -> Ready:
+        blocks = self.generate.scheduler.blocks if self.generate else None
+        capacity = blocks.num_blocks * blocks.block_size if blocks else self.config.max_model_len
+        return Ready(
+            parameter_bytes=self.parameter_bytes,
+            max_model_len=min(self.config.max_model_len, capacity),
+            num_blocks=blocks.num_blocks if blocks else 0,
+            block_size=self.config.block_size,
+            kv_layout=self.layout if blocks else None,
+        )
+
+    def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:
+        """Encode one batch and run one batch of tokens, as far as there is work."""
+        self.ec.poll()
+        encoded = self.encode.step() if self.encode is not None else []
+        outputs = self.generate.step() if self.generate is not None else []
+        return outputs, encoded
+
+    @property
+    def wait_s(self) -> float:
+        """How long the loop may sleep: not at all with work at hand, briefly while something is
+        awaited from another process, else until a command comes."""
+        if self.encode is not None and self.encode.runnable:
+            return 0.0
+        if self.generate is None:
+            return 1.0
+        if self.generate.progressed:
+            return 0.0
+        return 0.001 if len(self.generate) or self.generate.transfers.active else 1.0
+
+    def gauges(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        if self.generate is not None:
+            scheduler = self.generate.scheduler
+            values |= {
+                "num_requests_running": len(scheduler.running) + len(scheduler.loading),
+                "num_requests_waiting": len(scheduler.waiting),
+                "kv_cache_usage_perc": scheduler.blocks.usage,
+                "kv_blocks_free": scheduler.blocks.num_free,
+                "embedding_cache_bytes": scheduler.embeddings.size,
+            }
+        if self.encode is not None:
+            values["num_items_encoding"] = len(self.encode)
+        return values
+
+    def counters(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        if self.generate is not None:
+            core = self.generate
+            values |= dict(core.counters)
+            values |= {
+                "preemptions": core.scheduler.preemptions,
+                "kv_fetched": core.transfers.fetched,
+                "kv_failed": core.transfers.failed,
+                "embedding_queries": core.scheduler.embeddings.queries,
+                "embedding_hits": core.scheduler.embeddings.hits,
+            }
+        if self.encode is not None:
+            values |= {
+                "mm_encoded": self.encode.encoded,
+                "encoder_runs": self.encode.runs,
+                "mm_cache_queries": self.encode.queries,
+                "mm_cache_hits": self.encode.hits,
+            }
+        return values
+
+    def check_integrity(self) -> list[str]:
+        problems = self.ec.check_integrity()
+        if self.generate is not None:
+            problems += self.generate.check_integrity()
+        return problems
+
+    def reset_caches(self, *, prefix: bool, encoder: bool) -> None:
+        if prefix and self.generate is not None:
+            self.generate.scheduler.blocks.reset_prefix_cache()
+        if encoder:
+            self.ec.clear()
+            if self.generate is not None:
+                self.generate.scheduler.embeddings.clear()
+
+    def close(self) -> None:
+        if self.encode is not None:
+            self.encode.close()
+        if self.kv is not None:
+            self.kv.close()
+        self.ec.close()
+
+
+def _resolved(config: EngineConfig) -> EngineConfig:
+    """`config` with `auto` replaced: a GPU if there is one, bfloat16 there and float32 on a CPU."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype '{dtype}': known are {', '.join(DTYPES)}")
+    return msgspec.structs.replace(config, device=device, dtype=dtype)
+
+
+def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
+    """What two engines must share for the KV of one to mean anything to the other."""
+    digest = blake3(canonical_json(msgspec.to_builtins(layout))).hexdigest()[:16]
+    return f"{config.model}@{config.revision[:12]}:{digest}"
+
+
+def _pool_bytes(config: EngineConfig) -> int:
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes
+    if config.device == "cpu":
+        return _CPU_KV_BYTES
+    free, total = torch.cuda.mem_get_info(config.device)
+    used = total - free
+    return max(0, int(total * config.gpu_memory_utilization) - used)

@@ -1,0 +1,110 @@
+"""Load one part of a transformers model: its language part or its vision part, nothing else.
+
+The unwanted submodules are dropped from the skeleton (built without memory) before the weights
+are read, so they are neither read from disk nor ever allocated.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+
+from protocol.errors import ConfigError
+
+Part = Literal["language", "vision"]
+LANGUAGE_MODEL = "language_model"
+
+
+def read_config(model_dir: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(model_dir)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot read the model configuration in {model_dir}: {error}") from error
+
+
+def has_vision(config: PreTrainedConfig) -> bool:
+    return getattr(config, "vision_config", None) is not None
+
+
+def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """The model of `model_dir` with only the weights of `part`, in evaluation mode.
+
+    `ConfigError` if the directory holds no model that transformers knows, lacks weights of the
+    part, or has no such part.
+    """
+    config = read_config(model_dir)
+    if part == "vision" and not has_vision(config):
+        raise ConfigError(f"{model_dir}: model type '{config.model_type}' has no vision part")
+    partial = _partial_class(_model_class(config), part)
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    model, report = partial.from_pretrained(
+        model_dir, config=config, dtype=dtype, output_loading_info=True
+    )
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(f"{model_dir}: {len(missing)} weights are missing, first {missing[0]}")
+    if part == "language" and has_vision(config):
+        # Initialization touches them (LLaVA-OneVision's image_newline), so they go last.
+        model.model._parameters.clear()
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    mapping = (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        if has_vision(config)
+        else (MODEL_FOR_CAUSAL_LM_MAPPING)
+    )
+    if type(config) not in mapping:
+        raise ConfigError(f"model type '{config.model_type}' is not a generating model")
+    return mapping[type(config)]  # type: ignore[no-any-return]
+
+
+def _partial_class(cls: type[PreTrainedModel], part: Part) -> type[PreTrainedModel]:
+    """A subclass of `cls` whose instances lack the other part.
+
+    It takes the name and module of `cls`, because transformers finds a checkpoint's key
+    conversions by them.
+    """
+
+    def __init__(self: Any, config: PreTrainedConfig) -> None:
+        cls.__init__(self, config)
+        if part == "vision":
+            _drop_language(self)
+        elif has_vision(config):
+            _drop_vision(self)
+
+    body = {
+        "__init__": __init__,
+        "__module__": cls.__module__,
+        "_keys_to_ignore_on_load_unexpected": [r".*"],
+    }
+    return type(cls.__name__, (cls,), body)
+
+
+def _drop_language(model: Any) -> None:
+    setattr(model.model, LANGUAGE_MODEL, None)
+    model.lm_head = None
+    model.all_tied_weights_keys = {}
+
+
+def _drop_vision(model: Any) -> None:
+    inner = model.model
+    if getattr(inner, LANGUAGE_MODEL, None) is None:
+        raise ConfigError(f"model type '{model.config.model_type}' has no '{LANGUAGE_MODEL}' part")
+    others = [name for name, _ in inner.named_children() if name != LANGUAGE_MODEL]
+    for name in others:
+        setattr(inner, name, None)
+
+
+def parameter_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all parameters, tied ones once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,104 @@
+"""What the HTTP process and the engine process of one worker say to each other (msgpack).
+
+Torch-free, so that the HTTP process never imports torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.errors import ErrorInfo
+from protocol.refs import KVLayout
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.engine.config import EngineConfig
+
+
+class Start(msgspec.Struct):
+    """First line of an engine's standard input: where its worker listens, and what to be."""
+
+    commands: str
+    events: str
+    config: EngineConfig
+
+
+class Generate(msgspec.Struct, tag=True):
+    request: GenerateRequest
+
+
+class Encode(msgspec.Struct, tag=True):
+    request: EncodeRequest
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Stop requests: all choices, or the one named by `index`."""
+
+    request_ids: list[str]
+    index: int | None = None
+
+
+class Query(msgspec.Struct, tag=True):
+    """Ask for statistics; `check` adds an integrity report."""
+
+    query_id: int
+    check: bool = False
+
+
+class ResetCaches(msgspec.Struct, tag=True):
+    prefix: bool = False
+    encoder: bool = False
+
+
+class Shutdown(msgspec.Struct, tag=True):
+    pass
+
+
+Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine is up. `parameter_bytes` by part ("language", "vision")."""
+
+    parameter_bytes: dict[str, int]
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    kv_layout: KVLayout | None = None
+
+
+class Outputs(msgspec.Struct, tag=True):
+    outputs: list[RequestOutput] = []
+    encoded: list[EncodeOutput] = []
+
+
+class Statistics(msgspec.Struct, tag=True):
+    """A snapshot; `problems` is what an integrity check found wrong. Counters start at 0."""
+
+    query_id: int
+    gauges: dict[str, float]
+    counters: dict[str, float]
+    problems: list[str] = []
+
+
+class Fatal(msgspec.Struct, tag=True):
+    """The engine cannot go on and exits."""
+
+    error: ErrorInfo
+
+
+Event = Ready | Outputs | Statistics | Fatal
+
+
+_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode(message: Command | Event) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    return _COMMANDS.decode(data)
+
+
+def decode_event(data: bytes) -> Event:
+    return _EVENTS.decode(data)

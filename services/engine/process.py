@@ -1,0 +1,134 @@
+"""The engine process: `python -m services.engine.process`, started by a worker.
+
+It reads one line of JSON from standard input (`messages.Start`), connects to the worker's two
+sockets and steps until told to stop or until the worker is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from protocol.errors import TriptychError, error_info
+from protocol.types import EncodeOutput, RequestOutput
+from services.engine import messages
+from services.engine.engine import Engine
+
+logger = logging.getLogger("engine")
+
+
+class EngineProcess:
+    """The loop around an engine: commands in, events out, nothing else."""
+
+    def __init__(self, start: messages.Start) -> None:
+        context: zmq.Context[Any] = zmq.Context.instance()
+        self._commands = context.socket(zmq.PULL)
+        self._commands.connect(start.commands)
+        self._events = context.socket(zmq.PUSH)
+        self._events.linger = 1000
+        self._events.connect(start.events)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        self._poller.register(self._commands, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._parent = os.getppid()
+        self._stopping = False
+        self._start = start
+
+    def run(self) -> None:
+        """Serve until stopped. `ConfigError` reaches the worker as a `Fatal` event."""
+        try:
+            engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
+        except TriptychError as error:
+            self._send(messages.Fatal(error_info(error)))
+            raise
+        self._send(engine.ready())
+        try:
+            self._loop(engine)
+        except Exception as error:
+            self._send(messages.Fatal(error_info(error)))
+            raise
+        finally:
+            engine.close()
+
+    def _loop(self, engine: Engine) -> None:
+        while not self._stopping and os.getppid() == self._parent:
+            ready = dict(self._poller.poll(round(engine.wait_s * 1000)))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            outputs, encoded = self._receive(engine)
+            stepped = engine.step()
+            outputs += stepped[0]
+            encoded += stepped[1]
+            if outputs or encoded:
+                self._send(messages.Outputs(outputs, encoded))
+
+    def _receive(self, engine: Engine) -> tuple[list[RequestOutput], list[EncodeOutput]]:
+        outputs: list[RequestOutput] = []
+        encoded: list[EncodeOutput] = []
+        while True:
+            try:
+                data = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return outputs, encoded
+            self._handle(engine, messages.decode_command(data), outputs, encoded)
+
+    def _handle(
+        self,
+        engine: Engine,
+        command: messages.Command,
+        outputs: list[RequestOutput],
+        encoded: list[EncodeOutput],
+    ) -> None:
+        match command:
+            case messages.Generate(request):
+                assert engine.generate is not None
+                outputs += engine.generate.add(request)
+            case messages.Encode(request):
+                assert engine.encode is not None
+                encoded += engine.encode.add(request)
+            case messages.Abort(request_ids, index):
+                if engine.generate is not None:
+                    engine.generate.abort(request_ids, index)
+                if engine.encode is not None:
+                    engine.encode.abort(request_ids)
+            case messages.ResetCaches(prefix, encoder):
+                engine.reset_caches(prefix=prefix, encoder=encoder)
+            case messages.Query(query_id, check):
+                problems = engine.check_integrity() if check else []
+                self._send(
+                    messages.Statistics(query_id, engine.gauges(), engine.counters(), problems)
+                )
+            case messages.Shutdown():
+                self._stopping = True
+
+    def _send(self, event: messages.Event) -> None:
+        self._events.send(messages.encode(event))
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=os.environ.get("LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s engine: %(message)s",
+    )
+    start = msgspec.json.decode(sys.stdin.readline(), type=messages.Start)
+    if start.config.num_threads:
+        torch.set_num_threads(start.config.num_threads)
+    try:
+        EngineProcess(start).run()
+    except TriptychError as error:
+        logger.error("%s", error.message)
+        return 1
+    finally:
+        zmq.Context.instance().destroy(linger=1000)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""KV of requests that cross engines: published after prefill, fetched before decode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from connectors.base import BlockCopy, KVConnector, KVLoad
+from protocol.errors import InvalidRequest, TransferError
+from protocol.refs import KVRef
+from services.engine.request import Request, Status
+from services.engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Fetch:
+    request: Request
+    ref: KVRef
+    load: KVLoad
+
+
+class Transfers:
+    """Owns published blocks until their consumer has them, and destination blocks until no
+    transfer writes to them."""
+
+    def __init__(
+        self, connector: KVConnector, scheduler: Scheduler, *, fail_on_error: bool
+    ) -> None:
+        self._connector = connector
+        self._scheduler = scheduler
+        self._fail_on_error = fail_on_error
+        self._published: dict[str, list[int]] = {}
+        self._fetches: list[_Fetch] = []
+        self._quarantine: list[tuple[KVLoad, list[int]]] = []
+        self.fetched = 0
+        self.failed = 0
+
+    @property
+    def active(self) -> bool:
+        return bool(self._fetches or self._published or self._quarantine)
+
+    def publish(self, request: Request, blocks: list[int]) -> KVRef:
+        """Offer the prompt's KV; the blocks stay owned here until the offer ends."""
+        kept = self._scheduler.blocks.blocks_for(request.num_prompt)
+        self._scheduler.blocks.release(blocks[kept:])
+        request_id = request.source.request_id
+        self._published[request_id] = blocks[:kept]
+        return self._connector.publish(
+            request_id, blocks[:kept], request.num_prompt, request.rope_delta
+        )
+
+    def withdraw(self, request_id: str) -> None:
+        """Nobody will fetch this request's blocks."""
+        if request_id in self._published:
+            self._connector.withdraw(request_id)
+
+    def begin(self) -> None:
+        """Start fetching for waiting requests, oldest first, as far as there is room."""
+        scheduler = self._scheduler
+        while scheduler.waiting and scheduler.has_room():
+            request = scheduler.waiting[0]
+            if not request.remote_prefill or not self._begin(request):
+                return
+
+    def _begin(self, request: Request) -> bool:
+        """False if the request must keep waiting for blocks."""
+        blocks = self._scheduler.blocks
+        ref = KVRef.from_params(request.source.kv_transfer_params or {})
+        total = blocks.blocks_for(len(request.tokens))
+        matched = self._scheduler.match_prefix(request)
+        if not blocks.can_allocate(total - len(matched), matched):
+            return False
+        request.remote_prefill = False
+        self._scheduler.waiting.remove(request)
+        self._scheduler.take_prefix(request, matched)
+        request.blocks += blocks.allocate(total - len(matched)) or []
+        request.num_cached = request.num_prompt
+        self._start(request, ref, len(matched))
+        return True
+
+    def _start(self, request: Request, ref: KVRef, held: int) -> None:
+        copies = [
+            BlockCopy(source, target)
+            for source, target in zip(ref.block_ids[held:], request.blocks[held:], strict=False)
+        ]
+        request.status = Status.LOADING
+        self._scheduler.loading.append(request)
+        try:
+            _check_ref(ref, request, self._scheduler.blocks.block_size)
+            self._fetches.append(_Fetch(request, ref, self._connector.fetch(ref, copies)))
+        except TransferError as error:
+            self._connector.decline(ref)
+            self._fall_back(request, error)
+
+    def poll(self) -> list[tuple[Request, TransferError]]:
+        """Advance transfers; returns requests that fail because of one."""
+        for request_id in self._connector.poll():
+            self._scheduler.blocks.release(self._published.pop(request_id))
+        self._settle()
+        failed: list[tuple[Request, TransferError]] = []
+        for fetch in list(self._fetches):
+            try:
+                if fetch.load.poll():
+                    self._arrived(fetch)
+            except TransferError as error:
+                self._fetches.remove(fetch)
+                if self._fail_on_error:
+                    failed.append((fetch.request, error))
+                self._fall_back(fetch.request, error)
+        return failed
+
+    def _arrived(self, fetch: _Fetch) -> None:
+        request = fetch.request
+        self._fetches.remove(fetch)
+        self.fetched += 1
+        request.num_computed = min(fetch.ref.num_tokens, len(request.tokens) - 1)
+        request.rope_delta = fetch.ref.rope_delta
+        self._scheduler.store_prefix(request)
+        self._scheduler.loading.remove(request)
+        self._scheduler.start(request)
+
+    def _fall_back(self, request: Request, error: TransferError) -> None:
+        """The request computes its KV itself, from scratch."""
+        logger.warning("request %s: KV not fetched, computing it: %s", *request.key[:1], error)
+        self.failed += 1
+        self._scheduler.loading.remove(request)
+        self._scheduler.blocks.release(request.blocks)
+        request.reset()
+        request.num_cached = None
+        self._scheduler.add(request)
+
+    def abort(self, request: Request) -> bool:
+        """Stop a fetch under way; True if its blocks stay in quarantine until it has settled."""
+        fetch = next((f for f in self._fetches if f.request is request), None)
+        if fetch is None:
+            if request.remote_prefill:
+                self._decline(request)
+            return False
+        self._fetches.remove(fetch)
+        fetch.load.cancel()
+        self._quarantine.append((fetch.load, self._scheduler.finish(request, keep_blocks=True)))
+        return True
+
+    def _decline(self, request: Request) -> None:
+        try:
+            ref = KVRef.from_params(request.source.kv_transfer_params or {})
+        except InvalidRequest:
+            return
+        self._connector.decline(ref)
+
+    def _settle(self) -> None:
+        for load, blocks in list(self._quarantine):
+            if load.settled:
+                self._quarantine.remove((load, blocks))
+                self._scheduler.blocks.release(blocks)
+
+    def owned_blocks(self) -> Sequence[list[int]]:
+        return [*self._published.values(), *(blocks for _, blocks in self._quarantine)]
+
+
+def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:
+    if not 0 < ref.num_tokens <= request.num_prompt:
+        raise TransferError(
+            f"KV of {ref.num_tokens} tokens offered for a prompt of {request.num_prompt}"
+        )
+    if len(ref.block_ids) != -(-ref.num_tokens // block_size):
+        raise TransferError(f"{len(ref.block_ids)} blocks cannot hold {ref.num_tokens} tokens")

@@ -1,0 +1,26 @@
+"""OpenAI requests to tokens and tokens back to OpenAI answers, without torch and transformers.
+
+In:
+config       settings: where media may come from, limits
+render       `Frontend`: request → `RenderedRequest` (token ids, media spans, sampling, media bytes)
+model_info   what a model directory says: lengths, EOS, defaults, templates, processor options
+messages     chat messages checked and sorted into template input and media
+items        media fetched, measured and named by content
+media        a media URL to bytes: data:, http(s), file://, within limits
+addresses    which network addresses may be fetched from
+references   pictures a client may refer to by uuid
+image        a picture's size without decoding it, and its canonical decoding to RGB
+families     per model family: how many tokens a picture becomes
+template     chat templates, as transformers renders them
+guard        special tokens in a client's text stay plain text
+chat_text    template and guard together: a request to its prompt as text
+prompt       the prompt's text to token ids, placeholders expanded
+sampling     sampling parameters checked, defaults filled in
+
+Out:
+tokenizer    tokenizer and incremental detokenizer
+stopping     stop strings across token boundaries
+output       `OutputAssembler`: engine outputs → text per choice, finish reasons, usage
+logprobs     log-probabilities in OpenAI's forms
+answers      `AnswerBuilder`: chunks of a stream, whole answers
+"""

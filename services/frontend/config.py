@@ -1,0 +1,73 @@
+"""Settings of the frontend: one frozen dataclass, with limits that are safe by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MediaConfig:
+    """Where media may come from and how large it may be.
+
+    `allowed_domains`: when not empty, only these hosts are fetched from. Addresses that are not
+    public (private, loopback, link-local, reserved) need `allow_private` in any case.
+    `allowed_local_path`: the folder that `file://` may read, None for nowhere.
+    """
+
+    allow_private: bool = False
+    allowed_domains: frozenset[str] = frozenset()
+    allowed_local_path: Path | None = None
+    max_bytes: int = 64 << 20
+    max_pixels: int = 64_000_000
+    timeout_s: float = 10.0
+    max_redirects: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_pixels", "timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive")
+        if self.max_redirects < 0:
+            raise ConfigError("max_redirects must not be negative")
+        path = self.allowed_local_path
+        if path is not None and not path.is_dir():
+            raise ConfigError(f"allowed_local_media_path: {path} is not a folder")
+
+
+@dataclass(frozen=True)
+class FrontendConfig:
+    """`model` is a model directory.
+
+    `served_model_names`: names clients may use, the first one is answered; empty means the path
+    given as `model`. `chat_template` is a file or the template itself. `generation_defaults`: take
+    temperature, top_p and the like from generation_config.json, as vLLM does.
+    `mm_processor_kwargs` override options of the media processor; the encoder must have the same.
+    `max_references`: how many pictures seen before a client may refer to by uuid alone.
+    """
+
+    model: Path
+    served_model_names: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    chat_template: str | None = None
+    generation_defaults: bool = True
+    limit_mm_per_prompt: int = 32
+    allow_references: bool = True
+    max_references: int = 4096
+    media: MediaConfig = MediaConfig()
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.model.is_dir():
+            raise ConfigError(f"model: {self.model} is not a directory")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError("max_model_len must be positive")
+        if self.limit_mm_per_prompt < 0:
+            raise ConfigError("limit_mm_per_prompt must not be negative")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.served_model_names or (str(self.model),)

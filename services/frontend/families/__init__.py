@@ -1,0 +1,49 @@
+"""Model families, one file each behind `base.Family`.
+
+base             the interface: from a picture's size to its tokens
+qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL
+gemma3           Gemma 3
+llava_onevision  LLaVA-OneVision
+text             every model without media
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from protocol.errors import ConfigError
+from services.frontend.families.base import Extent, Family, Placeholder
+from services.frontend.families.gemma3 import Gemma3
+from services.frontend.families.llava_onevision import LlavaOnevision
+from services.frontend.families.qwen_vl import QwenVL
+from services.frontend.families.text import Text
+from services.frontend.model_info import ModelInfo
+from services.frontend.tokenizer import Tokenizer
+
+FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyType(
+    {
+        "qwen2_vl": QwenVL,
+        "qwen2_5_vl": QwenVL,
+        "qwen3_vl": QwenVL,
+        "qwen3_vl_moe": QwenVL,
+        "gemma3": Gemma3,
+        "llava_onevision": LlavaOnevision,
+    }
+)
+
+
+def load_family(info: ModelInfo, tokenizer: Tokenizer) -> Family:
+    """The family of a model; `ConfigError` names a model type that takes media but is not known."""
+    kind = FAMILIES.get(info.model_type)
+    if kind is not None:
+        return kind(info, tokenizer)
+    if not info.has_media:
+        return Text()
+    raise ConfigError(
+        f"model type '{info.model_type}' takes media, but the frontend does not know how many "
+        f"tokens they become; known are {', '.join(sorted(FAMILIES))}"
+    )
+
+
+__all__ = ["FAMILIES", "Extent", "Family", "Placeholder", "load_family"]

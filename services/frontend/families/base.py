@@ -1,0 +1,116 @@
+"""What the frontend knows of a model family: how a picture of a given size becomes tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.types import Modality
+from services.frontend.model_info import ModelInfo
+from services.frontend.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`length`: rows of embeddings, hence placeholder tokens. `grid`: as in `MMItem`."""
+
+    length: int
+    grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """How one picture looks in a prompt.
+
+    `written`: what the chat template writes for it. `text`: what that becomes before tokenizing;
+    it holds `pad` exactly once. `pad`: the token that stands where embeddings go, repeated in the
+    token ids as often as the picture has embeddings. `inline`: what to put into the text of a
+    message if the template takes strings only.
+    """
+
+    written: str
+    text: str
+    pad: str
+    pad_id: int
+    inline: str
+
+    @cached_property
+    def pad_at(self) -> int:
+        """Offset of `pad` in `text`."""
+        return self.text.index(self.pad)
+
+
+class Family(ABC):
+    """One file per family implements this; it must agree with transformers' own processor.
+
+    `placeholders` has an entry for every modality the family takes.
+    """
+
+    placeholders: Mapping[Modality, Placeholder]
+
+    @property
+    @abstractmethod
+    def processor(self) -> dict[str, Any]:
+        """Everything the embedding depends on besides weights and bytes; goes into `mm_hash`."""
+
+    @abstractmethod
+    def measure_image(self, width: int, height: int) -> Extent:
+        """Tokens of a picture of this size in pixels; `InvalidRequest` if it is refused."""
+
+    @abstractmethod
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        """Tokens of a picture known by the metadata its encoder reported, without its bytes."""
+
+
+def processor_identity(info: ModelInfo) -> dict[str, Any]:
+    """Class, version and options of the media processor as the model directory gives them."""
+    options = info.processor or {}
+    name = options.get("image_processor_type") or options.get("feature_extractor_type", "")
+    return {"processor": name, "transformers": _transformers_version(), "options": options}
+
+
+def _transformers_version() -> str:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return ""
+
+
+def options_of(info: ModelInfo) -> dict[str, Any]:
+    """The image processor's options; `ConfigError` if the directory has none."""
+    if info.processor is None:
+        raise ConfigError(f"{info.path}: a vision-language model needs preprocessor_config.json")
+    return info.processor
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """The text of a token that the family needs; `ConfigError` if the tokenizer lacks it."""
+    text = tokenizer.token(token_id)
+    if text is None or tokenizer.encode(text) != [token_id]:
+        raise ConfigError(f"the tokenizer has no token {token_id}, which the model uses for media")
+    return text
+
+
+def refused(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_image")
+
+
+def grid_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int, int]:
+    """A (t, h, w) of positive integers; `InvalidRequest` if it is missing or malformed.
+
+    Clients write it as a list or, with the model's batch axis, as a list of one list.
+    """
+    grid = metadata.get(key)
+    if isinstance(grid, list) and len(grid) == 1:
+        grid = grid[0]
+    if not isinstance(grid, list) or len(grid) != 3:
+        raise InvalidRequest(f"{key} must be a list of three integers")
+    if not all(type(n) is int and 0 < n < 1 << 31 for n in grid):
+        raise InvalidRequest(f"{key} must hold positive integers")
+    t, h, w = grid
+    return t, h, w

@@ -1,0 +1,215 @@
+"""Media references to bytes: data: URLs, http(s) and files, within limits.
+
+Every error is a `RequestError` that names the field the reference came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, unquote_to_bytes
+
+import aiohttp
+from yarl import URL
+
+from protocol.errors import InvalidRequest, PayloadTooLarge
+from services.frontend.addresses import (
+    ForbiddenAddress,
+    PublicResolver,
+    is_public,
+    literal_address,
+)
+from services.frontend.config import MediaConfig
+
+OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
+_CHUNK = 1 << 16
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class MediaFetcher:
+    """Owns the HTTP session; `close` ends it."""
+
+    def __init__(self, config: MediaConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def fetch(self, url: str, *, param: str) -> bytes:
+        """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
+        `PayloadTooLarge` above the limit; both name `param`.
+        """
+        scheme = url[:10].partition(":")[0].lower()
+        if scheme == "data":
+            return await self._data(url, param)
+        if scheme == "file":
+            return await asyncio.to_thread(self._file, url, param)
+        if scheme in ("http", "https"):
+            return await self._http(url, param)
+        raise InvalidRequest(
+            "a media URL must begin with data:, http://, https:// or file://",
+            param=param,
+            code="unsupported_url_scheme",
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _data(self, url: str, param: str) -> bytes:
+        head, comma, body = url.partition(",")
+        if not comma:
+            raise _invalid("a data: URL needs a comma before its data", param)
+        is_base64 = head.lower().endswith(";base64")
+        if (len(body) * 3 // 4 - 2 if is_base64 else len(body) // 3) > self._config.max_bytes:
+            raise self._too_large(param)
+        decode = _from_base64 if is_base64 else unquote_to_bytes
+        data = await _offloaded(len(body), decode, body, param)
+        if len(data) > self._config.max_bytes:
+            raise self._too_large(param)
+        return data
+
+    async def _http(self, url: str, param: str) -> bytes:
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await self._follow(_parsed(url, param), param)
+        except TimeoutError:
+            raise _unreachable(f"no answer in {self._config.timeout_s:g} s", param) from None
+        except ForbiddenAddress:
+            raise _forbidden(param) from None
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error.os_error, ForbiddenAddress):
+                raise _forbidden(param) from None
+            raise _unreachable("no connection", param) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unreachable(type(error).__name__, param) from None
+
+    async def _follow(self, url: URL, param: str) -> bytes:
+        for _ in range(self._config.max_redirects + 1):
+            self._check(url, param)
+            async with self._client().get(url, allow_redirects=False) as response:
+                if response.status not in _REDIRECTS:
+                    return await self._body(response, param)
+                url = url.join(_parsed(response.headers.get("Location", ""), param))
+        raise _unreachable(f"more than {self._config.max_redirects} redirects", param)
+
+    def _check(self, url: URL, param: str) -> None:
+        """Refuse a hop before it is made; a name's addresses are checked by the resolver."""
+        if url.scheme not in ("http", "https") or not url.host:
+            raise _forbidden(param)
+        domains = self._config.allowed_domains
+        if domains and url.host.lower() not in domains:
+            raise InvalidRequest(
+                f"media may not be fetched from {url.host}", param=param, code="forbidden_url"
+            )
+        address = literal_address(url.host)
+        if address is not None and not self._config.allow_private and not is_public(address):
+            raise _forbidden(param)
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            resolver = None if self._config.allow_private else PublicResolver()
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(resolver=resolver, limit_per_host=32),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity", "User-Agent": "triptych"},
+                trust_env=False,
+            )
+        return self._session
+
+    async def _body(self, response: aiohttp.ClientResponse, param: str) -> bytes:
+        if response.status != 200:
+            raise _unreachable(f"HTTP status {response.status}", param)
+        if (response.content_length or 0) > self._config.max_bytes:
+            raise self._too_large(param)
+        data = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            data += chunk
+            if len(data) > self._config.max_bytes:
+                raise self._too_large(param)
+        return bytes(data)
+
+    def _file(self, url: str, param: str) -> bytes:
+        root = self._config.allowed_local_path
+        path = _local_path(url)
+        if root is None or path is None or not path.is_relative_to(root.resolve()):
+            raise InvalidRequest(
+                "file:// URLs must lie in the folder this server allows",
+                param=param,
+                code="forbidden_url",
+            )
+        try:
+            with _open_regular(path) as file:
+                data = file.read(self._config.max_bytes + 1)
+        except OSError as error:
+            raise _unreachable(error.strerror or "no such file", param) from None
+        if len(data) > self._config.max_bytes:
+            raise self._too_large(param)
+        return data
+
+    def _too_large(self, param: str) -> PayloadTooLarge:
+        return PayloadTooLarge(f"media larger than {self._config.max_bytes} bytes", param=param)
+
+
+def _parsed(url: str, param: str) -> URL:
+    try:
+        return URL(url)
+    except ValueError as error:
+        raise _invalid(f"this is no URL: {error}", param) from None
+
+
+async def _offloaded(size: int, decode: Callable[[str], bytes], body: str, param: str) -> bytes:
+    try:
+        if size > OFFLOAD_BYTES:
+            return await asyncio.to_thread(decode, body)
+        return decode(body)
+    except ValueError as error:
+        raise _invalid(f"the data: URL is not valid base64: {error}", param) from None
+
+
+def _from_base64(body: str) -> bytes:
+    """Strict; line breaks, blanks and percent escapes, which some clients write, are undone."""
+    try:
+        return binascii.a2b_base64(body, strict_mode=True)
+    except ValueError:
+        cleaned = "".join(unquote(body).split())
+        return binascii.a2b_base64(cleaned + "=" * (-len(cleaned) % 4), strict_mode=True)
+
+
+def _local_path(url: str) -> Path | None:
+    """The path of a file:// URL without symbolic links and dots, None if it names another host."""
+    try:
+        parsed = URL(url)
+        if parsed.host not in (None, "", "localhost"):
+            return None
+        return Path(parsed.path).resolve()
+    except (ValueError, OSError, RuntimeError):
+        return None
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file, but no pipe or device, and nothing that became a link meanwhile."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _invalid(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param)
+
+
+def _forbidden(param: str) -> InvalidRequest:
+    message = "this URL leads to an address that media may not be fetched from"
+    return InvalidRequest(message, param=param, code="forbidden_url")
+
+
+def _unreachable(reason: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the media cannot be fetched: {reason}", param=param, code="media_unreachable"
+    )

@@ -1,0 +1,196 @@
+"""Messages of a chat request as the chat template reads them, and the media they hold.
+
+Content becomes a list of parts: {"type": "text", "text": …} and {"type": "image"}; a message that
+came with a string keeps it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatMessage, ContentPart, FunctionCall, MediaURL, ToolCall
+from protocol.types import Modality
+from services.frontend.template import Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,254}")
+_OTHER_MEDIA: Mapping[str, Modality] = MappingProxyType(
+    {"video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+)
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """One picture of a request, in prompt order.
+
+    Exactly one of: `url` (to fetch), `metadata` (embeddings that `uuid` names exist already), or
+    neither, which refers to a picture sent before under `uuid`. `param` names its field.
+    """
+
+    param: str
+    url: str | None = None
+    metadata: dict[str, Any] | None = None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True)
+class Chat:
+    messages: list[Message]
+    media: list[MediaPart]
+
+
+def read_messages(messages: list[ChatMessage], modalities: Collection[Modality]) -> Chat:
+    """Check messages and sort out their media; `InvalidRequest` names the field at fault."""
+    if not messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    media: list[MediaPart] = []
+    return Chat(
+        [
+            _message(message, f"messages[{index}]", modalities, media)
+            for index, message in enumerate(messages)
+        ],
+        media,
+    )
+
+
+def _message(
+    message: ChatMessage, where: str, modalities: Collection[Modality], media: list[MediaPart]
+) -> Message:
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"role must be one of {', '.join(ROLES)}, not '{message.role}'", param=f"{where}.role"
+        )
+    fields: Message = {"role": message.role}
+    content = _content(message, where, modalities, media)
+    if content is not None:
+        fields["content"] = content
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{index}]")
+            for index, call in enumerate(message.tool_calls)
+        ]
+    for name in ("name", "tool_call_id", "refusal"):
+        if getattr(message, name) is not None:
+            fields[name] = getattr(message, name)
+    return {**fields, **_reasoning(message)}
+
+
+def _reasoning(message: ChatMessage) -> dict[str, str]:
+    """Reasoning under the names that templates read it by, as transformers does."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    given = {name: value for name in names if (value := getattr(message, name)) is not None}
+    if not given:
+        return {}
+    first = next(iter(given.values()))
+    return {"thinking": first, **given, "reasoning_content": first}
+
+
+def _content(
+    message: ChatMessage, where: str, modalities: Collection[Modality], media: list[MediaPart]
+) -> str | list[dict[str, Any]] | None:
+    content, where = message.content, f"{where}.content"
+    if content is None and message.role == "assistant":
+        return None
+    if content is None or (_is_empty(content) and message.role == "user"):
+        raise InvalidRequest("content must not be empty", param=where)
+    if isinstance(content, str):
+        return content
+    return [_part(p, f"{where}[{i}]", modalities, media) for i, p in enumerate(content)]
+
+
+def _is_empty(content: str | list[str | ContentPart]) -> bool:
+    if isinstance(content, str):
+        return not content
+    return not any(part if isinstance(part, str) else part.text != "" for part in content)
+
+
+def _part(
+    part: str | ContentPart, where: str, modalities: Collection[Modality], media: list[MediaPart]
+) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if part.type in ("text", "input_text", "output_text", "refusal"):
+        name = "refusal" if part.type == "refusal" else "text"
+        return {"type": "text", "text": _required(getattr(part, name), f"{where}.{name}")}
+    if part.type in _OTHER_MEDIA:
+        _require(_OTHER_MEDIA[part.type], modalities, where)
+        raise _unsupported(f"{part.type} is not supported by this server", where)
+    if part.type not in ("image_url", "image_embeds"):
+        raise InvalidRequest(f"unknown content type '{part.type}'", param=f"{where}.type")
+    _require("image", modalities, where)
+    media.append(_image(part, where))
+    return {"type": "image"}
+
+
+def _required(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{where.rpartition('.')[2]} is missing", param=where)
+    return value
+
+
+def _require(modality: Modality, modalities: Collection[Modality], where: str) -> None:
+    if modality not in modalities:
+        raise _unsupported(f"this model takes no {modality} input", where)
+
+
+def _unsupported(message: str, where: str) -> InvalidRequest:
+    return InvalidRequest(message, param=where, code="unsupported_media")
+
+
+def _image(part: ContentPart, where: str) -> MediaPart:
+    if part.type == "image_embeds":
+        return _reference(part, where)
+    where = f"{where}.image_url"
+    if part.image_url is UNSET:
+        raise InvalidRequest("image_url is missing", param=where)
+    if part.image_url is None:
+        if not part.uuid:
+            raise InvalidRequest("image_url may be null only beside a uuid", param=where)
+        return MediaPart(where, uuid=part.uuid)
+    if isinstance(part.image_url, MediaURL):
+        return MediaPart(f"{where}.url", url=part.image_url.url, uuid=part.uuid)
+    assert isinstance(part.image_url, str)
+    return MediaPart(where, url=part.image_url, uuid=part.uuid)
+
+
+def _reference(part: ContentPart, where: str) -> MediaPart:
+    """Embeddings by name. The name may become a file's, so it has letters, digits and _-.: only."""
+    if not isinstance(part.image_embeds, dict):
+        raise _unsupported(
+            "image_embeds must be the metadata of a picture whose embeddings uuid names",
+            f"{where}.image_embeds",
+        )
+    if part.uuid is None or not _NAME.fullmatch(part.uuid):
+        raise InvalidRequest("image_embeds needs the picture's mm_hash", param=f"{where}.uuid")
+    return MediaPart(f"{where}.image_embeds", metadata=part.image_embeds, uuid=part.uuid)
+
+
+def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
+    function = {
+        "name": call.function.name,
+        "arguments": _arguments(call.function, f"{where}.function.arguments"),
+    }
+    fields: dict[str, Any] = {"type": call.type, "function": function}
+    if call.id is not None:
+        fields["id"] = call.id
+    return fields
+
+
+def _arguments(function: FunctionCall, where: str) -> dict[str, Any]:
+    """Arguments as the object that templates write out; OpenAI's form is its JSON text."""
+    if isinstance(function.arguments, dict):
+        return function.arguments
+    if not function.arguments.strip():
+        return {}
+    try:
+        return msgspec.json.decode(function.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"arguments must be a JSON object: {error}", param=where) from None

@@ -1,0 +1,177 @@
+"""Token ids of a request back to text: per choice, with stop strings, finish reasons, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.openai_answers import PromptTokensDetails, Usage
+from protocol.types import FinishReason, PositionLogprobs, RequestOutput
+from services.frontend.stopping import StopScanner
+from services.frontend.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What the output side must know of a request; `services.frontend.render` makes it.
+
+    `end_token_ids`: tokens that end an answer and are not shown (EOS and stop tokens).
+    `min_tokens`: stop strings count only in text that comes after so many tokens.
+    """
+
+    request_id: str
+    model: str
+    chat: bool
+    prompt_token_ids: Sequence[int]
+    n: int = 1
+    first_index: int = 0
+    stop: tuple[str, ...] = ()
+    end_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    include_stop_str: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one choice gained from one output.
+
+    `text` is certain and complete characters; `token_ids` and `logprobs` may be ahead of it.
+    `stopped`: a stop string ended the choice, and the engine does not know: abort it there.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    stopped: bool = False
+
+
+class _Choice:
+    def __init__(self, index: int, detokenizer: Detokenizer, scanner: StopScanner) -> None:
+        self.index = index
+        self.detokenizer = detokenizer
+        self.scanner = scanner
+        self.num_tokens = 0
+        self.finished = False
+
+
+@dataclass
+class _Step:
+    """Text, tokens and stop string while one output is worked through."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    stop: str | None = None
+
+
+class OutputAssembler:
+    """All choices of one request. Feed it every output, in order; it can outlive a worker, so that
+    a request that is continued elsewhere goes on in the same text.
+    """
+
+    def __init__(self, spec: OutputSpec, tokenizer: Tokenizer) -> None:
+        self.spec = spec
+        self._tokenizer = tokenizer
+        self._choices = [self._new_choice(index) for index in range(spec.n)]
+        self._cached_tokens: int | None = None
+
+    def _new_choice(self, index: int) -> _Choice:
+        return _Choice(
+            index,
+            self._tokenizer.detokenizer(skip_special_tokens=self.spec.skip_special_tokens),
+            StopScanner(self.spec.stop, include=self.spec.include_stop_str),
+        )
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self._choices)
+
+    def unfinished(self) -> list[int]:
+        """Choices that still need tokens."""
+        return [choice.index for choice in self._choices if not choice.finished]
+
+    def usage(self) -> Usage:
+        """Counts so far; the cached part as the first output of a choice told it."""
+        prompt = len(self.spec.prompt_token_ids)
+        completion = sum(choice.num_tokens for choice in self._choices)
+        details = None
+        if self._cached_tokens is not None:
+            details = PromptTokensDetails(self._cached_tokens)
+        return Usage(prompt, completion, prompt + completion, details)
+
+    def replay(self, index: int, token_ids: Sequence[int]) -> str:
+        """Take in tokens that a choice emitted before, elsewhere; returns their text, which its
+        client already has.
+        """
+        return self.feed(RequestOutput(self.spec.request_id, index, list(token_ids))).text
+
+    def feed(self, output: RequestOutput) -> Gain:
+        """What `output` adds. Outputs of a choice that is over add nothing.
+
+        `output.error` is the caller's to handle before.
+        """
+        choice = self._choices[output.index]
+        if output.cached_tokens is not None and self._cached_tokens is None:
+            self._cached_tokens = output.cached_tokens
+        if choice.finished:
+            return Gain(choice.index, "", [])
+        step = _Step()
+        self._take_tokens(choice, output, step)
+        if output.finish_reason is not None and step.stop is None:
+            self._take_rest(choice, step)
+        return self._gain(choice, output, step)
+
+    def _take_tokens(self, choice: _Choice, output: RequestOutput, step: _Step) -> None:
+        hidden = self._hidden_end(output)
+        for position, token_id in enumerate(output.token_ids):
+            choice.num_tokens += 1
+            step.token_ids.append(token_id)
+            if hidden and position == len(output.token_ids) - 1:
+                return
+            self._scan(choice, choice.detokenizer.push(token_id), step)
+            if step.stop is not None:
+                return
+
+    def _hidden_end(self, output: RequestOutput) -> bool:
+        """True if the last token is the one that ended the answer and is not shown."""
+        if output.finish_reason != "stop" or self.spec.include_stop_str or not output.token_ids:
+            return False
+        return output.token_ids[-1] in self.spec.end_token_ids
+
+    def _scan(self, choice: _Choice, text: str, step: _Step) -> None:
+        armed = choice.num_tokens > self.spec.min_tokens
+        scanned = choice.scanner.push(text, armed=armed)
+        step.text += scanned.text
+        step.stop = scanned.stop
+
+    def _take_rest(self, choice: _Choice, step: _Step) -> None:
+        """No more tokens come: give out what was held back."""
+        self._scan(choice, choice.detokenizer.flush(), step)
+        if step.stop is None:
+            step.text += choice.scanner.flush()
+
+    def _gain(self, choice: _Choice, output: RequestOutput, step: _Step) -> Gain:
+        logprobs = output.logprobs
+        if logprobs is not None:
+            logprobs = logprobs[: len(step.token_ids)]
+        finish, reason = output.finish_reason, output.stop_reason
+        if step.stop is not None:
+            finish, reason = "stop", step.stop
+        choice.finished = finish is not None
+        return Gain(
+            choice.index,
+            step.text,
+            step.token_ids,
+            logprobs,
+            finish,
+            reason,
+            stopped=step.stop is not None and output.finish_reason is None,
+        )

@@ -1,0 +1,251 @@
+"""The way in: OpenAI requests to token ids, media spans and sampling parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.errors import InvalidRequest, ModelNotFound
+from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
+from protocol.openai_answers import ModelCard, ModelList
+from protocol.types import GenerateRequest, MMItem, SamplingParams
+from services.frontend.chat_text import ChatText
+from services.frontend.config import FrontendConfig
+from services.frontend.families import Extent, Family, load_family
+from services.frontend.guard import Guard, Guarded
+from services.frontend.items import ItemLoader
+from services.frontend.messages import read_messages
+from services.frontend.model_info import ModelInfo
+from services.frontend.output import OutputSpec
+from services.frontend.prompt import Prompt, tokenize
+from services.frontend.sampling import fit, refuse_unsupported, sampling_params
+from services.frontend.template import ChatTemplate
+from services.frontend.tokenizer import Tokenizer
+
+MAX_PROMPTS = 128
+OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the event loop
+
+
+@dataclass(frozen=True)
+class RenderedRequest:
+    """`media`: bytes by mm_hash of the items that came with their picture; items that are only
+    referred to are not in it.
+    """
+
+    generate: GenerateRequest
+    media: Mapping[str, bytes]
+    output: OutputSpec
+
+
+class Frontend:
+    """Everything that turns one model's requests into tokens. `load` it once per process."""
+
+    def __init__(
+        self, config: FrontendConfig, info: ModelInfo, tokenizer: Tokenizer, family: Family
+    ) -> None:
+        self.config = config
+        self.info = info
+        self.tokenizer = tokenizer
+        self.family = family
+        self._placeholder = family.placeholders.get("image")
+        self._chat_text = ChatText(
+            {name: ChatTemplate(t, info.special_tokens) for name, t in info.templates.items()},
+            Guard([*tokenizer.special, *(p.pad for p in family.placeholders.values())]),
+            self._placeholder,
+        )
+        self._items = ItemLoader(config, info, family)
+        self._created = int(time.time())
+
+    @staticmethod
+    def load(config: FrontendConfig) -> Frontend:
+        """Read the model directory; `ConfigError` says what is wrong with it."""
+        info = ModelInfo.load(
+            config.model,
+            max_model_len=config.max_model_len,
+            chat_template=config.chat_template,
+            generation_defaults=config.generation_defaults,
+            processor_overrides=config.mm_processor_kwargs,
+        )
+        tokenizer = Tokenizer.load(info)
+        return Frontend(config, info, tokenizer, load_family(info, tokenizer))
+
+    async def close(self) -> None:
+        await self._items.close()
+
+    def models(self) -> ModelList:
+        """The answer to /v1/models."""
+        root, length = str(self.config.model), self.info.max_model_len
+        return ModelList(
+            [
+                ModelCard(id=name, created=self._created, root=root, max_model_len=length)
+                for name in self.config.names
+            ]
+        )
+
+    async def render_chat(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        request_id: str,
+        resolved: Mapping[str, bytes] | None = None,
+    ) -> RenderedRequest:
+        """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
+
+        `resolved`: bytes by URL of media that are at hand and need not be fetched.
+        """
+        sampling = self._checked(request)
+        chat = read_messages(request.messages, self.family.placeholders)
+        salt = request.cache_salt or ""
+        items = await self._items.load(chat.media, salt=salt, resolved=resolved or {})
+        extents = [item.extent for item in items]
+        # Before the span is spelled out: a reference may claim any number of tokens.
+        self._check_room(sum(extent.length for extent in extents), "messages")
+        guarded = self._chat_text.render(request, chat)
+        prompt = await self._tokenize(
+            guarded, extents, bool(request.add_special_tokens), "messages"
+        )
+        generate = self._generate(request, request_id, prompt.token_ids, sampling, "messages")
+        generate.mm_items = [
+            MMItem(item.mm_hash, "image", offset, item.extent.length, item.extent.grid)
+            for item, offset in zip(items, prompt.offsets, strict=True)
+        ]
+        media = {item.mm_hash: item.data for item in items if item.data is not None}
+        return RenderedRequest(generate, media, self._output_spec(request, generate))
+
+    async def render_completion(
+        self, request: CompletionRequest, *, request_id: str
+    ) -> list[RenderedRequest]:
+        """One request per prompt, in order; `RequestError` names the field at fault.
+
+        The text of a prompt is taken as it is, special tokens in it included, for it has no chat
+        template around it; tokens that stand for media are refused.
+        """
+        sampling = self._checked(request)
+        prompts = _prompts(request.prompt)
+        rendered = []
+        for index, prompt in enumerate(prompts):
+            several = len(prompts) > 1
+            param = f"prompt[{index}]" if several else "prompt"
+            name = f"{request_id}-{index}" if several else request_id
+            token_ids = await self._prompt_ids(request, prompt, param)
+            generate = self._generate(request, name, token_ids, sampling, param)
+            spec = self._output_spec(request, generate, first_index=index * sampling.n)
+            rendered.append(RenderedRequest(generate, {}, spec))
+        return rendered
+
+    def _checked(self, request: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
+        """What can be checked before media are fetched."""
+        if request.model and request.model not in self.config.names:
+            raise ModelNotFound(f"the model '{request.model}' does not exist here", param="model")
+        refuse_unsupported(request)
+        return sampling_params(
+            request,
+            room=self.info.max_model_len,
+            vocab_size=self.info.vocab_size,
+            defaults=self.info.generation_defaults,
+        )
+
+    def _check_room(self, num_tokens: int, param: str) -> int:
+        """How many tokens are left for the answer."""
+        room = self.info.max_model_len - num_tokens
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens or more, the model's limit is "
+                f"{self.info.max_model_len} for prompt and answer together",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return room
+
+    async def _tokenize(
+        self, guarded: Guarded, extents: Sequence[Extent], add_special_tokens: bool, param: str
+    ) -> Prompt:
+        def work() -> Prompt:
+            return tokenize(
+                self.tokenizer,
+                guarded,
+                self._placeholder,
+                extents,
+                add_special_tokens=add_special_tokens,
+                param=param,
+            )
+
+        return await asyncio.to_thread(work) if len(guarded.text) > OFFLOAD_CHARS else work()
+
+    async def _prompt_ids(
+        self, request: CompletionRequest, prompt: str | list[int], param: str
+    ) -> list[int]:
+        if isinstance(prompt, str):
+            add_special = request.add_special_tokens is not False
+            text = Guarded(prompt, (), ())
+            prompt = (await self._tokenize(text, (), add_special, param)).token_ids
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param=param)
+        if not 0 <= min(prompt) <= max(prompt) < self.info.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be from 0 to {self.info.vocab_size - 1}", param=param
+            )
+        if self._placeholder is not None and self._placeholder.pad_id in prompt:
+            raise InvalidRequest("a prompt must not contain media tokens", param=param)
+        return prompt
+
+    def _generate(
+        self,
+        request: ChatCompletionRequest | CompletionRequest,
+        request_id: str,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        param: str,
+    ) -> GenerateRequest:
+        room = self._check_room(len(token_ids), param)
+        return GenerateRequest(
+            request_id=request_id,
+            token_ids=token_ids,
+            sampling=fit(sampling, request, room=room, defaults=self.info.generation_defaults),
+            model=request.model or self.config.names[0],
+            priority=request.priority,
+            cache_salt=request.cache_salt or "",
+            kv_transfer_params=request.kv_transfer_params,
+            ec_transfer_params=request.ec_transfer_params,
+        )
+
+    def _output_spec(
+        self, request: SharedFields, generate: GenerateRequest, *, first_index: int = 0
+    ) -> OutputSpec:
+        sampling, options = generate.sampling, request.stream_options
+        eos = () if sampling.ignore_eos else self.info.eos_token_ids
+        return OutputSpec(
+            request_id=generate.request_id,
+            model=generate.model,
+            chat=isinstance(request, ChatCompletionRequest),
+            prompt_token_ids=generate.token_ids,
+            n=sampling.n,
+            first_index=first_index,
+            stop=sampling.stop,
+            end_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
+            min_tokens=sampling.min_tokens,
+            include_stop_str=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            logprobs=sampling.logprobs,
+            stream=bool(request.stream),
+            include_usage=options is not None and options.include_usage,
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            return_token_ids=bool(request.return_token_ids),
+        )
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The four forms of a prompt as a list of texts or token lists."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not 0 < len(prompt) <= MAX_PROMPTS and not isinstance(next(iter(prompt), None), int):
+        raise InvalidRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", param="prompt")
+    ids = [part for part in prompt if isinstance(part, int)]
+    if ids and len(ids) == len(prompt):
+        return [ids]
+    prompts = [part for part in prompt if not isinstance(part, int)]
+    if ids or len({type(part) for part in prompts}) > 1:
+        raise InvalidRequest("prompt must not mix texts and token ids", param="prompt")
+    return prompts

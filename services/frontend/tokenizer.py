@@ -1,0 +1,171 @@
+"""The tokenizer of a model, and text from token ids as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
+
+from protocol.errors import ConfigError
+from services.frontend.model_info import ModelInfo
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """`tokenizers` with the added tokens that transformers would add when it loads the model.
+
+    `special`: texts of the special tokens, which a client's text must not form.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added = {index: token.content for index, token in added.items()}
+        self.special = frozenset(token.content for token in added.values() if token.special)
+        self._bytes = _byte_alphabet() if _is_byte_level(backend) else None
+
+    @staticmethod
+    def load(info: ModelInfo) -> Tokenizer:
+        """`ConfigError` if the directory has no tokenizer.json or it cannot be read."""
+        path = info.path / "tokenizer.json"
+        backend = _read(path)
+        backend.add_tokens(_missing_tokens(backend, info))
+        return Tokenizer(backend)
+
+    @property
+    def size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`; special tokens in it become themselves."""
+        encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded[0].ids
+
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
+        """As `encode`, with `char_to_token`: from a character's offset to its token's index."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token_id: int) -> str | None:
+        """The text of an added token or a vocabulary entry as it is written in tokenizer.json."""
+        return self._backend.id_to_token(token_id)
+
+    def id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes a token stands for; they may be a part of a character."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if token_id not in self._added:
+            if self._bytes is not None:
+                return bytes(self._bytes[char] for char in token if char in self._bytes)
+            if len(token) == 6 and token.startswith("<0x"):
+                return bytes.fromhex(token[3:5])
+        return token.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        return Detokenizer(self._backend, skip_special_tokens)
+
+
+class Detokenizer:
+    """Text of a growing token list; what it has given out never changes and never ends in half a
+    character. All it gives is `decode` of the whole list without a broken end, except where a
+    byte-fallback vocabulary spells bytes that are no UTF-8: there `decode` takes text back.
+    """
+
+    def __init__(self, backend: Backend, skip_special_tokens: bool) -> None:
+        self._backend = backend
+        self._skip = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this token, "" while a character is incomplete."""
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id)
+        except Exception:  # the library's own and only class; the text it gave out has changed
+            return self._restart()
+        if text is None:
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """The text of what is held back, without an incomplete character at its end."""
+        if not self._pending:
+            return ""
+        before = self._decode(self._context)
+        after = self._decode(self._context + self._pending)
+        tail = after[len(before) :] if after.startswith(before) else self._decode(self._pending)
+        self._pending = []
+        return tail.rstrip(BROKEN)
+
+    def _restart(self) -> str:
+        text = self._decode(self._pending).rstrip(BROKEN)
+        self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
+        self._context, self._pending = self._pending, []
+        return text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=self._skip)
+
+
+def _read(path: Path) -> Backend:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing")
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _missing_tokens(backend: Backend, info: ModelInfo) -> list[AddedToken]:
+    """Tokens that only tokenizer_config.json knows, in transformers' order."""
+    listed: dict[str, Any] = info.tokenizer_config.get("added_tokens_decoder") or {}
+    tokens = [_added_token(entry) for _, entry in sorted(listed.items(), key=lambda e: int(e[0]))]
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known.update(token.content for token in tokens)
+    for content in [*info.special_tokens.values(), *_extra_tokens(info.tokenizer_config)]:
+        if content not in known:
+            known.add(content)
+            tokens.append(AddedToken(content, special=True))
+    return tokens
+
+
+def _added_token(entry: dict[str, Any]) -> AddedToken:
+    fields = {key: value for key, value in entry.items() if key != "__type"}
+    return AddedToken(fields.pop("content"), **fields)
+
+
+def _extra_tokens(tokenizer_config: dict[str, Any]) -> Iterable[str]:
+    extra = tokenizer_config.get("extra_special_tokens") or tokenizer_config.get(
+        "additional_special_tokens", []
+    )
+    values = extra.values() if isinstance(extra, dict) else extra
+    for value in values:
+        yield value["content"] if isinstance(value, dict) else str(value)
+
+
+def _is_byte_level(backend: Backend) -> bool:
+    return "ByteLevel" in repr(backend.decoder)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: the printable character that stands for each byte in a byte-level BPE."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + n): byte for n, byte in enumerate(others)}

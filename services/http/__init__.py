@@ -1,0 +1,6 @@
+"""HTTP pieces that proxy, workers and master share: errors as answers, streams, a server's life.
+
+errors   any error of the tree as an OpenAI error answer
+streams  answers that notice when the client leaves
+server   bind first, then serve until told to stop
+"""

@@ -1,0 +1,63 @@
+"""Errors of the tree as OpenAI error answers, and the request id on every answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol.errors import InternalError, TriptychError
+
+logger = logging.getLogger(__name__)
+
+
+def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
+    """Answer every exception in OpenAI's form; `observe` is told of each."""
+
+    @app.exception_handler(TriptychError)
+    async def known(request: Request, error: TriptychError) -> Response:
+        observe(error)
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> Response:
+        found = TriptychError(f"{request.method} {request.url.path}: {error.detail}")
+        found.status, found.code = error.status_code, "invalid_request"
+        found.type = "invalid_request_error"
+        return error_response(found)
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        logger.error("%s %s", request.method, request.url.path, exc_info=error)
+        found = InternalError("internal error")
+        observe(found)
+        return error_response(found)
+
+
+def error_response(error: TriptychError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse(error.to_openai(), status_code=error.status, headers=headers)
+
+
+class RequestIdHeader:
+    """Echoes `X-Request-Id` on the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = scope.get("headers") or ()
+        names = [pair for pair in headers if pair[0] == b"x-request-id"]
+
+        async def echo(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *names]
+            await send(message)
+
+        await self._app(scope, receive, echo if names else send)

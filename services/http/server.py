@@ -1,0 +1,60 @@
+"""The life of an HTTP server: take the port first, say where, serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from protocol.errors import ConfigError
+
+GRACE_S = 5
+
+
+def version() -> str:
+    return importlib.metadata.version("triptych")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket; port 0 takes any free one. `ConfigError` if the address is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+async def serve(
+    app: ASGIApp, listener: socket.socket, name: str, stop: asyncio.Event | None = None
+) -> None:
+    """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    print(f"{name} ready on http://{host}:{port}", flush=True)
+    watch = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if watch is not None:
+            watch.cancel()
+
+
+async def _stop_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
+    await stop.wait()
+    server.should_exit = True

@@ -1,0 +1,1 @@
+"""One worker that does it all: encode, prefill and decode in one engine."""

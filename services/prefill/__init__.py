@@ -1,0 +1,1 @@
+"""Prefill workers: prompts in, KV blocks and the first token out."""

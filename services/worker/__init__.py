@@ -1,0 +1,13 @@
+"""What every worker shares: configuration, the engine client and the HTTP application.
+
+config         flags, environment and file → one frozen configuration
+engine_client  the worker's handle on its engine process
+app            routes that every worker has, and the application around a role's own routes
+generate       /inference/v1/generate: token-in token-out
+encode         /inference/v1/encode: pictures in, handles out
+chat           /v1/chat/completions and /v1/completions, with vLLM's EPD handshake
+metrics        what /metrics shows
+role           what makes one role differ from another
+worker         a worker: its engine and the requests it has taken
+main           start a worker of one role and serve until told to stop
+"""

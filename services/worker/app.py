@@ -1,0 +1,133 @@
+"""The HTTP application of a worker: the routes every role has, around the role's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from protocol.errors import InvalidRequest, RequestAborted, TriptychError
+from protocol.generate import ABORT_PATH
+from services.http import errors
+from services.http.server import version
+from services.worker.worker import Worker
+
+
+def create_app(worker: Worker) -> FastAPI:
+    """The application; `worker` is its only state."""
+    app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
+    app.include_router(_status(worker))
+    app.include_router(_control(worker))
+    for build in worker.role.routers:
+        app.include_router(build(worker))
+
+    def observe(error: TriptychError) -> None:
+        if isinstance(error, RequestAborted):
+            worker.metrics.abort()
+        else:
+            worker.metrics.error(error.code)
+
+    errors.install(app, observe)
+    if worker.config.enable_request_id_headers:
+        app.add_middleware(errors.RequestIdHeader)
+    return app
+
+
+def _status(worker: Worker) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        """200 while the engine answers, 503 otherwise."""
+        return Response(status_code=503 if worker.engine.dead.is_set() else 200)
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """200 while requests are taken, 503 while draining or without an engine."""
+        taking = not worker.draining and not worker.engine.dead.is_set()
+        return Response(status_code=200 if taking else 503)
+
+    @routes.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version()}
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        entry = {
+            "id": worker.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "triptych",
+            "root": worker.config.model,
+            "max_model_len": worker.engine.ready.max_model_len,
+        }
+        return {"object": "list", "data": [entry]}
+
+    @routes.get("/load")
+    async def load() -> dict[str, float]:
+        return {"server_load": worker.in_flight}
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        snapshot = await worker.engine.statistics()
+        return Response(worker.metrics.render(snapshot), media_type="text/plain; version=0.0.4")
+
+    @routes.get("/server_info")
+    async def info() -> dict[str, Any]:
+        """What a proxy or master needs to know of this worker."""
+        facts = worker.engine.ready
+        return {
+            "instance_id": worker.instance_id,
+            "role": worker.role.name,
+            "dialect": "tokens",
+            "model": worker.model,
+            "revision": worker.frontend.info.revision,
+            "parameter_bytes": facts.parameter_bytes,
+            "num_blocks": facts.num_blocks,
+            "block_size": facts.block_size,
+            "max_model_len": facts.max_model_len,
+        }
+
+    @routes.get("/integrity")
+    async def integrity() -> dict[str, Any]:
+        """Compare the engine's books; `problems` is empty if nothing leaked."""
+        report = await worker.engine.statistics(check=True)
+        return {"problems": report.problems, "gauges": report.gauges, "counters": report.counters}
+
+    return routes
+
+
+def _control(worker: Worker) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/abort_requests")
+    @routes.post(ABORT_PATH)
+    async def abort(request: Request) -> Response:
+        """Stop requests by id, and free what was published for them."""
+        try:
+            ids = (await request.json())["request_ids"]
+        except (ValueError, KeyError, TypeError):
+            ids = None
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+            raise InvalidRequest("request_ids must be a list of strings", param="request_ids")
+        worker.engine.abort(ids)
+        return JSONResponse({"aborted": len(ids)})
+
+    @routes.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        worker.engine.reset_caches(prefix=True)
+        return Response()
+
+    @routes.post("/reset_encoder_cache")
+    async def reset_encoder_cache() -> Response:
+        worker.engine.reset_caches(encoder=True)
+        return Response()
+
+    @routes.post("/drain")
+    async def drain() -> Response:
+        """Take no more requests; those under way finish."""
+        worker.draining = True
+        return JSONResponse({"in_flight": worker.in_flight})
+
+    return routes

@@ -1,0 +1,151 @@
+"""`/v1/chat/completions` and `/v1/completions` of a worker, with vLLM's EPD handshake.
+
+An encode worker encodes the request's media and answers with `ec_transfer_params`; a prefill
+worker asked for `do_remote_decode` answers one token and `kv_transfer_params`; a decode worker
+takes them. Media come as the picture itself, or as a reference by mm_hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from protocol.errors import InvalidRequest, from_info
+from protocol.generate import item_metadata
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
+from protocol.openai_answers import encode
+from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, RequestOutput
+from services.frontend.answering import Answering
+from services.frontend.answers import merge
+from services.frontend.render import RenderedRequest
+from services.http.streams import EventStream, while_connected
+from services.worker.worker import Worker, new_request_id
+
+_JSON = "application/json"
+
+
+def router(worker: Worker) -> APIRouter:
+    """Chat and completions of a worker that generates."""
+    routes = APIRouter()
+
+    @routes.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        wanted = decode_chat(await request.body())
+        rendered = await worker.frontend.render_chat(wanted, request_id=_request_id(request))
+        return await _answer(worker, request, rendered)
+
+    @routes.post(COMPLETIONS_PATH)
+    async def completions(request: Request) -> Response:
+        wanted = decode_completion(await request.body())
+        prompts = await worker.frontend.render_completion(wanted, request_id=_request_id(request))
+        if len(prompts) == 1:
+            return await _answer(worker, request, prompts[0])
+        if prompts[0].output.stream:
+            raise InvalidRequest("several prompts cannot be streamed at once", param="stream")
+        answers = [await _whole(worker, request, prompt) for prompt in prompts]
+        return Response(encode(merge(answers)), media_type=_JSON)
+
+    return routes
+
+
+def encoder_router(worker: Worker) -> APIRouter:
+    """Chat of a worker that only encodes: the text does not matter, the answer has none."""
+    routes = APIRouter()
+
+    @routes.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        wanted = decode_chat(await request.body())
+        rendered = await worker.frontend.render_chat(wanted, request_id=_request_id(request))
+        if not rendered.media:
+            raise InvalidRequest("there is no media item to encode", param="messages")
+        params = await while_connected(request, _encode(worker, rendered))
+        answering = Answering(rendered.output, worker.frontend.tokenizer, ec_transfer_params=params)
+        if rendered.output.stream:
+            return EventStream(answering.events(_nothing(rendered), _no_steps()))
+        return Response(encode(await answering.whole(_one_step(rendered))), media_type=_JSON)
+
+    return routes
+
+
+async def _answer(worker: Worker, request: Request, rendered: RenderedRequest) -> Response:
+    if not rendered.output.stream:
+        return Response(encode(await _whole(worker, request, rendered)), media_type=_JSON)
+    answering = _answering(worker, rendered)
+    steps = _steps(worker, rendered)
+    first = await while_connected(request, anext(steps))
+    return EventStream(answering.events(first, steps))
+
+
+async def _whole(worker: Worker, request: Request, rendered: RenderedRequest) -> Any:
+    work = _answering(worker, rendered).whole(_steps(worker, rendered))
+    return await while_connected(request, work)
+
+
+def _answering(worker: Worker, rendered: RenderedRequest) -> Answering:
+    request_id = rendered.generate.request_id
+    return Answering(
+        rendered.output,
+        worker.frontend.tokenizer,
+        stop_choice=lambda index: worker.engine.abort([request_id], index),
+    )
+
+
+async def _steps(
+    worker: Worker, rendered: RenderedRequest
+) -> AsyncGenerator[list[RequestOutput], None]:
+    """Generate; a worker that has the vision part encodes the request's media itself."""
+    if rendered.media and "vision" in worker.role.parts:
+        await _encode(worker, rendered)
+    async with contextlib.aclosing(worker.generate(rendered.generate)) as steps:
+        async for outputs in steps:
+            yield outputs
+
+
+async def _encode(worker: Worker, rendered: RenderedRequest) -> dict[str, Any]:
+    """Encode the media that came with the request; their `ec_transfer_params`."""
+    items = {item.mm_hash: item for item in rendered.generate.mm_items}
+    wanted = [
+        EncodeItem(name, items[name].modality, items[name].length, items[name].grid, data)
+        for name, data in rendered.media.items()
+    ]
+    request = EncodeRequest(rendered.generate.request_id, wanted, rendered.generate.deadline_s)
+    outputs = {output.mm_hash: output for output in await worker.encode(request)}
+    return {name: _entry(rendered, name, output) for name, output in outputs.items()}
+
+
+def _entry(rendered: RenderedRequest, mm_hash: str, output: EncodeOutput) -> dict[str, Any]:
+    if output.error is not None:
+        raise from_info(output.error)
+    places = [i for i, item in enumerate(rendered.generate.mm_items) if item.mm_hash == mm_hash]
+    item = rendered.generate.mm_items[places[0]]
+    return {
+        "modality": item.modality,
+        "item_indices": places,
+        "metadata": item_metadata(item),
+        **(output.params or {}),
+    }
+
+
+def _nothing(rendered: RenderedRequest) -> list[RequestOutput]:
+    """Every choice ended without a token."""
+    request_id = rendered.generate.request_id
+    return [
+        RequestOutput(request_id, index, finish_reason="length")
+        for index in range(rendered.output.n)
+    ]
+
+
+async def _one_step(rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
+    yield _nothing(rendered)
+
+
+async def _no_steps() -> AsyncGenerator[list[RequestOutput], None]:
+    return
+    yield
+
+
+def _request_id(request: Request) -> str:
+    return new_request_id(request.headers.get("x-request-id"))

@@ -1,0 +1,26 @@
+"""`POST /inference/v1/encode`: pictures in (msgpack, raw bytes), handles for `ec_transfer_params`
+out. An item without data is answered from the cache or reported missing."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.generate import ENCODE_PATH, EncodeAnswer, decode_encode
+from services.http.streams import while_connected
+from services.worker.worker import Worker, new_request_id
+
+
+def router(worker: Worker) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post(ENCODE_PATH)
+    async def encode(request: Request) -> Response:
+        """Encode media items; each has its own result or error in the answer."""
+        wanted = decode_encode(await request.body())
+        if not wanted.request_id:
+            wanted.request_id = new_request_id(request.headers.get("x-request-id"))
+        outputs = await while_connected(request, worker.encode(wanted))
+        return Response(msgspec.json.encode(EncodeAnswer(outputs)), media_type="application/json")
+
+    return routes

@@ -1,0 +1,219 @@
+"""The worker's handle on its engine process: start it, talk to it, notice its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from protocol.errors import InternalError, TriptychError, Unavailable, error_info, from_info
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.engine import messages
+from services.engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+_STOP_S = 10.0
+_QUERY_S = 10.0
+_MAX_COMMANDS = 100_000
+
+
+class EngineClient:
+    """One engine process. Create with `start`; `close` ends the process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, directory: Path) -> None:
+        self._process = process
+        self._directory = directory
+        context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
+        self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
+        self._events: Any = context.socket(zmq.PULL)
+        self._generating: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._encoding: dict[str, asyncio.Queue[EncodeOutput]] = {}
+        self._queries: dict[int, asyncio.Future[messages.Statistics]] = {}
+        self._query_ids = itertools.count()
+        self._ready: asyncio.Future[messages.Ready] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.dead = asyncio.Event()
+
+    @classmethod
+    async def start(cls, config: EngineConfig, timeout_s: float) -> EngineClient:
+        """Start an engine and wait until it is ready.
+
+        Raises the engine's own error if it cannot start, `Unavailable` after `timeout_s`.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="triptych-"))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE
+        )
+        client = cls(process, directory)
+        try:
+            await client._open(config, timeout_s)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _open(self, config: EngineConfig, timeout_s: float) -> None:
+        commands, events = (f"ipc://{self._directory}/{name}" for name in ("commands", "events"))
+        self._commands.bind(commands)
+        self._events.bind(events)
+        assert self._process.stdin is not None
+        line = msgspec.json.encode(messages.Start(commands, events, config)) + b"\n"
+        self._process.stdin.write(line)
+        await self._process.stdin.drain()
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"the engine was not ready within {timeout_s:.0f} s") from None
+
+    @property
+    def ready(self) -> messages.Ready:
+        return self._ready.result()
+
+    async def _receive(self) -> None:
+        while True:
+            event = messages.decode_event(await self._events.recv())
+            match event:
+                case messages.Outputs(outputs, encoded):
+                    self._dispatch(outputs, encoded)
+                case messages.Statistics():
+                    future = self._queries.pop(event.query_id, None)
+                    if future is not None and not future.done():
+                        future.set_result(event)
+                case messages.Ready():
+                    self._ready.set_result(event)
+                case messages.Fatal(error):
+                    self._fail(from_info(error))
+
+    def _dispatch(self, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
+        for output in outputs:
+            queue = self._generating.get(output.request_id)
+            if queue is not None:
+                queue.put_nowait(output)
+        for item in encoded:
+            waiting = self._encoding.get(item.request_id)
+            if waiting is not None:
+                waiting.put_nowait(item)
+
+    async def _watch(self) -> None:
+        code = await self._process.wait()
+        self._fail(InternalError(f"the engine process ended with status {code}"))
+
+    def _fail(self, error: TriptychError) -> None:
+        """Everything that waits for the engine gets `error`."""
+        self.dead.set()
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        info = error_info(error)
+        for request_id, queue in self._generating.items():
+            queue.put_nowait(RequestOutput(request_id, finish_reason="error", error=info))
+        for request_id, waiting in self._encoding.items():
+            waiting.put_nowait(EncodeOutput(request_id, "", error=info))
+        for future in self._queries.values():
+            if not future.done():
+                future.set_exception(error)
+        self._queries.clear()
+
+    def _send(self, command: messages.Command) -> None:
+        if self.dead.is_set():
+            raise Unavailable("the engine of this worker is down")
+        try:
+            self._commands.send(messages.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            raise Unavailable("the engine of this worker is not taking commands") from None
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
+        """Run a request; yields whatever has arrived since the last time.
+
+        Ends when every choice has finished. Closing the iterator earlier aborts the request. An
+        error of the engine is raised.
+        """
+        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._generating[request.request_id] = queue
+        running = len(request.emitted) or request.sampling.n
+        try:
+            self._send(messages.Generate(request))
+            while running:
+                outputs = [await queue.get()]
+                while not queue.empty():
+                    outputs.append(queue.get_nowait())
+                for output in outputs:
+                    if output.error is not None:
+                        raise from_info(output.error)
+                    running -= output.finish_reason is not None
+                yield outputs
+        finally:
+            del self._generating[request.request_id]
+            if running:
+                self.abort([request.request_id])
+
+    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
+        """Encode items; one output each, in the order of `request.items`."""
+        queue: asyncio.Queue[EncodeOutput] = asyncio.Queue()
+        self._encoding[request.request_id] = queue
+        outputs: dict[str, EncodeOutput] = {}
+        wanted = {item.mm_hash for item in request.items}
+        try:
+            self._send(messages.Encode(request))
+            while wanted - set(outputs):
+                output = await queue.get()
+                if not output.mm_hash and output.error is not None:
+                    raise from_info(output.error)
+                outputs[output.mm_hash] = output
+        finally:
+            del self._encoding[request.request_id]
+            if wanted - set(outputs):
+                self.abort([request.request_id])
+        return [outputs[item.mm_hash] for item in request.items]
+
+    def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
+        """Stop requests, or one choice of them; their iterators yield nothing more."""
+        with contextlib.suppress(Unavailable):
+            self._send(messages.Abort(list(request_ids), index))
+
+    def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
+        self._send(messages.ResetCaches(prefix, encoder))
+
+    async def statistics(self, *, check: bool = False) -> messages.Statistics:
+        """A snapshot of the engine, with an integrity report if `check`."""
+        query_id = next(self._query_ids)
+        future = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(messages.Query(query_id, check))
+            return await asyncio.wait_for(future, _QUERY_S)
+        except TimeoutError:
+            raise Unavailable("the engine does not answer") from None
+        finally:
+            self._queries.pop(query_id, None)
+
+    async def close(self) -> None:
+        """End the engine process and release the sockets; idempotent."""
+        if self._process.returncode is None:
+            with contextlib.suppress(Unavailable):
+                self._send(messages.Shutdown())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._commands.close(linger=0)
+        self._events.close(linger=0)
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

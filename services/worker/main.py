@@ -1,0 +1,85 @@
+"""Start a worker of one role and serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from connectors.config import parse_ec, parse_kv
+from protocol.errors import ConfigError, TriptychError
+from protocol.settings import describe, resolve
+from services.engine.config import EngineConfig
+from services.frontend.render import Frontend
+from services.http.server import bind
+from services.http.server import serve as serve_http
+from services.worker.app import create_app
+from services.worker.config import WorkerConfig
+from services.worker.engine_client import EngineClient
+from services.worker.metrics import WorkerMetrics
+from services.worker.role import RoleSpec
+from services.worker.worker import Worker
+
+logger = logging.getLogger("worker")
+
+
+def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for a bad configuration, 1 if the engine died."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        config = resolve(WorkerConfig, argv, prog=f"services.{role.name}")
+        logging.basicConfig(
+            level=config.log_level.upper(),
+            format=f"%(asctime)s %(levelname)s {role.name}: %(message)s",
+        )
+        logger.info("configuration:\n%s", describe(config))
+        return asyncio.run(serve(role, config))
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    except TriptychError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+
+
+async def serve(role: RoleSpec, config: WorkerConfig) -> int:
+    """Bind, load, serve; the port is taken before the model is loaded."""
+    with bind(config.host, config.port) as listener:
+        frontend = Frontend.load(config.to_config())
+        engine = await EngineClient.start(
+            engine_config(role, config, frontend), config.start_timeout
+        )
+        try:
+            worker = Worker(role, config, engine, frontend, WorkerMetrics(role.name))
+            await serve_http(create_app(worker), listener, role.name, stop=engine.dead)
+            return 1 if engine.dead.is_set() else 0
+        finally:
+            await engine.close()
+            await frontend.close()
+
+
+def engine_config(role: RoleSpec, config: WorkerConfig, frontend: Frontend) -> EngineConfig:
+    info = frontend.info
+    return EngineConfig(
+        model_dir=config.model,
+        model=info.name,
+        revision=info.revision,
+        parts=role.parts if info.has_media else ("language",),
+        dtype=config.dtype,
+        device=config.device,
+        block_size=config.block_size,
+        num_blocks=config.num_gpu_blocks_override,
+        kv_cache_bytes=config.kv_cache_memory_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_model_len=info.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_encoder_patches=config.max_encoder_patches,
+        embedding_cache_bytes=config.embedding_cache_bytes,
+        prefix_caching=config.enable_prefix_caching,
+        eos_token_ids=info.eos_token_ids,
+        num_threads=config.num_threads,
+        ec=parse_ec(config.ec_transfer_config or role.ec_transport),
+        kv=parse_kv(config.kv_transfer_config or role.kv_transport),
+    )

@@ -1,0 +1,123 @@
+"""What /metrics of a worker shows, under vLLM's names with the prefix `triptych:`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from protocol.types import RequestOutput
+from services.engine.messages import Statistics
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_ITL = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 1.0)
+PREFIX = "triptych:"
+
+
+class _EngineCollector(Collector):
+    """The engine's own gauges and counters, as of the last snapshot."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self.snapshot: Statistics | None = None
+
+    def collect(self) -> list[Metric]:
+        if self.snapshot is None:
+            return []
+        families: list[Metric] = []
+        for name, value in self.snapshot.gauges.items():
+            gauge = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=["role"])
+            gauge.add_metric([self._role], value)
+            families.append(gauge)
+        for name, value in self.snapshot.counters.items():
+            counter = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=["role"])
+            counter.add_metric([self._role], value)
+            families.append(counter)
+        return families
+
+
+class WorkerMetrics:
+    """One registry per worker; nothing global."""
+
+    def __init__(self, role: str) -> None:
+        self.registry = CollectorRegistry()
+        self._role = role
+        self._engine = _EngineCollector(role)
+        self.registry.register(self._engine)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, text, ["role"], buckets=buckets, registry=self.registry)
+
+        self.ttft = histogram("time_to_first_token_seconds", "time to first token", _TTFT)
+        self.itl = histogram("inter_token_latency_seconds", "time between tokens", _ITL)
+        self.e2e = histogram("e2e_request_latency_seconds", "time to the last token", _TTFT)
+        self.encode = histogram("encode_time_seconds", "time to encode a request's media", _TTFT)
+        self.finished = Counter(
+            PREFIX + "request_success",
+            "finished choices",
+            ["role", "finished_reason"],
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            PREFIX + "request_errors",
+            "requests answered with an error",
+            ["role", "code"],
+            registry=self.registry,
+        )
+        self.aborted = Counter(
+            PREFIX + "request_aborted",
+            "requests whose client left",
+            ["role"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            PREFIX + "num_requests_in_flight",
+            "requests in this worker",
+            ["role"],
+            registry=self.registry,
+        )
+
+    def timeline(self) -> Timeline:
+        return Timeline(self, self._role)
+
+    def error(self, code: str) -> None:
+        self.errors.labels(self._role, code).inc()
+
+    def abort(self) -> None:
+        self.aborted.labels(self._role).inc()
+
+    def set_in_flight(self, count: int) -> None:
+        self.in_flight.labels(self._role).set(count)
+
+    def observe_encode(self, seconds: float) -> None:
+        self.encode.labels(self._role).observe(seconds)
+
+    def render(self, snapshot: Statistics | None) -> bytes:
+        """Prometheus text format."""
+        self._engine.snapshot = snapshot
+        return generate_latest(self.registry)
+
+
+@dataclass
+class Timeline:
+    """Times of one request, observed as its outputs pass by."""
+
+    metrics: WorkerMetrics
+    role: str
+    start: float = field(default_factory=time.monotonic)
+    last: float | None = None
+
+    def observe(self, outputs: list[RequestOutput]) -> None:
+        now = time.monotonic()
+        if self.last is None:
+            self.metrics.ttft.labels(self.role).observe(now - self.start)
+        else:
+            self.metrics.itl.labels(self.role).observe(now - self.last)
+        self.last = now
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.metrics.finished.labels(self.role, output.finish_reason).inc()
+                self.metrics.e2e.labels(self.role).observe(now - self.start)

@@ -1,0 +1,86 @@
+"""A worker: its configuration, its engine and the requests it has taken."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.frontend.render import Frontend
+from services.worker.config import WorkerConfig
+from services.worker.engine_client import EngineClient
+from services.worker.metrics import WorkerMetrics
+from services.worker.role import RoleSpec
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass
+class Worker:
+    """Handed to every route; owns nothing global."""
+
+    role: RoleSpec
+    config: WorkerConfig
+    engine: EngineClient
+    frontend: Frontend
+    metrics: WorkerMetrics
+    instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    draining: bool = False
+    in_flight: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.frontend.config.names[0]
+
+    def check_model(self, name: str) -> None:
+        """`ModelNotFound` unless `name` is empty or the model served here."""
+        if name and name not in self.frontend.config.names:
+            raise ModelNotFound(f"the model '{name}' is not served here", param="model")
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Count a request in; `Unavailable` if the worker is full, drains or has no engine."""
+        if self.draining or self.engine.dead.is_set():
+            raise Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        if self.in_flight >= self.config.max_num_queued:
+            raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
+        self.in_flight += 1
+        self.metrics.set_in_flight(self.in_flight)
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self.metrics.set_in_flight(self.in_flight)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
+        """Run a request here; see `EngineClient.generate`."""
+        if "language" not in self.role.parts:
+            raise InvalidRequest(f"a worker of role '{self.role.name}' generates no tokens")
+        timeline = self.metrics.timeline()
+        with self._admitted():
+            async with contextlib.aclosing(self.engine.generate(request)) as steps:
+                try:
+                    async for outputs in steps:
+                        timeline.observe(outputs)
+                        yield outputs
+                except GeneratorExit:
+                    self.metrics.abort()
+                    raise
+
+    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
+        """Encode pictures here; see `EngineClient.encode`."""
+        if "vision" not in self.role.parts:
+            raise InvalidRequest(f"a worker of role '{self.role.name}' encodes no media")
+        start = time.monotonic()
+        with self._admitted():
+            outputs = await self.engine.encode(request)
+        self.metrics.observe_encode(time.monotonic() - start)
+        return outputs
+
+
+def new_request_id(header: str | None) -> str:
+    return header or uuid.uuid4().hex

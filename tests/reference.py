@@ -1,0 +1,192 @@
+"""What transformers itself generates for a conversation: the truth that serving is compared with.
+
+The steps are those of the family's own processor, which cannot be loaded without torchvision:
+chat template, image processor, every placeholder expanded by that processor's own code, token ids,
+token types, then `generate()` in float32.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+)
+from transformers.image_utils import load_image
+
+Messages = list[dict[str, Any]]
+Inputs = dict[str, torch.Tensor]
+
+PROCESSORS = (
+    ("qwen2_vl", "Qwen2VLProcessor"),
+    ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
+    ("qwen3_vl", "Qwen3VLProcessor"),
+    ("llava_onevision", "LlavaOnevisionProcessor"),
+    ("gemma3", "Gemma3Processor"),
+)
+# Without it Qwen's positions become one-dimensional and Gemma's pictures causal, silently.
+TOKEN_TYPES = (
+    ("qwen2_vl", "mm_token_type_ids"),
+    ("qwen2_5_vl", "mm_token_type_ids"),
+    ("qwen3_vl", "mm_token_type_ids"),
+    ("gemma3", "token_type_ids"),
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A loaded model directory; use `load`, which keeps one per directory."""
+
+    config: PreTrainedConfig
+    tokenizer: Any
+    model: Any
+    image_processor: Any  # None for a text model
+    processor: Any  # the family's processor without its tokenizer and video parts
+    eos: tuple[int, ...]
+
+    def inputs(self, messages: Messages, **template: Any) -> Inputs:
+        """`generate()`'s arguments for one conversation; every tensor has batch size 1."""
+        images = _images(messages)
+        prompt = self.tokenizer.apply_chat_template(
+            _normalized(messages, flat=self.processor is None),
+            tokenize=False,
+            add_generation_prompt=True,
+            **template,
+        )
+        media = self._media(images)
+        ids = self.tokenizer(
+            self._expanded(prompt, media, len(images)),
+            add_special_tokens=False,
+            return_tensors="pt",
+        )["input_ids"]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
+        if (name := dict(TOKEN_TYPES).get(self.config.model_type)) is not None:
+            inputs[name] = (ids == self.config.image_token_id).int()
+        inputs.pop("num_crops", None)
+        return inputs
+
+    def generate(self, inputs: Inputs, max_new_tokens: int, ignore_eos: bool = False) -> list[int]:
+        """Greedy new token ids, the end-of-sequence token included if it came."""
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None if ignore_eos else list(self.eos),
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        with torch.inference_mode():
+            output = self.model.generate(**inputs, generation_config=config)
+        tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
+
+    def _media(self, images: list[Any]) -> Inputs:
+        if not images:
+            return {}
+        return dict(self.image_processor(images=images, return_tensors="pt"))
+
+    def _expanded(self, prompt: str, media: Inputs, count: int) -> str:
+        if self.processor is None or not count:
+            return prompt
+        before, *rest = prompt.split(self.processor.image_token)
+        if len(rest) != count:
+            raise ValueError(f"{count} pictures, {len(rest)} placeholders in the prompt")
+        spans = [self.processor.replace_image_token(media, index) for index in range(count)]
+        return before + "".join(span + text for span, text in zip(spans, rest, strict=True))
+
+
+@lru_cache(maxsize=16)
+def load(model_dir: Path) -> Reference:
+    """Loads a model directory in float32 on the CPU, once per process.
+
+    The process's tensor operations get one thread: on matrices this small more threads only wait
+    for one another, for seconds where cores are shared.
+    """
+    torch.set_num_threads(1)
+    config = AutoConfig.from_pretrained(model_dir)
+    name = dict(PROCESSORS).get(config.model_type)
+    auto = AutoModelForCausalLM if name is None else AutoModelForImageTextToText
+    model = auto.from_pretrained(model_dir, dtype=torch.float32).eval()
+    eos = _take_eos(model)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    if name is None:
+        return Reference(config, tokenizer, model, None, None, eos)
+    image_processor = AutoImageProcessor.from_pretrained(model_dir)
+    processor = _placeholder_code(name, config, tokenizer, image_processor)
+    return Reference(config, tokenizer, model, image_processor, processor, eos)
+
+
+def reference_generate(
+    model_dir: Path,
+    messages: Messages,
+    max_new_tokens: int,
+    *,
+    ignore_eos: bool = False,
+    **template: Any,
+) -> list[int]:
+    """New token ids of `generate()`, greedy, float32, one conversation.
+
+    Args:
+        messages: OpenAI messages; pictures as parts `{"type": "image", "image": PIL.Image}`. Text
+            is taken literally, special tokens in it included.
+        ignore_eos: go on to `max_new_tokens` whatever is generated.
+        template: more arguments of the chat template, such as `enable_thinking`.
+    """
+    reference = load(Path(model_dir).resolve())
+    return reference.generate(reference.inputs(messages, **template), max_new_tokens, ignore_eos)
+
+
+def _take_eos(model: Any) -> tuple[int, ...]:
+    """Moves the EOS ids out of the model: generate() falls back to them when given none."""
+    eos = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = None
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _placeholder_code(
+    name: str, config: PreTrainedConfig, tokenizer: Any, image_processor: Any
+) -> Any:
+    """The processor's `replace_image_token` with what it reads, and nothing else.
+
+    Each picture is processed on its own, as a flat list of pictures is, so that its embedding does
+    not depend on the other pictures of the request (LLaVA-OneVision).
+    """
+    processor_class = getattr(transformers, name)
+    processor = processor_class.__new__(processor_class)
+    processor.image_processor = image_processor
+    processor.image_token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    if config.model_type == "llava_onevision":
+        vision = config.vision_config
+        processor.num_image_tokens = (vision.image_size // vision.patch_size) ** 2
+        processor.vision_aspect_ratio = config.vision_aspect_ratio
+        processor.vision_feature_select_strategy = config.vision_feature_select_strategy
+    if config.model_type == "gemma3":
+        begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
+        span = begin + processor.image_token * config.mm_tokens_per_image + end
+        processor.full_image_sequence = f"\n\n{span}\n\n"
+        processor.image_token = begin
+    return processor
+
+
+def _images(messages: Messages) -> list[Any]:
+    parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
+    return [load_image(part["image"]) for part in parts if part["type"] == "image"]
+
+
+def _normalized(messages: Messages, flat: bool) -> Messages:
+    """Content as the template reads it: one string (`flat`) or a list of parts."""
+    return [{**m, "content": _content(m["content"], flat)} for m in messages]
+
+
+def _content(content: str | list[dict[str, Any]], flat: bool) -> str | list[dict[str, Any]]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if flat:
+        return "\n".join(part["text"] for part in parts)
+    return [{"type": "image"} if part["type"] == "image" else part for part in parts]

@@ -1,0 +1,213 @@
+"""Tokenizers and chat templates of the tiny model families.
+
+A byte-level BPE is trained on a fixed text, so token ids are the same everywhere. Templates render
+what each family's published template renders for roles, text, pictures and the generation prompt
+(no tools, no video).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+CORPUS = """What is in this image? There is a red circle and a blue square on a white background.
+How many circles are there? There are three circles, two squares and one triangle.
+What colour is the square? The square is blue, the star is yellow, the cross is green.
+Which of the two images shows a digit? The second image shows the digit seven, the first does not.
+Describe the picture in one sentence. The picture shows a black triangle to the left of a circle.
+You are a helpful assistant. Hello, how are you today? I am fine, thank you. Tell me a story.
+Once upon a time there was a small server that answered every request before it was asked.
+def add(a, b): return a + b  # 0123456789 {"name": "value", "list": [1, 2, 3]} https://example.org
+Übergröße, café, naïve façade, señor; 你好，世界。これは写真です。Привет, мир! 🙂🎉
+"""
+BYTES = 256
+MERGES = 220
+
+_CHATML = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['content'] is string -%}{{ message['content'] }}"
+    "{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{ '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+_DEFAULT_SYSTEM = (
+    "{%- if messages[0]['role'] != 'system' -%}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}"
+    "{%- endif -%}"
+)
+_THINKING_OFF = (
+    "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false -%}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
+)
+# Pictures of a turn come before its text, whatever order the parts have.
+_LLAVA_ONEVISION = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message['role'] + ' ' }}"
+    "{%- for part in message['content'] | selectattr('type', 'equalto', 'image') -%}"
+    "{{ '<image>' }}{%- endfor -%}"
+    "{%- for part in message['content'] | selectattr('type', 'equalto', 'text') -%}"
+    "{{ '\\n' + part['text'] }}{%- endfor -%}"
+    "{{ '<|im_end|>' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+_GEMMA = (
+    "{{ bos_token }}"
+    "{%- set ns = namespace(turns=messages, prefix='') -%}"
+    "{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set first = messages[0]['content'] -%}"
+    "{%- set ns.prefix = (first if first is string else first[0]['text']) + '\\n\\n' -%}"
+    "{%- set ns.turns = messages[1:] -%}"
+    "{%- endif -%}"
+    "{%- for message in ns.turns -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{%- endif -%}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) }}"
+    "{{ '\\n' + (ns.prefix if loop.first else '') }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'image' -%}{{ '<start_of_image>' }}"
+    "{%- elif part['type'] == 'text' -%}{{ part['text'] | trim }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{ '<end_of_turn>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
+)
+_LLAMA = (
+    "{{ bos_token }}"
+    "{%- for message in messages -%}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{{ message['content'] | trim }}{{ '<|eot_id|>' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}"
+)
+
+_QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_QWEN_VOCAB_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What a family's tokenizer directory says; `head` ids come before the bytes, `tail` after."""
+
+    template: str
+    eos: tuple[str, ...]
+    pad: str
+    head: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
+    plain_tail: tuple[str, ...] = ()  # one token each, but shown when special ones are skipped
+    bos: str | None = None
+    names: tuple[tuple[str, str], ...] = ()  # extra entries of tokenizer_config.json
+
+
+CHATML_TEXT = TextSide(
+    template=_CHATML + _THINKING_OFF,
+    eos=("<|im_end|>", "<|endoftext|>"),
+    pad="<|endoftext|>",
+    tail=_QWEN_SPECIAL,
+    plain_tail=_QWEN_VOCAB_TOKENS,
+)
+QWEN2_VL = TextSide(
+    template=_DEFAULT_SYSTEM + _CHATML,
+    eos=("<|im_end|>", "<|endoftext|>"),
+    pad="<|endoftext|>",
+    tail=_QWEN_SPECIAL + _QWEN_VISION,
+)
+QWEN3_VL = TextSide(
+    template=_CHATML,
+    eos=("<|im_end|>", "<|endoftext|>"),
+    pad="<|endoftext|>",
+    tail=_QWEN_SPECIAL + _QWEN_VISION,
+    plain_tail=_QWEN_VOCAB_TOKENS,
+)
+LLAVA_ONEVISION = TextSide(
+    template=_LLAVA_ONEVISION,
+    eos=("<|im_end|>",),
+    pad="<|endoftext|>",
+    tail=(*_QWEN_SPECIAL, "<image>", "<video>"),
+)
+GEMMA3 = TextSide(
+    template=_GEMMA,
+    eos=("<eos>", "<end_of_turn>"),
+    pad="<pad>",
+    bos="<bos>",
+    head=("<pad>", "<eos>", "<bos>", "<unk>"),
+    tail=(
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<start_of_image>",
+        "<end_of_image>",
+        "<image_soft_token>",
+    ),
+    names=(
+        ("boi_token", "<start_of_image>"),
+        ("eoi_token", "<end_of_image>"),
+        ("image_token", "<image_soft_token>"),
+    ),
+)
+LLAMA = TextSide(
+    template=_LLAMA,
+    eos=("<|eot_id|>", "<|end_of_text|>"),
+    pad="<|end_of_text|>",
+    bos="<|begin_of_text|>",
+    tail=(
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ),
+)
+
+
+def train(side: TextSide) -> Tokenizer:
+    """A byte-level BPE of about 500 tokens. A tokenizer with a BOS adds it by itself."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(side.head) + BYTES + MERGES,
+        special_tokens=list(side.head),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS.splitlines(keepends=True), trainer)
+    tokenizer.add_special_tokens(list(side.tail))
+    tokenizer.add_tokens(list(side.plain_tail))
+    if side.bos is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{side.bos} $A",
+            pair=f"{side.bos} $A {side.bos} $B",
+            special_tokens=[(side.bos, tokenizer.token_to_id(side.bos))],
+        )
+    return tokenizer
+
+
+def write(side: TextSide, path: Path) -> Tokenizer:
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja into `path`."""
+    tokenizer = train(side)
+    tokenizer.save(str(path / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": side.bos,
+        "eos_token": side.eos[0],
+        "pad_token": side.pad,
+        "additional_special_tokens": list(side.tail),
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+        **dict(side.names),
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    (path / "chat_template.jinja").write_text(side.template)
+    return tokenizer

@@ -1,0 +1,84 @@
+"""Content keys: equal where content is equal, different where anything differs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.keys import BlockKeyChain, block_keys, mm_hash, root_key
+from protocol.types import MMItem
+
+ROOT = root_key(model="m", revision="r")
+TOKENS = st.lists(st.integers(0, 50_000), max_size=80)
+
+
+def item(name: str, offset: int, length: int) -> MMItem:
+    return MMItem(name, "image", offset, length)
+
+
+@given(TOKENS, st.lists(st.integers(1, 9), max_size=9), st.integers(1, 16))
+def test_growing_a_chain_equals_hashing_at_once(
+    tokens: list[int], cuts: list[int], size: int
+) -> None:
+    chain = BlockKeyChain(ROOT, size, [item("a", 3, 5)])
+    end = 0
+    for cut in cuts:
+        end = min(len(tokens), end + cut)
+        chain.extend(tokens[:end])
+    assert chain.extend(tokens) == block_keys(tokens, size, ROOT, [item("a", 3, 5)])
+    assert len(chain.keys) == len(tokens) // size
+
+
+@given(TOKENS, st.data())
+def test_a_changed_token_changes_its_block_and_all_later_ones(
+    tokens: list[int], data: st.DataObject
+) -> None:
+    keys = block_keys(tokens, 4, ROOT)
+    if not keys:
+        return
+    place = data.draw(st.integers(0, len(keys) * 4 - 1))
+    other = [*tokens]
+    other[place] += 1
+    changed = block_keys(other, 4, ROOT)
+    same = [a == b for a, b in zip(keys, changed, strict=True)]
+    assert same == [i < place // 4 for i in range(len(keys))]
+
+
+def test_pictures_with_equal_placeholders_have_different_blocks() -> None:
+    tokens = [1, 2, *[9] * 8, 3, 4, 5, 6, 7, 8]
+    red = block_keys(tokens, 4, ROOT, [item("red", 2, 8)])
+    blue = block_keys(tokens, 4, ROOT, [item("blue", 2, 8)])
+    assert all(a != b for a, b in zip(red, blue, strict=True))
+
+
+def test_where_a_picture_stands_in_its_block_matters() -> None:
+    tokens = [9] * 8
+    assert block_keys(tokens, 8, ROOT, [item("a", 0, 4)]) != block_keys(
+        tokens, 8, ROOT, [item("a", 1, 4)]
+    )
+
+
+def test_a_picture_after_a_block_does_not_change_it() -> None:
+    tokens = [1, 2, 3, 4, 9, 9, 9, 9]
+    plain = block_keys(tokens[:4], 4, ROOT)
+    assert block_keys(tokens, 4, ROOT, [item("a", 4, 4)])[:1] == plain
+
+
+def test_salt_and_model_keep_caches_apart() -> None:
+    roots = {
+        root_key(model="m", revision="r"),
+        root_key(model="m", revision="r", cache_salt="tenant"),
+        root_key(model="m", revision="s"),
+        root_key(model="mr", revision=""),
+    }
+    assert len(roots) == 4
+
+
+def test_mm_hash_covers_bytes_options_and_weights() -> None:
+    base = {"modality": "image", "processor": {"size": 1}, "model": "m", "revision": "r"}
+    names = {
+        mm_hash(b"x", **base),  # type: ignore[arg-type]
+        mm_hash(b"y", **base),  # type: ignore[arg-type]
+        *(mm_hash(b"x", **{**base, key: "other"}) for key in ("modality", "model", "revision")),  # type: ignore[arg-type]
+        mm_hash(b"x", **{**base, "processor": {"size": 2}}),  # type: ignore[arg-type]
+    }
+    assert len(names) == 6
+    assert all(len(name) == 64 for name in names)
