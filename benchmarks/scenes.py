@@ -76,7 +76,7 @@ class Scene:
 
 
 def random_scene(rng: random.Random, size: tuple[int, int] | None = None) -> Scene:
-    """A scene of 1 to `MAX_THINGS` things, a quarter of the time one of them a digit; `size` is
+    """A scene of 1 to `MAX_THINGS` things, now and then one of them a digit; `size` is
     (width, height) in pixels, by default one of `SIZES`."""
     width, height = size or rng.choice(SIZES)
     ground = rng.choice(tuple(GROUNDS))
@@ -101,7 +101,7 @@ def _random_names(rng: random.Random) -> list[tuple[str, str]]:
     names = rng.sample(pairs, min(count, len(pairs)))
     if common and count > 1 and rng.random() < 0.5:
         names[-1] = (rng.choice([s for s in SHAPES if s != common]), rng.choice(colours))
-    if rng.random() < 0.25:
+    if rng.random() < 0.4:
         names[0] = (rng.choice(DIGITS), rng.choice(colours))
     rng.shuffle(names)
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -52,6 +53,12 @@ def namespace_dir() -> Path:
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError("TRIPTYCH_NAMESPACE: letters, digits, '-' and '_' only")
     return _SHM / f"triptych-{os.getuid()}-{name}"
+
+
+def drop_namespace() -> None:
+    """Remove the namespace's folder if nothing is left in it."""
+    with contextlib.suppress(OSError):
+        namespace_dir().rmdir()
 
 
 def parse_ec(text: str) -> ECConfig:

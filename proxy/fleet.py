@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from protocol.errors import ConfigError, TriptychError, Unavailable
+from protocol.errors import ConfigError, DeadlineExceeded, TriptychError, Unavailable
 from protocol.types import Role
 from proxy.client import UpstreamClient
 
+_LATE_PROBES = 3
 _OFF = ("", "none", "disable", "disabled")
 
 
@@ -25,6 +26,7 @@ class Instance:
     role: Role
     up: bool = True
     in_flight: int = 0
+    late_probes: int = 0
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -102,8 +104,13 @@ def _up(instances: Sequence[Instance]) -> list[Instance]:
 
 
 async def _probe_one(client: UpstreamClient, instance: Instance) -> None:
+    """A refused connection means down at once; a late answer only if it happens again and again,
+    for a busy machine is not a dead worker."""
     try:
         await client.get(f"{instance.url}/health")
-        instance.up = True
+        instance.up, instance.late_probes = True, 0
+    except DeadlineExceeded:
+        instance.late_probes += 1
+        instance.up = instance.up and instance.late_probes < _LATE_PROBES
     except TriptychError:
         instance.up = False

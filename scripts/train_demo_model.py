@@ -1,21 +1,22 @@
 """Train the demonstration model from nothing and write it to a folder.
 
-    python scripts/train_demo_model.py --out models/demo --minutes 55
+python scripts/train_demo_model.py --out models/demo --minutes 55
 """
 
 import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from demo_model.architecture import build_model  # noqa: E402
 from demo_model.card import model_card  # noqa: E402
 from demo_model.evaluation import accuracy  # noqa: E402
 from demo_model.export import save_model  # noqa: E402
+from demo_model.parity import check_parity  # noqa: E402
 from demo_model.training import Plan, train  # noqa: E402
 from demo_model.vocabulary import train_tokenizer  # noqa: E402
 
@@ -30,24 +31,25 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
     parser.add_argument("--samples", type=int, default=512, help="held-out questions per kind")
     parser.add_argument("--compile", action="store_true", help="compile; needs a C++ compiler")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to and to continue from")
     return parser.parse_args()
 
 
 def main() -> None:
     """Train, measure, save."""
     args = parse_args()
-    started = time.monotonic()
     cores = len(os.sched_getaffinity(0))
     workers = args.workers or (1 if args.device == "cuda" else min(cores, 8))
-    plan = Plan(args.minutes, workers, args.device, args.seed, args.compile)
+    plan = Plan(args.minutes, workers, args.device, args.seed, args.compile, args.checkpoint)
     tokenizer = train_tokenizer()
+    difference = check_parity(build_model(tokenizer, args.seed), tokenizer)
+    print(f"training path against transformers, fp32: largest difference {difference:.1e}")
     model = train(plan, tokenizer)
-    minutes = (time.monotonic() - started) / 60
     scores = accuracy(model, tokenizer, args.samples)
     report = {"samples_per_kind": args.samples, "accuracy": scores}
     extra = {
         "accuracy.json": json.dumps(report, indent=2) + "\n",
-        "README.md": model_card(model, scores, args.samples, minutes, workers),
+        "README.md": model_card(model, scores, args.samples, args.minutes, workers),
     }
     save_model(model, tokenizer, args.out, extra)
     print(f"saved to {args.out}")

@@ -24,9 +24,7 @@ def engine(model_dir: Path, **options: Any) -> Engine:
     reference = load(model_dir)
     parts = ("language",) if reference.image_processor is None else ("language", "vision")
     values = {"parts": parts, "num_blocks": 256, "eos_token_ids": reference.eos, **options}
-    config = EngineConfig(
-        model_dir=str(model_dir), model=model_dir.name, revision="test", **values
-    )
+    config = EngineConfig(model_dir=str(model_dir), model=model_dir.name, revision="test", **values)
     return Engine(config, wake=lambda: None)
 
 

@@ -70,9 +70,7 @@ def text_part(text: str) -> Json:
 
 def user(*parts: str | Json) -> list[Json]:
     """One user turn; strings are text parts."""
-    return [
-        {"role": "user", "content": [text_part(p) if isinstance(p, str) else p for p in parts]}
-    ]
+    return [{"role": "user", "content": [text_part(p) if isinstance(p, str) else p for p in parts]}]
 
 
 def chat(messages: list[Json] | None = None, **fields: Any) -> ChatCompletionRequest:

@@ -7,6 +7,7 @@ and never changes; a reader that has mapped it keeps it after the writer has evi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -53,6 +54,7 @@ class FileEC(ECConnector):
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
+        self._made_root = not options.root.exists()
         options.root.mkdir(parents=True, exist_ok=True)
 
     def _path(self, mm_hash: str) -> Path:
@@ -110,7 +112,11 @@ class FileEC(ECConnector):
             self._remove(mm_hash)
 
     def close(self) -> None:
+        """Remove this instance's entries, and the root itself if it made and emptied it."""
         self.clear()
+        with contextlib.suppress(OSError):
+            if self._made_root:
+                self._options.root.rmdir()
 
     def check_integrity(self) -> list[str]:
         missing = [name for name in self._entries if not self._path(name).exists()]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.pictures import Question, Scene, ask
+from benchmarks.pictures import Question, ask
+from benchmarks.scenes import Scene
 from demo_model.vision import Grid
 from demo_model.vocabulary import SYSTEM_PROMPT
 
@@ -18,7 +19,8 @@ PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 @dataclass
 class Row:
     """Tokens of one row. Branch 0 is the prefix that everything sees; other branches see the prefix
-    and themselves. `positions` are m-RoPE's (time, row, column); `weights` of targets, 0 for none."""
+    and themselves. `positions` are m-RoPE's (time, row, column); `weights` are 0 where there is no
+    target."""
 
     ids: list[int] = field(default_factory=list)
     branches: list[int] = field(default_factory=list)

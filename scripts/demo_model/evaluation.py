@@ -17,7 +17,7 @@ def accuracy(
     samples: int,
     batch_size: int = 64,
 ) -> dict[str, float]:
-    """Share of exactly right answers by kind of question, over `samples` held-out questions each."""
+    """Share of exactly right answers by kind, over `samples` held-out questions each."""
     model.eval()
     result = {}
     for kind in KINDS:

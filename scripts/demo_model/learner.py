@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from demo_model.architecture import VISION, build_image_processor
+from demo_model.architecture import build_image_processor
 from demo_model.conversations import RowBatch
 from demo_model.pixels import COLOURS, FORMS, UNCLEAR, PictureBatch
 from demo_model.steps import Step
@@ -20,20 +20,23 @@ class Learner(nn.Module):
         super().__init__()
         self.model = model
         self.language = model.model.language_model
-        window = VISION["window_size"] // VISION["patch_size"] // VISION["spatial_merge_size"]
-        self.vision = BatchedVision(model.model.visual, window)
+        self.vision = BatchedVision(model.model.visual)
         forms, colours = len(FORMS) + 1, len(COLOURS) + 1
         sizes = {"form": forms, "colour": colours, "ground": 3, "centre": forms}
-        self.heads = nn.ModuleDict(
-            {name: nn.Linear(VISION["out_hidden_size"], size) for name, size in sizes.items()}
-        )
+        width = model.config.vision_config.out_hidden_size
+        self.heads = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
         self._processor = build_image_processor()
+
+    def lower_precision(self) -> None:
+        """Turn the parameters to bf16; rotary frequencies stay fp32."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
 
     def compile_parts(self) -> None:
         """Compile the two towers (needs a C++ compiler; pays after some minutes)."""
-        for layer in self.language.layers:
-            layer.forward = torch.compile(layer.forward, dynamic=False)
-        self.vision.forward = torch.compile(self.vision.forward, dynamic=False)
+        torch._dynamo.config.recompile_limit = 64
+        for module in (*self.language.layers, self.vision):
+            module.compile(dynamic=False)
 
     def see(self, batches: list[PictureBatch]) -> tuple[list[Tensor], Tensor]:
         """Image tokens of every picture [tokens, dim], and the loss of the heads."""
@@ -55,7 +58,7 @@ class Learner(nn.Module):
 
     def talk_loss(self, batch: RowBatch, features: list[Tensor]) -> Tensor:
         """Weighted mean loss of the target tokens of a batch of rows."""
-        hidden = self._hidden(batch, features)[:, :-1].flatten(0, 1)
+        hidden = self.hidden(batch, features)[:, :-1].flatten(0, 1)
         weights, ids = batch.weights[:, 1:].flatten(), batch.ids[:, 1:].flatten()
         count = int((weights > 0).sum())
         # Some positions without a target come along, so that few shapes occur.
@@ -64,7 +67,7 @@ class Learner(nn.Module):
         losses = F.cross_entropy(logits, ids[chosen], reduction="none")
         return (losses * weights[chosen]).sum() / weights.sum()
 
-    def _hidden(self, batch: RowBatch, features: list[Tensor]) -> Tensor:
+    def hidden(self, batch: RowBatch, features: list[Tensor]) -> Tensor:
         """Last hidden states [rows, length, dim]."""
         language = self.language
         hidden = language.embed_tokens(batch.ids)
@@ -119,7 +122,7 @@ class MasterOptimizer:
         if dist.is_initialized():
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
-        pieces = flat[:-1].split([part.numel() for part in parts])
+        pieces = torch.split(flat[:-1], [part.numel() for part in parts])
         for master, working, piece in zip(self._masters, self._working, pieces, strict=True):
             master.grad = piece.view_as(master)
             working.grad = None
@@ -129,17 +132,26 @@ class MasterOptimizer:
                 group["lr"] = lr
             optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(self._working, self._masters)
+            torch._foreach_copy_(list[Tensor](self._working), self._masters)
         return norm, float(flat[-1])
 
-    @torch.no_grad()
+    def values(self, module: nn.Module) -> dict[str, Tensor]:
+        """The fp32 values of the optimized parameters of `module` by name."""
+        pairs = zip(self._working, self._masters, strict=True)
+        masters = {id(working): master for working, master in pairs}
+        return {
+            name: masters[id(parameter)]
+            for name, parameter in module.named_parameters()
+            if id(parameter) in masters
+        }
+
     def restore(self, module: nn.Module) -> None:
-        """Put the fp32 values into `module`, the one given at the start, turned to fp32."""
-        kept = {id(working): master for working, master in zip(
-            self._working, self._masters, strict=True)}  # fmt: skip
-        for parameter in module.parameters():
-            value = kept.get(id(parameter), parameter.detach())
-            parameter.data = value.float().clone()
+        """Turn `module`, whose parameters these are, to fp32 and give it the exact values."""
+        values = self.values(module)
+        module.float()
+        with torch.no_grad():
+            for name, value in values.items():
+                module.get_parameter(name).copy_(value)
 
 
 def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -39,7 +39,7 @@ def grid_of(width: int, height: int) -> Grid:
 
 
 def picture_batches(scenes: list[Scene]) -> tuple[list[PictureBatch], list[int]]:
-    """The scenes drawn, one batch per grid, and each scene's place in the batches' concatenation."""
+    """The scenes drawn, one batch per grid, and each scene's place in all batches together."""
     grids = [grid_of(scene.width, scene.height) for scene in scenes]
     order = sorted(range(len(scenes)), key=lambda index: grids[index])
     batches = []
@@ -59,7 +59,7 @@ def _batch(scenes: list[Scene], grid: Grid) -> PictureBatch:
     return PictureBatch(grid, torch.from_numpy(np.stack(arrays)), form, colour, ground, centre)
 
 
-def _token_labels(scene: Scene, grid: Grid) -> np.ndarray:
+def _token_labels(scene: Scene, grid: Grid) -> np.typing.NDArray[np.int64]:
     """Form, colour, ground and centre class of every token, int64 [4, tokens]."""
     rows, columns = grid
     labels = np.zeros((4, rows, columns), np.int64)
@@ -80,7 +80,9 @@ def _token_labels(scene: Scene, grid: Grid) -> np.ndarray:
     return labels.reshape(4, -1)
 
 
-def _overlap(centre: float, reach: float, count: int) -> np.ndarray:
+def _overlap(centre: float, reach: float, count: int) -> np.typing.NDArray[np.float64]:
     """Length of each unit cell [count] that `centre` ± `reach` covers."""
     edges = np.arange(count)
-    return np.clip(np.minimum(edges + 1, centre + reach) - np.maximum(edges, centre - reach), 0, 1)
+    covered = np.minimum(edges + 1, centre + reach) - np.maximum(edges, centre - reach)
+    inside: np.typing.NDArray[np.float64] = np.clip(covered, 0.0, 1.0)
+    return inside

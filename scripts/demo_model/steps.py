@@ -1,14 +1,14 @@
-"""What one training step sees: drawn pictures and rows of questions, a pure function of its number."""
+"""What one training step sees, pictures and rows of questions: a function of its number."""
 
 import random
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.pictures import Scene, Split
-from benchmarks.scenes import SIZES, random_scene
+from benchmarks.pictures import Split
+from benchmarks.scenes import SIZES, Scene, random_scene
 from demo_model.conversations import (
     PICTURE,
     Row,
@@ -38,15 +38,14 @@ class Step:
 
     def to(self, device: str) -> "Step":
         """The step with its tensors on a device."""
-        return Step([_moved(b, device) for b in self.pictures], [_moved(b, device) for b in self.rows])
+        pictures = [replace(batch, **_moved(batch, device)) for batch in self.pictures]
+        return Step(pictures, [replace(batch, **_moved(batch, device)) for batch in self.rows])
 
 
-Batch = TypeVar("Batch", PictureBatch, RowBatch)
-
-
-def _moved(batch: Batch, device: str) -> Batch:
-    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **{name: value.to(device) for name, value in tensors.items()})
+def _moved(batch: PictureBatch | RowBatch, device: str) -> dict[str, Any]:
+    """The tensors of a batch by field, on a device."""
+    fields = vars(batch).items()
+    return {name: value.to(device) for name, value in fields if isinstance(value, Tensor)}
 
 
 class Steps:

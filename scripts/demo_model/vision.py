@@ -1,6 +1,8 @@
 """The vision tower over a batch of equal grids: the same function as transformers', without its
 loop over windows."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,20 +25,19 @@ def patchify(pixels: Tensor, processor: Qwen2VLImageProcessorPil) -> Tensor:
 class BatchedVision(nn.Module):
     """Runs the weights of `visual` over pictures that share one grid."""
 
-    def __init__(self, visual: nn.Module, window_tokens: int) -> None:
+    def __init__(self, visual: nn.Module) -> None:
         super().__init__()
         self.visual = visual
-        self.window_tokens = window_tokens
 
     def forward(self, patches: Tensor, grid: Grid) -> Tensor:
         """Patches [pictures, rows * columns * 4, 588] to tokens [pictures, rows * columns, dim]."""
-        visual = self.visual
+        visual: Any = self.visual
         weight = visual.patch_embed.proj.weight.sum(2).flatten(1)
         hidden = F.linear(patches.to(weight.dtype), weight)
         rows, columns = _patch_places(grid, patches.device)
         turns = visual.rotary_pos_emb(hidden, torch.stack([rows, columns], dim=-1))
         cos, sin = (turn.to(hidden.dtype) for turn in turns)
-        window = _same_window(rows, columns, 2 * self.window_tokens)
+        window = _same_window(rows, columns, visual.window_size // visual.patch_size)
         for index, block in enumerate(visual.blocks):
             mask = None if index in visual.fullatt_block_indexes else window
             hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin, mask)
@@ -56,14 +57,12 @@ def _patch_places(grid: Grid, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _same_window(rows: Tensor, columns: Tensor, side: int) -> Tensor:
-    """Whether two patches share an attention window of `side` x `side` patches [patches, patches]."""
+    """Whether two patches share a window of `side` x `side` patches, bool [patches, patches]."""
     window = rows // side * 1000 + columns // side
     return window[:, None] == window[None, :]
 
 
-def _attend(
-    attention: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
-) -> Tensor:
+def _attend(attention: Any, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
     """Self-attention over [pictures, patches, dim]; `cos`, `sin` are [patches, head_dim]."""
     pictures, patches, width = x.shape
     qkv = attention.qkv(x).view(pictures, patches, 3, attention.num_heads, -1)

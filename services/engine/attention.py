@@ -1,20 +1,25 @@
-"""Paged attention as transformers' models call it, in plain PyTorch.
+"""Paged attention as transformers' models call it, and its reference in plain PyTorch.
 
 `register()` puts it into transformers' `AttentionInterface` under `PAGED`. Models then call
 `paged_attention` in every layer with [1, heads, T, dim] tensors and the step's `PagedBatch` as
 keyword `paged`. A mask function is not registered: transformers builds no mask for it then, and
 visibility is computed here from positions, spans and windows.
+
+Who computes is an `AttentionBackend`: `TorchAttention` here, `TritonAttention` on CUDA.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from services.engine.batch import PagedBatch
+from services.engine.batch import AttentionBackend, PagedBatch
 from services.engine.kv_cache import KVCache
 
 PAGED = "triptych_paged"
@@ -44,17 +49,41 @@ def paged_attention(
     `s_aux` [heads] are attention sinks. Returns [1, T, heads, v_dim].
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    cache = paged.cache
-    cache.write(
-        layer,
-        paged.slot_blocks,
-        paged.slot_offsets,
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-    )
+    backend = paged.backend or backend_for(query.device)
+    backend.write(key[0], value[0], layer, paged)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    attend = _attend_decode if paged.decode_only else _attend_packed
-    return attend(query[0], layer, paged, scale, softcap, s_aux).unsqueeze(0), None
+    return backend.attend(query[0], layer, paged, scale, softcap, s_aux).unsqueeze(0), None
+
+
+@cache
+def backend_for(device: torch.device) -> AttentionBackend:
+    """Triton kernels on CUDA where Triton is installed, plain PyTorch elsewhere."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return TorchAttention()
+    from services.engine.triton_attention import TritonAttention
+
+    return TritonAttention.for_device(device)
+
+
+@dataclass(frozen=True)
+class TorchAttention:
+    """Works on every device and is what the kernels are compared with."""
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: PagedBatch) -> None:
+        keys, values = key.transpose(0, 1), value.transpose(0, 1)
+        batch.cache.write(layer, batch.slot_blocks, batch.slot_offsets, keys, values)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        attend = _attend_decode if batch.decode_only else _attend_packed
+        return attend(query, layer, batch, scale, softcap, sinks)
 
 
 def _attend_packed(

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
 
 from services.engine.kv_cache import KVCache
+
+
+class AttentionBackend(Protocol):
+    """How attention is computed: plain PyTorch, or kernels of a device."""
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: PagedBatch) -> None:
+        """Store [kv_heads, T, dim] keys and values in the batch's slots."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query [heads, T, k_dim] → [T, heads, v_dim] over each request's whole context."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,7 @@ class PagedBatch:
     positions: int64[T], index of each token within its request
     span_starts, span_ends: int64[T], the media span in which a token sees every other token,
         (0, 0) outside; None when no token has one
+    backend: what computes attention; None for what suits the device
     """
 
     cache: KVCache
@@ -36,6 +57,7 @@ class PagedBatch:
     positions: torch.Tensor
     span_starts: torch.Tensor | None = None
     span_ends: torch.Tensor | None = None
+    backend: AttentionBackend | None = None
 
     @property
     def num_requests(self) -> int:
@@ -45,3 +67,26 @@ class PagedBatch:
     def decode_only(self) -> bool:
         """True if every request brings exactly one token."""
         return self.query_starts[-1] == self.num_requests
+
+    @property
+    def single_contexts(self) -> list[int]:
+        """Context lengths of the requests that bring one token."""
+        if self.decode_only:
+            return self.context_lens
+        starts = self.query_starts
+        return [c for r, c in enumerate(self.context_lens) if starts[r + 1] - starts[r] == 1]
+
+    @cached_property
+    def starts_tensor(self) -> torch.Tensor:
+        """int32[R + 1]: `query_starts` on the device, for kernels."""
+        return self._on_device(self.query_starts)
+
+    @cached_property
+    def contexts_tensor(self) -> torch.Tensor:
+        """int32[R]: `context_lens` on the device, for kernels."""
+        return self._on_device(self.context_lens)
+
+    def _on_device(self, values: list[int]) -> torch.Tensor:
+        """Without waiting for the device, which may be at work on the layers before."""
+        host = torch.tensor(values, dtype=torch.int32)
+        return host.to(self.positions.device, non_blocking=True)

@@ -52,6 +52,7 @@ class EncodeQueue:
         self.runs = 0
         self.hits = 0
         self.queries = 0
+        self.received_bytes = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -68,6 +69,7 @@ class EncodeQueue:
         self, request_id: str, item: EncodeItem, deadline: float | None
     ) -> EncodeOutput | None:
         self.queries += 1
+        self.received_bytes += len(item.data or b"")
         job = self._jobs.get(item.mm_hash)
         if job is None:
             params = self._store.find(item.mm_hash)

@@ -11,6 +11,7 @@ import torch
 from blake3 import blake3
 
 from connectors.base import KVConnector
+from connectors.config import drop_namespace
 from connectors.factory import make_ec, make_kv
 from protocol.errors import ConfigError
 from protocol.keys import canonical_json
@@ -138,6 +139,7 @@ class Engine:
                 "encoder_runs": self.encode.runs,
                 "mm_cache_queries": self.encode.queries,
                 "mm_cache_hits": self.encode.hits,
+                "mm_received_bytes": self.encode.received_bytes,
             }
         return values
 
@@ -161,6 +163,7 @@ class Engine:
         if self.kv is not None:
             self.kv.close()
         self.ec.close()
+        drop_namespace()
 
 
 def _resolved(config: EngineConfig) -> EngineConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from typing import Any
 
@@ -42,7 +43,12 @@ class EngineProcess:
         self._start = start
 
     def run(self) -> None:
-        """Serve until stopped. `ConfigError` reaches the worker as a `Fatal` event."""
+        """Serve until stopped. `ConfigError` reaches the worker as a `Fatal` event.
+
+        Ctrl-C in a terminal reaches every process of the group: it is the worker that reacts.
+        """
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
         try:
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
         except TriptychError as error:
@@ -56,6 +62,9 @@ class EngineProcess:
             raise
         finally:
             engine.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
 
     def _loop(self, engine: Engine) -> None:
         while not self._stopping and os.getppid() == self._parent:
@@ -106,7 +115,7 @@ class EngineProcess:
                     messages.Statistics(query_id, engine.gauges(), engine.counters(), problems)
                 )
             case messages.Shutdown():
-                self._stopping = True
+                self._stop()
 
     def _send(self, event: messages.Event) -> None:
         self._events.send(messages.encode(event))

@@ -10,7 +10,6 @@ without such tokens, which is nearly all of them, pass untouched.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +34,10 @@ class Guarded:
 class Guard:
     def __init__(self, tokens: Iterable[str]) -> None:
         """`tokens` to protect. A token of one character or of blanks only cannot be protected."""
-        longest_first = sorted({t for t in tokens if len(t) > 1 and t.strip()}, key=len)[::-1]
-        self._token = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._prefixes = frozenset(t[:n] for t in longest_first for n in range(1, len(t)))
-        self._reach = max(map(len, longest_first), default=0)
-        self._firsts = tuple(sorted({token[0] for token in longest_first}))
+        self._tokens = frozenset(token for token in tokens if len(token) > 1 and token.strip())
+        self._lengths = sorted({len(token) for token in self._tokens})
+        self._prefixes = frozenset(t[:n] for t in self._tokens for n in range(1, len(t)))
+        self._firsts = tuple(sorted({token[0] for token in self._tokens}))
 
     def marker(self, values: Any) -> Marker:
         """What protects the strings in `values`, any JSON value (dict keys included)."""
@@ -64,10 +62,10 @@ class Guard:
             place = text.find(first, place + 1)
 
     def token_starts(self, text: str, place: int) -> bool:
-        return self._token.match(text, place) is not None
+        return any(text[place : place + length] in self._tokens for length in self._lengths)
 
     def _may_start(self, text: str, place: int, end: int) -> bool:
-        return end - place < self._reach and text[place:end] in self._prefixes
+        return end - place < self._lengths[-1] and text[place:end] in self._prefixes
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ class MediaFetcher:
                 return await self._follow(_parsed(url, param), param)
         except TimeoutError:
             raise _unreachable(f"no answer in {self._config.timeout_s:g} s", param) from None
-        except ForbiddenAddress:
-            raise _forbidden(param) from None
+        except aiohttp.InvalidURL as error:
+            raise _invalid(f"this is no URL: {error}", param) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, ForbiddenAddress):
                 raise _forbidden(param) from None

@@ -21,7 +21,8 @@ from protocol.types import Modality
 from services.frontend.template import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,254}")
+MAX_NAME_CHARS = 256
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
 _OTHER_MEDIA: Mapping[str, Modality] = MappingProxyType(
     {"video_url": "video", "audio_url": "audio", "input_audio": "audio"}
 )
@@ -45,6 +46,15 @@ class MediaPart:
 class Chat:
     messages: list[Message]
     media: list[MediaPart]
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all text in the messages' content."""
+        contents = (message.get("content") or "" for message in self.messages)
+        return sum(
+            len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c)
+            for c in contents
+        )
 
 
 def read_messages(messages: list[ChatMessage], modalities: Collection[Modality]) -> Chat:
@@ -146,6 +156,10 @@ def _unsupported(message: str, where: str) -> InvalidRequest:
 
 
 def _image(part: ContentPart, where: str) -> MediaPart:
+    if len(part.uuid or "") > MAX_NAME_CHARS:
+        raise InvalidRequest(
+            f"uuid must not have more than {MAX_NAME_CHARS} characters", param=f"{where}.uuid"
+        )
     if part.type == "image_embeds":
         return _reference(part, where)
     where = f"{where}.image_url"

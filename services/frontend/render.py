@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import InvalidRequest, ModelNotFound
@@ -16,7 +16,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family, load_family
 from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
-from services.frontend.messages import read_messages
+from services.frontend.messages import MAX_NAME_CHARS, read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.output import OutputSpec
 from services.frontend.prompt import Prompt, tokenize
@@ -102,10 +102,12 @@ class Frontend:
         extents = [item.extent for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
         self._check_room(sum(extent.length for extent in extents), "messages")
-        guarded = self._chat_text.render(request, chat)
-        prompt = await self._tokenize(
-            guarded, extents, bool(request.add_special_tokens), "messages"
-        )
+
+        def work() -> Prompt:
+            guarded = self._chat_text.render(request, chat)
+            return self._tokenize(guarded, extents, bool(request.add_special_tokens), "messages")
+
+        prompt = await _offloaded(work, chat.num_chars)
         generate = self._generate(request, request_id, prompt.token_ids, sampling, "messages")
         generate.mm_items = [
             MMItem(item.mm_hash, "image", offset, item.extent.length, item.extent.grid)
@@ -139,6 +141,11 @@ class Frontend:
         """What can be checked before media are fetched."""
         if request.model and request.model not in self.config.names:
             raise ModelNotFound(f"the model '{request.model}' does not exist here", param="model")
+        if len(request.cache_salt or "") > MAX_NAME_CHARS:
+            raise InvalidRequest(
+                f"cache_salt must not have more than {MAX_NAME_CHARS} characters",
+                param="cache_salt",
+            )
         refuse_unsupported(request)
         return sampling_params(
             request,
@@ -159,28 +166,31 @@ class Frontend:
             )
         return room
 
-    async def _tokenize(
+    def _tokenize(
         self, guarded: Guarded, extents: Sequence[Extent], add_special_tokens: bool, param: str
     ) -> Prompt:
-        def work() -> Prompt:
-            return tokenize(
-                self.tokenizer,
-                guarded,
-                self._placeholder,
-                extents,
-                add_special_tokens=add_special_tokens,
-                param=param,
-            )
-
-        return await asyncio.to_thread(work) if len(guarded.text) > OFFLOAD_CHARS else work()
+        # Far too long to be worth tokenizing; normalizing may have made one character of several.
+        self._check_room(len(guarded.text) // (4 * self.tokenizer.longest), param)
+        return tokenize(
+            self.tokenizer,
+            guarded,
+            self._placeholder,
+            extents,
+            add_special_tokens=add_special_tokens,
+            param=param,
+        )
 
     async def _prompt_ids(
         self, request: CompletionRequest, prompt: str | list[int], param: str
     ) -> list[int]:
         if isinstance(prompt, str):
-            add_special = request.add_special_tokens is not False
             text = Guarded(prompt, (), ())
-            prompt = (await self._tokenize(text, (), add_special, param)).token_ids
+            add_special = request.add_special_tokens is not False
+
+            def work() -> Prompt:
+                return self._tokenize(text, (), add_special, param)
+
+            prompt = (await _offloaded(work, len(prompt))).token_ids
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=param)
         if not 0 <= min(prompt) <= max(prompt) < self.info.vocab_size:
@@ -234,6 +244,10 @@ class Frontend:
             continuous_usage=options is not None and options.continuous_usage_stats,
             return_token_ids=bool(request.return_token_ids),
         )
+
+
+async def _offloaded(work: Callable[[], Prompt], num_chars: int) -> Prompt:
+    return await asyncio.to_thread(work) if num_chars > OFFLOAD_CHARS else work()
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

@@ -19,7 +19,8 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class Tokenizer:
     """`tokenizers` with the added tokens that transformers would add when it loads the model.
 
-    `special`: texts of the special tokens, which a client's text must not form.
+    `special`: texts of the special tokens, which a client's text must not form. `longest`: most
+    characters that one token stands for.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -29,6 +30,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
         self.special = frozenset(token.content for token in added.values() if token.special)
+        self.longest = max(map(len, backend.get_vocab()), default=1)
         self._bytes = _byte_alphabet() if _is_byte_level(backend) else None
 
     @staticmethod
@@ -134,29 +136,32 @@ def _read(path: Path) -> Backend:
 
 def _missing_tokens(backend: Backend, info: ModelInfo) -> list[AddedToken]:
     """Tokens that only tokenizer_config.json knows, in transformers' order."""
-    listed: dict[str, Any] = info.tokenizer_config.get("added_tokens_decoder") or {}
+    config = info.tokenizer_config
+    listed: dict[str, Any] = config.get("added_tokens_decoder") or {}
     tokens = [_added_token(entry) for _, entry in sorted(listed.items(), key=lambda e: int(e[0]))]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     known.update(token.content for token in tokens)
-    for content in [*info.special_tokens.values(), *_extra_tokens(info.tokenizer_config)]:
-        if content not in known:
-            known.add(content)
-            tokens.append(AddedToken(content, special=True))
+    named = (config.get(name) or text for name, text in info.special_tokens.items())
+    for token in map(_added_token, [*named, *_extra_tokens(config)]):
+        if token.content not in known:
+            known.add(token.content)
+            token.special = True
+            tokens.append(token)
     return tokens
 
 
-def _added_token(entry: dict[str, Any]) -> AddedToken:
+def _added_token(entry: str | dict[str, Any]) -> AddedToken:
+    if isinstance(entry, str):
+        return AddedToken(entry, special=True)
     fields = {key: value for key, value in entry.items() if key != "__type"}
     return AddedToken(fields.pop("content"), **fields)
 
 
-def _extra_tokens(tokenizer_config: dict[str, Any]) -> Iterable[str]:
+def _extra_tokens(tokenizer_config: dict[str, Any]) -> Iterable[str | dict[str, Any]]:
     extra = tokenizer_config.get("extra_special_tokens") or tokenizer_config.get(
         "additional_special_tokens", []
     )
-    values = extra.values() if isinstance(extra, dict) else extra
-    for value in values:
-        yield value["content"] if isinstance(value, dict) else str(value)
+    return extra.values() if isinstance(extra, dict) else extra
 
 
 def _is_byte_level(backend: Backend) -> bool:

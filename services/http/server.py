@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
+import signal
 import socket
+from collections.abc import Generator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -35,7 +38,7 @@ async def serve(
     app: ASGIApp, listener: socket.socket, name: str, stop: asyncio.Event | None = None
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end."""
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,
             loop="none",
@@ -43,16 +46,43 @@ async def serve(
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
-        )
+        ),
+        name,
     )
-    host, port = listener.getsockname()[:2]
-    print(f"{name} ready on http://{host}:{port}", flush=True)
     watch = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
         await server.serve(sockets=[listener])
     finally:
         if watch is not None:
             watch.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises a caught signal again once it has stopped, which would end the process before
+    its owner could clean up; this one only stops.
+    """
+
+    def __init__(self, config: uvicorn.Config, name: str) -> None:
+        super().__init__(config)
+        self._name = name
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say where once connections are accepted: scripts and tests wait for this line."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            print(f"{self._name} ready on http://{host}:{port}", flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
 
 async def _stop_on(stop: asyncio.Event, server: uvicorn.Server) -> None:

@@ -34,9 +34,7 @@ LOGITS = [float(v) for v in np.linspace(-2, 2, VOCABULARY)]
 
 
 def draws(count: int, **sampling: Any) -> Counter[int]:
-    return Counter(
-        sample(LOGITS, *(request(seed=seed, **sampling) for seed in range(count)))
-    )
+    return Counter(sample(LOGITS, *(request(seed=seed, **sampling) for seed in range(count))))
 
 
 def test_uniform_numbers_are_uniform_and_independent() -> None:
@@ -73,13 +71,16 @@ def test_truncation_keeps_exactly_the_likeliest(sampling: Any, allowed: set[int]
 def test_a_draw_depends_on_nothing_but_seed_choice_and_position() -> None:
     alone = sample(LOGITS, request(seed=7, temperature=1.0))
     crowd = sample(
-        LOGITS, *(request(seed=s, temperature=0.7) for s in range(5)),
-        request(seed=7, temperature=1.0), request(temperature=0.0),
+        LOGITS,
+        *(request(seed=s, temperature=0.7) for s in range(5)),
+        request(seed=7, temperature=1.0),
+        request(temperature=0.0),
     )
     assert crowd[5] == alone[0]
     places = {
         (index, length): sample(LOGITS, request((3,) * length, index, seed=7, temperature=5.0))[0]
-        for index in range(6) for length in range(6)
+        for index in range(6)
+        for length in range(6)
     }
     assert len(set(places.values())) > 5
 
@@ -130,7 +131,11 @@ def test_a_choice_continues_from_what_it_has_emitted(model_dir: ModelDir) -> Non
     """Replay: the rest of each choice is the same wherever the break was."""
     path = model_dir("qwen2_5_vl")
     sampling = {
-        "temperature": 1.0, "seed": 3, "n": 2, "max_tokens": 10, "ignore_eos": True,
+        "temperature": 1.0,
+        "seed": 3,
+        "n": 2,
+        "max_tokens": 10,
+        "ignore_eos": True,
         "frequency_penalty": 0.5,
     }
     generate, encode = request_of(path, asking(LONG), "r", **sampling)

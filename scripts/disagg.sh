@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Starts encode, prefill and decode workers and a proxy on this machine, asks about a picture, runs
+# a short serving benchmark, stops everything. All settings are environment variables:
+#
+#   NUM_E NUM_P NUM_D        workers of each role; NUM_P=0 makes decode workers prefill too
+#   MODEL                    model directory
+#   ENCODE_PORT PREFILL_PORT DECODE_PORT PROXY_PORT    first port of each role
+#   GPU_E GPU_P GPU_D        devices of each role, comma-separated, dealt out in turn
+#   DEVICE_PLATFORM          cuda or xpu: which affinity variable is set
+#   EC_TRANSPORT KV_TRANSPORT    shm or shared_storage; a JSON object works too
+#   EC_SHARED_STORAGE_PATH   folder of shared storage
+#   MAX_NUM_SEQS MAX_MODEL_LEN GPU_MEMORY_UTILIZATION_{E,P,D}
+#   NUM_PROMPTS REQUEST_RATE LOG_PATH TIMEOUT_SECONDS
+#   KEEP_RUNNING=1           serve until Ctrl-C instead of stopping after the benchmark
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+NUM_E="${NUM_E:-1}" NUM_P="${NUM_P:-1}" NUM_D="${NUM_D:-1}"
+MODEL="${MODEL:-models/demo}"
+ENCODE_PORT="${ENCODE_PORT:-19534}" PREFILL_PORT="${PREFILL_PORT:-19634}"
+DECODE_PORT="${DECODE_PORT:-19734}" PROXY_PORT="${PROXY_PORT:-10001}"
+GPU_E="${GPU_E:-0}" GPU_P="${GPU_P:-0}" GPU_D="${GPU_D:-0}"
+DEVICE_PLATFORM="${DEVICE_PLATFORM:-cuda}"
+EC_TRANSPORT="${EC_TRANSPORT:-shm}" KV_TRANSPORT="${KV_TRANSPORT:-shm}"
+EC_SHARED_STORAGE_PATH="${EC_SHARED_STORAGE_PATH:-/tmp/ec_cache}"
+MAX_NUM_SEQS="${MAX_NUM_SEQS:-64}" MAX_MODEL_LEN="${MAX_MODEL_LEN:-0}"
+GPU_MEMORY_UTILIZATION_E="${GPU_MEMORY_UTILIZATION_E:-0.1}"
+GPU_MEMORY_UTILIZATION_P="${GPU_MEMORY_UTILIZATION_P:-0.4}"
+GPU_MEMORY_UTILIZATION_D="${GPU_MEMORY_UTILIZATION_D:-0.7}"
+NUM_PROMPTS="${NUM_PROMPTS:-100}" REQUEST_RATE="${REQUEST_RATE:-inf}"
+LOG_PATH="${LOG_PATH:-./logs}" TIMEOUT_SECONDS="${TIMEOUT_SECONDS:-600}"
+HOST=127.0.0.1
+AFFINITY=CUDA_VISIBLE_DEVICES
+[ "${DEVICE_PLATFORM,,}" = xpu ] && AFFINITY=ZE_AFFINITY_MASK
+
+scripts/setup.sh
+PYTHON_BIN="${VENV:-.venv}/bin/python"
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}" TRANSFORMERS_VERBOSITY="${TRANSFORMERS_VERBOSITY:-error}"
+export TRIPTYCH_NAMESPACE="${TRIPTYCH_NAMESPACE:-disagg-$$}"
+mkdir -p "$LOG_PATH"
+# shellcheck source=scripts/lib.sh
+source scripts/lib.sh
+trap stop_all EXIT
+trap 'exit 130' INT TERM
+
+if [ "$EC_TRANSPORT" = shared_storage ]; then
+    EC_TRANSPORT='{"ec_connector": "shared_storage", "ec_connector_extra_config":
+        {"shared_storage_path": "'"$EC_SHARED_STORAGE_PATH"'"}}'
+fi
+
+# device LIST INDEX: the INDEX-th device of a comma-separated list, in turn
+device() {
+    local list
+    IFS=, read -ra list <<<"$1"
+    echo "${list[$(($2 % ${#list[@]}))]}"
+}
+
+# workers ROLE MODULE COUNT PORT DEVICES MEMORY [FLAGS...]
+workers() {
+    local role=$1 module=$2 count=$3 port=$4 devices=$5 memory=$6 i
+    shift 6
+    for ((i = 0; i < count; i++)); do
+        start "$role-$i" env "$AFFINITY=$(device "$devices" "$i")" \
+            "$PYTHON_BIN" -m "$module" --model "$MODEL" --host "$HOST" --port $((port + i)) \
+            --max-num-seqs "$MAX_NUM_SEQS" --max-model-len "$MAX_MODEL_LEN" \
+            --gpu-memory-utilization "$memory" --ec-transfer-config "$EC_TRANSPORT" "$@"
+    done
+}
+
+echo "Starting $NUM_E encode, $NUM_P prefill and $NUM_D decode workers and the proxy ..."
+workers encode services.encoder "$NUM_E" "$ENCODE_PORT" "$GPU_E" "$GPU_MEMORY_UTILIZATION_E"
+workers prefill services.prefill "$NUM_P" "$PREFILL_PORT" "$GPU_P" "$GPU_MEMORY_UTILIZATION_P" \
+    --kv-transfer-config "$KV_TRANSPORT"
+workers decode services.decode "$NUM_D" "$DECODE_PORT" "$GPU_D" "$GPU_MEMORY_UTILIZATION_D" \
+    --kv-transfer-config "$KV_TRANSPORT"
+start proxy "$PYTHON_BIN" -m proxy --model "$MODEL" --host "$HOST" --port "$PROXY_PORT" \
+    --encode-servers-urls "$(urls "$HOST" "$ENCODE_PORT" "$NUM_E")" \
+    --prefill-servers-urls "$(urls "$HOST" "$PREFILL_PORT" "$NUM_P")" \
+    --decode-servers-urls "$(urls "$HOST" "$DECODE_PORT" "$NUM_D")"
+
+for name in "${NAMES[@]}"; do
+    case "$name" in
+        encode-*) port=$((ENCODE_PORT + ${name#*-})) ;;
+        prefill-*) port=$((PREFILL_PORT + ${name#*-})) ;;
+        decode-*) port=$((DECODE_PORT + ${name#*-})) ;;
+        proxy) port=$PROXY_PORT ;;
+    esac
+    wait_for "$name" "http://$HOST:$port/health"
+done
+echo "All services are up; the OpenAI API is at http://$HOST:$PROXY_PORT/v1"
+
+"$PYTHON_BIN" -m benchmarks.ask --base-url "http://$HOST:$PROXY_PORT" --save "$LOG_PATH"
+"$PYTHON_BIN" -m benchmarks.serve --backend openai-chat --host "$HOST" --port "$PROXY_PORT" \
+    --dataset-name demo --num-prompts "$NUM_PROMPTS" --request-rate "$REQUEST_RATE" --seed 0 \
+    --json "$LOG_PATH/serve.json"
+
+if [ "${KEEP_RUNNING:-0}" = 1 ]; then
+    echo "Serving at http://$HOST:$PROXY_PORT/v1 until Ctrl-C ..."
+    wait
+fi
+echo "Stopping ..."
+stop_all
+echo "All processes stopped; logs are in $LOG_PATH"

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv (or $VENV) with everything the project needs; quick if it is
+# up to date already. EXTRAS names optional parts: dev, nixl, ucx (comma-separated).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+VENV="${VENV:-.venv}"
+EXTRAS="${EXTRAS:-}"
+PYTHON="${PYTHON:-python3}"
+
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "error: Python 3.11 or newer is needed, $PYTHON is $("$PYTHON" -V)" >&2
+    exit 1
+}
+
+stamp="$VENV/.installed-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-${EXTRAS//,/-}"
+if [ ! -e "$stamp" ]; then
+    [ -e "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+    pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    # torch first and alone: a build that is already there must not be replaced by a larger one.
+    "${pip[@]}" "$(sed -n 's/^    "\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
+    "${pip[@]}" --editable ".${EXTRAS:+[$EXTRAS]}"
+    touch "$stamp"
+fi

@@ -1,0 +1,111 @@
+"""What the Triton attention kernels share: a tile of query rows against a range of paged keys.
+
+The cache is read through a block table (PagedAttention, arXiv:2309.06180), one tile of keys after
+another, with a running softmax (FlashAttention-2, arXiv:2307.08691). Scores are float32, base 2.
+"""
+
+# Triton gives its kernels' pointers and scalars no static types; only constants are annotated.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_tile(row_ptrs, live, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.constexpr):
+    """[N, PAD] elements of N rows of DIM; zero in the padding and, if MASKED, in dead rows.
+
+    Slots past a context hold whatever memory held, and even 0 * NaN would reach the sums.
+    """
+    column = tl.arange(0, PAD)
+    pointers = row_ptrs[:, None] + column[None, :]
+    if MASKED and PAD != DIM:
+        tile = tl.load(pointers, mask=live[:, None] & (column < DIM)[None, :], other=0.0)
+    elif MASKED:
+        tile = tl.load(pointers, mask=live[:, None], other=0.0)
+    elif PAD != DIM:
+        tile = tl.load(pointers, mask=(column < DIM)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def _scores(query, key, scale, SOFTCAP: tl.constexpr):
+    """float32[M, N] in base 2; `scale` holds log2(e) unless there is a softcap."""
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if SOFTCAP is not None:
+        # tanh(x) = 1 - 2 / (e^2x + 1), which is right at both infinities
+        scores = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E / SOFTCAP)) + 1.0)
+        scores *= SOFTCAP * LOG2E
+    return scores
+
+
+@triton.jit
+def _fold_tile(
+    top, total, acc, query, index, end, position, span_start, span_end,
+    key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SPANS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold the keys at int32[N] `index` into the running softmax of M rows.
+
+    top, total: float32[M], largest score and sum of weights; acc: float32[M, PAD_V]
+    query: [M, PAD_K]; position, span_start, span_end: int32[M]
+    Without MASKED all rows must see all N keys.
+    """
+    live = index < end
+    if MASKED:
+        block = tl.load(table_ptr + index // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+    else:
+        block = tl.load(table_ptr + index // BLOCK_SIZE).to(tl.int64)
+    slot = index % BLOCK_SIZE
+    key = load_tile(key_ptr + block * stride_kb + slot * stride_ks, live, K_DIM, PAD_K, MASKED)
+    scores = _scores(query, key, scale, SOFTCAP)
+    if MASKED:
+        visible = index[None, :] <= position[:, None]
+        if WINDOW:
+            visible &= index[None, :] > position[:, None] - WINDOW
+        if SPANS:
+            in_span = (index[None, :] >= span_start[:, None]) & (index[None, :] < span_end[:, None])
+            visible |= in_span
+        scores = tl.where(visible & live[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen no key yet has top -inf, and -inf - -inf would be NaN.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(top - base)
+    value = load_tile(value_ptr + block * stride_vb + slot * stride_vs, live, V_DIM, PAD_V, MASKED)
+    acc = tl.dot(weights.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
+    return new_top, total * decay + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def fold_keys(
+    top, total, acc, query, first, full, end, position, span_start, span_end,
+    key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SPANS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Fold keys [first, end); rows see all of [first, full), a whole number of tiles."""
+    for start in range(first, full, BLOCK_N):
+        top, total, acc = _fold_tile(
+            top, total, acc, query, start + tl.arange(0, BLOCK_N), end,
+            position, span_start, span_end,
+            key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, False,
+        )  # fmt: skip
+    for start in range(full, end, BLOCK_N):
+        top, total, acc = _fold_tile(
+            top, total, acc, query, start + tl.arange(0, BLOCK_N), end,
+            position, span_start, span_end,
+            key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, True,
+        )  # fmt: skip
+    return top, total, acc

@@ -1,0 +1,130 @@
+"""Through the real processes and the real proxy: the tokens of transformers' `generate()`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.conversations import LONG, asking, picture, picture_cases, text_cases
+from tests.integration.clients import all_tokens, complete, tokens
+from tests.reference import Messages, reference_generate
+from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.tiny_models import FAMILIES, TEXT_FAMILIES
+
+TOKENS = 12
+TOPOLOGIES = ("e+p+d", "e+pd", "one process")
+
+
+@dataclass
+class Topologies:
+    """One proxy per topology, before the same workers where that is possible."""
+
+    stack: Stack
+    workers: dict[str, Process]
+    proxies: dict[str, Process]
+
+    @property
+    def model(self) -> str:
+        return self.stack.model.name
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def topologies(request: pytest.FixtureRequest, model_dir: ModelDir) -> Iterator[Topologies]:
+    text = request.param in TEXT_FAMILIES
+    with running(model_dir(request.param)) as stack:
+        names = ("prefill", "decode", "pdfusion") if text else (
+            "encoder", "prefill", "decode", "pdfusion"
+        )  # fmt: skip
+        flags = ("--max-num-batched-tokens", "200", "--max-num-seqs", "16")
+        workers = {name: stack.start(f"services.{name}", *flags) for name in names}
+        for worker in workers.values():
+            worker.wait_ready()
+        encode = [workers["encoder"]] if not text else []
+        one = [workers["pdfusion"]]
+        yield Topologies(
+            stack,
+            workers,
+            {
+                "e+p+d": proxy(stack, encode, [workers["prefill"]], [workers["decode"]]),
+                "e+pd": proxy(stack, encode, [], [workers["decode"]]),
+                "one process": proxy(stack, [] if text else one, [], one),
+            },
+        )
+        for name in names:
+            idle(workers[name])
+        assert set(stack.stop()) == {0}
+        assert not stack.segments.exists()
+
+
+def cases_for(topologies: Topologies) -> list[Messages]:
+    return text_cases() if topologies.model in TEXT_FAMILIES else picture_cases()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_tokens_equal_generate(topology: str, topologies: Topologies) -> None:
+    """All cases at the same moment, twice: the second time out of every cache."""
+    cases = cases_for(topologies)
+    path = topologies.stack.model
+    expected = [reference_generate(path, case, TOKENS, ignore_eos=True) for case in cases]
+    server = topologies.proxies[topology]
+    for _ in range(2):
+        served = all_tokens(server, cases, max_tokens=TOKENS, ignore_eos=True)
+        assert served == expected
+
+
+def test_every_role_loads_only_its_part(topologies: Topologies) -> None:
+    parts = {
+        name: set(call(f"{worker.url}/server_info")[1]["parameter_bytes"])
+        for name, worker in topologies.workers.items()
+    }
+    assert parts["prefill"] == parts["decode"] == {"language"}
+    if "encoder" in parts:
+        assert parts["encoder"] == {"vision"}
+        assert parts["pdfusion"] == {"language", "vision"}
+
+
+def test_32_mixed_requests_at_once(topologies: Topologies) -> None:
+    if topologies.model != "qwen2_5_vl":
+        pytest.skip("one family is enough")
+    path = topologies.stack.model
+    cases = [
+        case
+        for i in range(8)
+        for case in (
+            asking(f"{LONG} {i}"),
+            asking(picture(i), "What is in this image?"),
+            asking(picture(i % 2), f"Number {i}", picture(i, 160, 240), "?"),
+            asking(picture(0), LONG),
+        )
+    ]
+    expected = [reference_generate(path, case, TOKENS, ignore_eos=True) for case in cases]
+    for topology in TOPOLOGIES:
+        served = all_tokens(topologies.proxies[topology], cases, max_tokens=TOKENS, ignore_eos=True)
+        assert served == expected, topology
+
+
+def test_seeded_sampling_is_the_same_everywhere(topologies: Topologies) -> None:
+    case = cases_for(topologies)[1]
+    params = {"temperature": 1.0, "top_p": 0.9, "seed": 11, "n": 3, "max_tokens": TOKENS,
+              "ignore_eos": True}  # fmt: skip
+    answers = {
+        name: [choice["token_ids"] for choice in complete(server, case, **params)["choices"]]
+        for name, server in topologies.proxies.items()
+    }
+    assert len({tuple(ids) for ids in answers["e+p+d"]}) == 3
+    assert answers["e+p+d"] == answers["e+pd"] == answers["one process"]
+
+
+def test_a_cached_prefix_with_a_picture_is_reported(topologies: Topologies) -> None:
+    if topologies.model in TEXT_FAMILIES:
+        pytest.skip("no pictures")
+    server = topologies.proxies["e+p+d"]
+    cases = [asking(picture(77), f"{LONG} {tail}") for tail in ("One.", "Two.")]
+    first, second = (complete(server, case, max_tokens=2)["usage"] for case in cases)
+    assert first["prompt_tokens_details"]["cached_tokens"] < 32
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    assert second["prompt_tokens"] - 64 < cached < second["prompt_tokens"]
+    assert tokens(server, cases[0], max_tokens=TOKENS) == tokens(
+        topologies.proxies["one process"], cases[0], max_tokens=TOKENS
+    )

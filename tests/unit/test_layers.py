@@ -1,0 +1,113 @@
+"""Imports go downward only, and the parts that must start fast start without torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROLES = ("encoder", "prefill", "decode", "pdfusion")
+
+# What each package may import of this project. A longer name wins over a shorter one.
+ALLOWED = {
+    "protocol": {"protocol"},
+    "connectors": {"connectors", "protocol"},
+    "services.frontend": {"services.frontend", "protocol"},
+    "services.http": {"services.http", "protocol"},
+    # The frontend decodes pictures in one canonical way, for the encoder too.
+    "services.engine": {"services.engine", "services.frontend", "connectors", "protocol"},
+    "services.worker": {
+        "services.worker", "services.engine", "services.frontend", "services.http",
+        "connectors", "protocol",
+    },
+    "services.master": {"services.master", "services.http", "protocol"},
+    "proxy": {"proxy", "services.frontend", "services.http", "protocol"},
+    **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
+    "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
+}  # fmt: skip
+OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")
+LIGHT = (
+    "protocol.generate", "services.frontend.render", "services.http.server", "proxy.__main__",
+    "services.worker.main",
+)  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> str | None:
+    fitting = [name for name in ALLOWED if module == name or module.startswith(f"{name}.")]
+    return max(fitting, key=len) if fitting else None
+
+
+def sources() -> list[Path]:
+    folders = [ROOT / name for name in ("protocol", "connectors", "services", "proxy")]
+    return [
+        *(p for folder in folders for p in folder.rglob("*.py")),
+        *(ROOT / "benchmarks").rglob("*.py"),
+    ]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_downward(path: Path) -> None:
+    layer = layer_of(module_name(path))
+    if layer is None:
+        assert path.read_text().count("import") == 0, "code outside every layer"
+        return
+    for name in imports_of(path):
+        if name.split(".")[0] in OURS:
+            allowed = any(name == a or name.startswith(f"{a}.") for a in ALLOWED[layer])
+            assert allowed, f"{layer} must not import {name}"
+
+
+def test_the_check_sees_a_forbidden_import() -> None:
+    assert layer_of("services.engine.core") == "services.engine"
+    assert layer_of("services.prefill.role") == "services.prefill"
+    assert not any("services.worker".startswith(a) for a in ALLOWED["services.engine"])
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_starts_without_torch(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'torch', 'transformers', 'triton'} & set(sys.modules)\n"
+        "print(*sorted(heavy))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_no_module_level_mutable_state() -> None:
+    """Module-level names hold constants: no list, dict or set that code could change."""
+    found = []
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            targets = (
+                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            )
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            if isinstance(value, ast.List | ast.Set | ast.ListComp) and names != ["__all__"]:
+                found.append(f"{path.relative_to(ROOT)}: {names}")
+            if isinstance(value, ast.Dict) and not all(
+                n.isupper() or n.strip("_").isupper() for n in names
+            ):
+                found.append(f"{path.relative_to(ROOT)}: {names}")
+    assert found == []
