@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.keys import BlockKeyChain, root_key
-from protocol.refs import has_remote_prefill
+from protocol.refs import KVRef, has_remote_prefill
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.language import LanguageModel
@@ -54,7 +54,7 @@ class GenerateCore:
                 RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
             ]
         self._register(request)
-        if not request.remote_prefill:
+        if request.remote is None:
             self.scheduler.embeddings.pin(request)
         return []
 
@@ -110,7 +110,7 @@ class GenerateCore:
             keys=BlockKeyChain(root, config.block_size, source.mm_items),
             deadline=None if deadline is None else time.monotonic() + deadline,
             siblings=tuple(others),
-            remote_prefill=has_remote_prefill(source.kv_transfer_params),
+            remote=_remote(source),
         )
 
     def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
@@ -245,6 +245,11 @@ class GenerateCore:
         problems += [f"request {key} is in no queue" for key in known - queued]
         problems += [f"request {key} is queued but unknown" for key in queued - known]
         return problems
+
+
+def _remote(source: GenerateRequest) -> KVRef | None:
+    params = source.kv_transfer_params
+    return KVRef.from_params(params) if params and has_remote_prefill(params) else None
 
 
 def _validate_items(source: GenerateRequest) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol.keys import BlockKeyChain
-from protocol.refs import wants_remote_decode
+from protocol.refs import KVRef, wants_remote_decode
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.engine.positions import Positions
 
@@ -26,7 +26,8 @@ RequestKey = tuple[str, int]
 class Request:
     """`tokens` are the prompt, then what this choice has put out (emitted elsewhere or here).
 
-    The first `num_computed` tokens have KV in `blocks`. `positions` covers the prompt:
+    The first `num_computed` tokens have KV in `blocks`; `remote` is KV that another worker still
+    holds for this request, None once it has been fetched or given up. `positions` covers the prompt:
     int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
     """
 
@@ -44,7 +45,7 @@ class Request:
     num_computed: int = 0
     num_stored: int = 0
     num_cached: int | None = None
-    remote_prefill: bool = False
+    remote: KVRef | None = None
 
     @property
     def key(self) -> RequestKey:

@@ -85,7 +85,7 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int, chunks: list[Chunk]) -> None:
         for request in list(self.waiting):
-            if budget == 0 or not self.has_room() or request.remote_prefill:
+            if budget == 0 or not self.has_room() or request.remote is not None:
                 break
             taken = self._admit(request, budget, chunks)
             if taken is None:

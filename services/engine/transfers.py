@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from connectors.base import BlockCopy, KVConnector, KVLoad
-from protocol.errors import InvalidRequest, TransferError
+from protocol.errors import TransferError
 from protocol.refs import KVRef
 from services.engine.request import Request, Status
 from services.engine.scheduler import Scheduler
@@ -62,18 +62,17 @@ class Transfers:
         scheduler = self._scheduler
         while scheduler.waiting and scheduler.has_room():
             request = scheduler.waiting[0]
-            if not request.remote_prefill or not self._begin(request):
+            if request.remote is None or not self._begin(request, request.remote):
                 return
 
-    def _begin(self, request: Request) -> bool:
+    def _begin(self, request: Request, ref: KVRef) -> bool:
         """False if the request must keep waiting for blocks."""
         blocks = self._scheduler.blocks
-        ref = KVRef.from_params(request.source.kv_transfer_params or {})
         total = blocks.blocks_for(len(request.tokens))
         matched = self._scheduler.match_prefix(request)
         if not blocks.can_allocate(total - len(matched), matched):
             return False
-        request.remote_prefill = False
+        request.remote = None
         self._scheduler.waiting.remove(request)
         self._scheduler.take_prefix(request, matched)
         request.blocks += blocks.allocate(total - len(matched)) or []
@@ -136,20 +135,13 @@ class Transfers:
         """Stop a fetch under way; True if its blocks stay in quarantine until it has settled."""
         fetch = next((f for f in self._fetches if f.request is request), None)
         if fetch is None:
-            if request.remote_prefill:
-                self._decline(request)
+            if request.remote is not None:
+                self._connector.decline(request.remote)
             return False
         self._fetches.remove(fetch)
         fetch.load.cancel()
         self._quarantine.append((fetch.load, self._scheduler.finish(request, keep_blocks=True)))
         return True
-
-    def _decline(self, request: Request) -> None:
-        try:
-            ref = KVRef.from_params(request.source.kv_transfer_params or {})
-        except InvalidRequest:
-            return
-        self._connector.decline(ref)
 
     def _settle(self) -> None:
         for load, blocks in list(self._quarantine):

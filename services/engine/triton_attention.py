@@ -2,42 +2,31 @@
 
 Gives what the PyTorch path in `attention` gives, without gathering contexts into copies. Host lists
 of the batch only size the grids; what is computed follows the batch's device tensors, so that a
-captured CUDA graph stays right when those change in place.
+captured decode graph stays right when those change in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from services.engine.batch import PagedBatch
 from services.engine.triton_kernels import decode_kernel, merge_kernel, prefill_kernel, write_kernel
+from services.engine.triton_plan import (
+    PROGRAMS_PER_PROCESSOR,
+    SplitPlan,
+    Splits,
+    Tile,
+    decode_tile,
+    pad,
+    prefill_tile,
+)
 from services.engine.triton_tiles import LOG2E
 
-MIN_TILE = 16
-PROGRAMS_PER_PROCESSOR = 4
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and keys of one program, and what it is compiled for."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Splits:
-    """How decode cuts contexts: at most `count` a request, each a multiple of `keys` long."""
-
-    count: int
-    keys: int
+Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,22 +52,26 @@ class _Call:
     def group(self) -> int:
         return self.query.shape[0] // self.kv_heads
 
-    def dims(self) -> dict[str, Any]:
-        """Constants of every kernel that computes outputs."""
-        v_dim = self.out.shape[-1]
-        return {"V_DIM": v_dim, "PAD_V": _pad(v_dim), "WINDOW": self.window}
+    def sizes(self) -> tuple[int, int, int]:
+        """What the choice of a tile depends on."""
+        return self.query.itemsize, max(self.query.shape[-1], self.out.shape[-1]), self.group
 
-    def outputs(self) -> dict[str, Any]:
+    def outputs(self) -> Arguments:
+        """Arguments of every kernel that computes outputs."""
+        v_dim = self.out.shape[-1]
         return {
             "out_ptr": self.out,
             "starts_ptr": self.batch.starts_tensor,
             "contexts_ptr": self.batch.contexts_tensor,
             "stride_ot": self.out.stride(0),
             "stride_oh": self.out.stride(1),
+            "V_DIM": v_dim,
+            "PAD_V": pad(v_dim),
+            "WINDOW": self.window,
         }
 
-    def inputs(self) -> dict[str, Any]:
-        """What the kernels that read the cache have in common."""
+    def inputs(self, tile: Tile) -> Arguments:
+        """Arguments of every kernel that reads the cache."""
         k_dim = self.query.shape[-1]
         return {
             "query_ptr": self.query,
@@ -86,7 +79,7 @@ class _Call:
             "value_ptr": self.value,
             "tables_ptr": self.batch.block_tables,
             "sinks_ptr": self.sinks,
-            # With a softcap the kernel changes base after it, otherwise the scale does.
+            # With a softcap the kernel goes to base 2 behind it, otherwise by the scale.
             "scale": self.scale if self.softcap is not None else self.scale * LOG2E.value,
             "table_width": self.batch.block_tables.stride(0),
             "stride_qt": self.query.stride(1),
@@ -95,34 +88,31 @@ class _Call:
             **_strides("v", self.value),
             "GROUP": self.group,
             "K_DIM": k_dim,
-            "PAD_K": _pad(k_dim),
+            "PAD_K": pad(k_dim),
             "BLOCK_SIZE": self.key.shape[1],
             "SOFTCAP": self.softcap,
+            "BLOCK_M": tile.rows,
+            "BLOCK_N": tile.keys,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
         }
 
 
 @dataclass(frozen=True)
 class TritonAttention:
-    """Attention backend of a device.
+    """Attention backend of a device."""
 
-    programs: decode programs that keep the device busy
-    min_split: keys below which a split is not worth its merge, a power of two
-    max_splits: what one merge program can hold
-    """
-
-    programs: int
-    min_split: int = 128
-    max_splits: int = 64
+    plan: SplitPlan
 
     @staticmethod
     def for_device(device: torch.device) -> TritonAttention:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        return TritonAttention(processors * PROGRAMS_PER_PROCESSOR)
+        return TritonAttention(SplitPlan(processors * PROGRAMS_PER_PROCESSOR))
 
     def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: PagedBatch) -> None:
         """Store [kv_heads, T, dim] keys and values in the batch's slots.
 
-        One launch, where indexing takes two and runs no longer than it takes to launch them.
+        One launch, where indexing takes two that each run no longer than it takes to launch them.
         """
         key, value = _contiguous_rows(key), _contiguous_rows(value)
         kv_heads, tokens, k_dim = key.shape
@@ -143,11 +133,11 @@ class TritonAttention:
             "KV_HEADS": kv_heads,
             "K_DIM": k_dim,
             "V_DIM": v_dim,
-            "PAD_K": _pad(kv_heads * k_dim),
-            "PAD_V": _pad(kv_heads * v_dim),
+            "PAD_K": pad(kv_heads * k_dim),
+            "PAD_V": pad(kv_heads * v_dim),
         }
         with torch.cuda.device_of(key):
-            self.launch(write_kernel, (tokens,), **arguments)
+            self.launch(write_kernel, (tokens,), arguments)
 
     def attend(
         self,
@@ -173,97 +163,53 @@ class TritonAttention:
                 self._prefill(call, skip_single=bool(singles))
         return out
 
-    def splits(self, visible: Sequence[int], kv_heads: int) -> Splits:
-        """Splits for requests that see `visible` keys each.
-
-        Of one length for all requests, not of one number: a long context beside short ones must
-        not be the work of few programs.
-        """
-        longest = max(visible)
-        share = _ceil(sum(visible) * kv_heads, self.programs)
-        keys = max(share, _ceil(longest, self.max_splits))
-        keys = _ceil(keys, self.min_split) * self.min_split
-        return Splits(_ceil(longest, keys), keys)
-
-    def launch(self, kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    def launch(self, kernel: Any, grid: tuple[int, ...], arguments: Arguments) -> None:
         """The one place where kernels start."""
         kernel[grid](**arguments)
 
     def _prefill(self, call: _Call, skip_single: bool) -> None:
-        tile = prefill_tile(call.query, call.value, call.group)
-        block_q = tile.rows // call.group
-        batch = call.batch
-        self.launch(
-            prefill_kernel,
-            (call.query.shape[1] // block_q + batch.num_requests, call.kv_heads),
-            **call.dims(),
+        tile = prefill_tile(*call.sizes())
+        batch, block_q = call.batch, tile.rows // call.group
+        grid = (call.query.shape[1] // block_q + batch.num_requests, call.kv_heads)
+        arguments = {
             **call.outputs(),
-            **call.inputs(),
-            span_starts_ptr=batch.span_starts,
-            span_ends_ptr=batch.span_ends,
-            num_requests=batch.num_requests,
-            SKIP_SINGLE=skip_single,
-            BLOCK_Q=block_q,
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+            **call.inputs(tile),
+            "span_starts_ptr": batch.span_starts,
+            "span_ends_ptr": batch.span_ends,
+            "num_requests": batch.num_requests,
+            "SKIP_SINGLE": skip_single,
+            "BLOCK_Q": block_q,
+        }
+        self.launch(prefill_kernel, grid, arguments)
 
     def _decode(self, call: _Call, contexts: Sequence[int]) -> None:
-        visible = [min(c, call.window) for c in contexts] if call.window else contexts
-        splits = self.splits(visible, call.kv_heads)
+        splits = self._splits(call, contexts)
         requests, heads = call.batch.num_requests, call.query.shape[0]
+        grid = (requests, call.kv_heads, splits.count)
+        inputs = call.inputs(decode_tile(*call.sizes()))
+        if splits.count == 1:
+            partials = dict.fromkeys(("partial_ptr", "top_ptr", "total_ptr"))
+            common = {**call.outputs(), **partials, "split_keys": splits.keys, "num_splits": 1}
+            self.launch(decode_kernel, grid, {**common, **inputs, "SPLIT": False})
+            return
         shape = (requests, heads, splits.count)
-        partials: dict[str, Any] = dict.fromkeys(("partial_ptr", "top_ptr", "total_ptr"))
-        if splits.count > 1:
-            empty = call.out.new_empty
-            partials["partial_ptr"] = empty(*shape, call.out.shape[-1], dtype=torch.float32)
-            partials["top_ptr"] = empty(shape, dtype=torch.float32)
-            partials["total_ptr"] = empty(shape, dtype=torch.float32)
+        new = call.out.new_empty
         common = {
-            **call.dims(),
             **call.outputs(),
-            **partials,
+            "partial_ptr": new(*shape, call.out.shape[-1], dtype=torch.float32),
+            "top_ptr": new(shape, dtype=torch.float32),
+            "total_ptr": new(shape, dtype=torch.float32),
             "split_keys": splits.keys,
             "num_splits": splits.count,
         }
-        tile = decode_tile(call.query, call.value, call.group)
-        self.launch(
-            decode_kernel,
-            (requests, call.kv_heads, splits.count),
-            **common,
-            **call.inputs(),
-            SPLIT=splits.count > 1,
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-        if splits.count > 1:
-            pad = triton.next_power_of_2(splits.count)
-            self.launch(merge_kernel, (requests, heads), **common, PAD_SPLITS=pad)
+        self.launch(decode_kernel, grid, {**common, **inputs, "SPLIT": True})
+        self.launch(merge_kernel, (requests, heads), {**common, "PAD_SPLITS": pad(splits.count)})
 
-
-def prefill_tile(query: torch.Tensor, value: torch.Tensor, group: int) -> Tile:
-    """The largest tile that compiles for sm_80 and sm_90 without spilling registers, in less
-    shared memory than small devices have (99 KB)."""
-    dim = max(_pad(query.shape[-1]), _pad(value.shape[-1]))
-    if query.dtype == torch.float32:
-        tile = Tile(32, 16, warps=8, stages=2)
-    elif dim <= 128:
-        tile = Tile(128, 64, warps=8, stages=3)
-    else:
-        tile = Tile(64, 32, warps=8, stages=3)
-    return replace(tile, rows=max(tile.rows, _pad(group)))
-
-
-def decode_tile(query: torch.Tensor, value: torch.Tensor, group: int) -> Tile:
-    """Few rows, and loads kept in flight: of five stages the block numbers take two."""
-    dim = max(_pad(query.shape[-1]), _pad(value.shape[-1]))
-    if query.dtype == torch.float32:
-        return Tile(_pad(group), 32, warps=8, stages=2)
-    return Tile(_pad(group), 64 if dim <= 128 else 32, warps=4, stages=5)
+    def _splits(self, call: _Call, contexts: Sequence[int]) -> Splits:
+        visible = [min(c, call.window) for c in contexts] if call.window else contexts
+        if call.query.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.plan.captured(visible, call.kv_heads)
+        return self.plan.eager(visible, call.kv_heads)
 
 
 def _strides(name: str, cached: torch.Tensor) -> dict[str, int]:
@@ -273,11 +219,3 @@ def _strides(name: str, cached: torch.Tensor) -> dict[str, int]:
 
 def _contiguous_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _pad(size: int) -> int:
-    return max(MIN_TILE, int(triton.next_power_of_2(size)))
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)

@@ -13,25 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from services.engine.triton_tiles import LOG2E, fold_keys, load_tile
-
-
-@triton.jit
-def _request_of(tile, starts_ptr, num_requests, BLOCK_Q: tl.constexpr):
-    """The request a query tile belongs to.
-
-    Request r owns the tiles from starts[r] // BLOCK_Q + r on: one more than it needs at most, so
-    that the host can bound the grid without knowing the lengths.
-    """
-    low = tl.full([], 0, tl.int32)
-    high = num_requests - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(starts_ptr + middle) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+from services.engine.triton_tiles import LOG2E, fold_keys, load_tile, request_of, split_length
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
@@ -58,7 +40,7 @@ def prefill_kernel(
     # The last tiles of a prompt see the most keys: starting with them keeps the device full.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    request = _request_of(tile, starts_ptr, num_requests, BLOCK_Q)
+    request = request_of(tile, starts_ptr, num_requests, BLOCK_Q)
     begin = tl.load(starts_ptr + request)
     count = tl.load(starts_ptr + request + 1) - begin
     context = tl.load(contexts_ptr + request)
@@ -118,12 +100,6 @@ def prefill_kernel(
     )
 
 
-@triton.jit
-def _split_length(visible, split_keys, num_splits):
-    """Keys of one split: the multiple of `split_keys` with which `num_splits` cover all."""
-    return tl.cdiv(tl.cdiv(visible, num_splits), split_keys) * split_keys
-
-
 @triton.jit(do_not_specialize=["table_width", "split_keys", "num_splits"])
 def decode_kernel(
     out_ptr, partial_ptr, top_ptr, total_ptr, query_ptr, key_ptr, value_ptr,
@@ -149,7 +125,7 @@ def decode_kernel(
         return
     context = tl.load(contexts_ptr + request)
     oldest = tl.maximum(context - WINDOW, 0) if WINDOW else 0
-    length = _split_length(context - oldest, split_keys, num_splits)
+    length = split_length(context - oldest, split_keys, num_splits)
     first = oldest + split * length
     end = tl.minimum(first + length, context)
     if first >= end:
@@ -209,7 +185,7 @@ def merge_kernel(
     visible = tl.load(contexts_ptr + request)
     if WINDOW:
         visible = tl.minimum(visible, WINDOW)
-    length = _split_length(visible, split_keys, num_splits)
+    length = split_length(visible, split_keys, num_splits)
 
     split = tl.arange(0, PAD_SPLITS)
     column = tl.arange(0, PAD_V)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+MAX_TILE_KEYS = tl.constexpr(64)
 
 
 @triton.jit
@@ -109,3 +110,28 @@ def fold_keys(
             K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, True,
         )  # fmt: skip
     return top, total, acc
+
+
+@triton.jit
+def request_of(tile, starts_ptr, num_requests, BLOCK_Q: tl.constexpr):
+    """The request a query tile belongs to.
+
+    Request r owns the tiles from starts[r] // BLOCK_Q + r on: one more than it needs at most, so
+    that the host can bound the grid without knowing the lengths.
+    """
+    low = tl.full([], 0, tl.int32)
+    high = num_requests - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tl.load(starts_ptr + middle) // BLOCK_Q + middle <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def split_length(visible, split_keys, num_splits):
+    """Keys of one split: `split_keys`, or whole tiles enough for `num_splits` to cover all."""
+    share = tl.cdiv(visible, num_splits)
+    return tl.where(share > split_keys, tl.cdiv(share, MAX_TILE_KEYS) * MAX_TILE_KEYS, split_keys)

@@ -23,4 +23,7 @@ stopping     stop strings across token boundaries
 output       `OutputAssembler`: engine outputs → text per choice, finish reasons, usage
 logprobs     log-probabilities in OpenAI's forms
 answers      `AnswerBuilder`: chunks of a stream, whole answers
+answering    `Answering`: assembler and builder together, from outputs to bytes
+
+options      the flags of every process that has a frontend
 """

@@ -74,7 +74,7 @@ def test_qwen_grids_are_those_of_transformers(
         patch = 16 if model_type == "qwen3_vl" else 14
         bounds = {"shortest_edge": 65536, "longest_edge": 16777216}
         size = bounds if patch == 16 else {"shortest_edge": 3136, "longest_edge": 12845056}
-        options = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
+        options: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
         options |= {"patch_size": patch, "merge_size": 2}
         (model / "preprocessor_config.json").write_text(json.dumps(options))
     family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)

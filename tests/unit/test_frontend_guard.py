@@ -148,7 +148,7 @@ def test_every_kind_of_string_is_guarded(tmp_path: Path) -> None:
     ]
     options = {"tools": [tool], "chat_template_kwargs": {"enable_thinking": evil, evil: evil}}
     ids = rendered(front, turns, **options).generate.token_ids
-    harmless = [
+    harmless: list[dict[str, Any]] = [
         {"role": "system", "content": "x"},
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "x"}}]},

@@ -50,7 +50,7 @@ def test_orientation_is_undone_as_pillow_does(form: str, orientation: int) -> No
     data = saved(gradient(), form, exif=turned(orientation))
     expected = ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")
     assert probe(data) == expected.size
-    assert np.array_equal(load_rgb(data), expected)
+    assert load_rgb(data).tobytes() == expected.tobytes()
     assert (probe(data) == (HEIGHT, WIDTH)) == (orientation >= 5)
 
 
@@ -90,6 +90,7 @@ def test_an_orientation_that_does_not_exist_is_ignored(orientation: int) -> None
     assert probe(data) == load_rgb(data).size == (WIDTH, HEIGHT)
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_broken_exif_is_ignored() -> None:
     data = saved(gradient(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff broken")
     assert probe(data) == load_rgb(data).size == (WIDTH, HEIGHT)
@@ -102,7 +103,7 @@ def test_colours_are_those_transformers_would_see(mode: str) -> None:
         picture.putalpha(Image.linear_gradient("L").resize(picture.size))
     data = saved(picture, "PNG")
     expected = convert_to_rgb(Image.open(BytesIO(data)), return_numpy=True)
-    assert np.array_equal(load_rgb(data), expected)
+    assert np.array_equal(np.asarray(load_rgb(data)), expected)
 
 
 def test_transparency_becomes_white() -> None:

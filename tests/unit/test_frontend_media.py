@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, RequestError
-from services.frontend.addresses import is_public
+from services.frontend.addresses import PublicResolver, is_public
 from services.frontend.config import MediaConfig
 from services.frontend.media import MediaFetcher
 from tests.frontend_helpers import picture
@@ -44,9 +44,9 @@ async def refusal(url: str, **options: Any) -> RequestError:
 class Server:
     """A web server on an ephemeral port of this machine that counts what it is asked."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, asked: list[str]) -> None:
         self.port = port
-        self.asked: list[str] = []
+        self.asked = asked
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -56,8 +56,10 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     answering = asyncio.Event()
 
+    asked: list[str] = []
+
     async def answer(request: web.Request) -> web.StreamResponse:
-        server.asked.append(request.path)
+        asked.append(request.path)
         if request.path == "/picture.png":
             return web.Response(body=PICTURE, content_type="image/png")
         if request.path == "/slow":
@@ -77,8 +79,7 @@ async def server() -> AsyncIterator[Server]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    server = Server(runner.addresses[0][1])
-    yield server
+    yield Server(runner.addresses[0][1], asked)
     answering.set()
     await runner.cleanup()
 
@@ -172,17 +173,20 @@ async def test_odd_spellings_of_private_addresses_are_refused(host: str, server:
     assert server.asked == []
 
 
+async def resolve_to_this_machine(
+    self: object, host: str, port: int = 0, family: int = 0
+) -> list[ResolveResult]:
+    return [
+        ResolveResult(
+            hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0
+        )
+    ]
+
+
 async def test_a_name_is_checked_by_the_addresses_it_resolves_to(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def resolve(self: object, host: str, port: int = 0, family: int = 0) -> Any:
-        return [
-            ResolveResult(
-                hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=0, flags=0
-            )
-        ]
-
-    monkeypatch.setattr(ThreadedResolver, "resolve", resolve)
+    monkeypatch.setattr(ThreadedResolver, "resolve", resolve_to_this_machine)
     url = server.url("/picture.png", "pictures.example.com")
     assert (await refusal(url)).code == "forbidden_url"
     assert server.asked == []
@@ -207,11 +211,7 @@ async def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     """The first hop is made to count as public; the second goes to a literal address."""
 
-    async def resolve(self: object, host: str, port: int = 0, family: int = 0) -> Any:
-        flags = {"family": socket.AF_INET, "proto": 0, "flags": 0}
-        return [ResolveResult(hostname=host, host="127.0.0.1", port=port, **flags)]
-
-    monkeypatch.setattr("services.frontend.addresses.PublicResolver.resolve", resolve)
+    monkeypatch.setattr(PublicResolver, "resolve", resolve_to_this_machine)
     target = server.url("/picture.png")
     assert (await refusal(server.url(f"/to?url={target}", "public.test"))).code == "forbidden_url"
     assert server.asked == ["/to"]

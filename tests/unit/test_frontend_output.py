@@ -201,7 +201,7 @@ def test_choices_are_kept_apart(tokenizer: Tokenizer) -> None:
     assembler = OutputAssembler(spec(n=2, stop=("b",)), tokenizer)
     one, two = tokenizer.encode("abc"), tokenizer.encode("xyz")
     assert assembler.feed(output(one, 0, cached_tokens=2)).text == "a"
-    assert assembler.unfinished() == [1] and not assembler.finished
+    assert assembler.unfinished() == [1]
     gain = assembler.feed(output(two, 1, finish_reason="length", cached_tokens=2))
     assert (gain.index, gain.text) == (1, "xyz")
     assert assembler.finished

@@ -35,6 +35,7 @@ from tests.frontend_helpers import (
 from tests.reference import load as load_reference
 from tests.tiny_configs import MAX_POSITIONS
 
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 Fronts = Callable[..., Frontend]
 RED, BLUE, WIDE = picture(60, 40), picture(100, 300, "blue"), picture(700, 90, "green")
 
@@ -111,6 +112,14 @@ def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> Non
         grids = expected.get("image_grid_thw")
         if grids is not None:
             assert [list(i.grid) for i in rendered.generate.mm_items] == grids.tolist()
+
+
+@pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the demo model is not there")
+def test_token_ids_of_the_demo_model_are_those_of_transformers() -> None:
+    front, reference = frontend(DEMO), load_reference(DEMO)
+    for messages in conversation(takes_pictures=True):
+        expected = reference.inputs(for_transformers(messages))["input_ids"][0].tolist()
+        assert render(front, messages).generate.token_ids == expected
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision"])
