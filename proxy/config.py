@@ -17,6 +17,7 @@ class ProxyConfig(FrontendOptions):
     encode_servers_urls: str = option("", "encode workers; disable, none or empty for none")
     prefill_servers_urls: str = option("", "prefill workers; disable, none or empty for none")
     decode_servers_urls: str = option("", "decode workers, or workers that do it all")
+    allow_media_references: bool = option(False, "let clients name media by uuid alone")
     max_body_bytes: int = option(128 << 20, "largest request body")
     max_in_flight: int = option(4096, "requests at once before the proxy answers 503")
     request_timeout: float = option(600.0, "a whole request")

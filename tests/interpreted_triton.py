@@ -49,8 +49,9 @@ SHAPES = [
 FEATURES = [
     Case("keys wider than values", **MIXED, k_dim=48, v_dim=20),
     Case("values wider than keys", **MIXED, k_dim=20, v_dim=48),
-    Case("a long chunk in the middle", (70,), (110,), group=7, kv_heads=1),
+    Case("a long chunk in the middle", (70,), (108,), group=7, kv_heads=1),
     Case("window", (1, 40, 1, 6), (33, 60, 1, 40), window=9),
+    Case("window narrower than a tile of keys", (40,), (60,), group=1, window=3),
     Case("window of one", **MIXED, window=1),
     Case("window, decode", **DECODE, window=19),
     Case("spans", **MEDIA),

@@ -1,5 +1,8 @@
 """Losses and the optimizer: bf16 weights for the arithmetic, fp32 masters for the updates."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -97,19 +100,21 @@ class MasterOptimizer:
     """Muon for the matrices inside the towers and AdamW for the rest, on fp32 copies of bf16
     parameters.
 
+    `scale` gives the factor of the learning rate by parameter name; 0 leaves a parameter as it is.
     With `torch.distributed` running, gradients are averaged over its processes.
     """
 
-    def __init__(self, module: nn.Module, frozen: nn.Module | None = None) -> None:
-        skipped = set() if frozen is None else {id(p) for p in frozen.parameters()}
-        self._working = [p for p in module.parameters() if id(p) not in skipped]
-        self._masters = [p.detach().float().clone() for p in self._working]
-        inner = {id(p) for name, p in module.named_parameters() if _is_inner_matrix(name, p)}
-        pairs = list(zip(self._working, self._masters, strict=True))
-        inside = [master for working, master in pairs if id(working) in inner]
-        outside = [master for working, master in pairs if id(working) not in inner]
+    def __init__(self, module: nn.Module, scale: Callable[[str], float]) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if scale(name) > 0]
+        self._working = [parameter for _, parameter in named]
+        self._masters = [parameter.detach().float().clone() for parameter in self._working]
+        inside: list[dict[str, Any]] = []
+        outside: list[dict[str, Any]] = []
+        for (name, parameter), master in zip(named, self._masters, strict=True):
+            groups = inside if _is_inner_matrix(name, parameter) else outside
+            groups.append({"params": [master], "scale": scale(name)})
         self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(outside, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+            torch.optim.AdamW(outside, betas=(0.9, 0.95), weight_decay=0.0),
             torch.optim.Muon(inside, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         ]
 
@@ -129,7 +134,7 @@ class MasterOptimizer:
         norm = float(nn.utils.clip_grad_norm_(self._masters, 1.0, error_if_nonfinite=True))
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["scale"]
             optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(list[Tensor](self._working), self._masters)

@@ -84,7 +84,7 @@ class _Writer:
         shared = [self._shared((i,), ONE_PICTURE, SHARED) for i in range(count)]
         shared += [self._text_row() for _ in range(-(-count // 12))]
         pairs = [self._shared(self._pair(), TWO_PICTURES, PAIRED) for _ in range(count // 2)]
-        single = [self._question_first((i,), ONE_PICTURE) for i in range(0, count, 2)]
+        single = [self._question_first((i,), ONE_PICTURE) for i in range(0, count, 4)]
         single += [self._question_first(self._pair(), TWO_PICTURES) for _ in range(count // 8)]
         return [collate(shared, SHARED), collate(pairs, PAIRED), collate(single, SINGLE)]
 

@@ -40,6 +40,15 @@ class Plan:
         """Time of a phase."""
         return 60 * self.minutes * (self.see_share if phase == SEE else 1 - self.see_share)
 
+    def see_scale(self, name: str) -> float:
+        """Factor of a parameter's learning rate in the first phase."""
+        return 0.0 if "language" in name else 1.0
+
+    def talk_scale(self, name: str) -> float:
+        """Factor of a parameter's learning rate in the second phase: the vision tower has learned
+        its part, and the language model learns faster from tokens that keep still."""
+        return 1.0 if "language" in name else 0.3
+
     def lr(self, phase: str, progress: float, number: int) -> float:
         """Learning rate of step `number` at `progress` (0 to 1) through a phase."""
         warm = min(1.0, (number + 1) / self.warmup_steps)
@@ -118,7 +127,9 @@ class _Phase:
         self._name, self._plan, self._learner, self._rank = name, plan, learner, rank
         self._steps = Steps(tokenizer, plan.seed, plan.pictures, talk=name == TALK)
         learner.lower_precision()
-        self._optimizer = MasterOptimizer(learner, learner.language if name == SEE else None)
+        self._optimizer = MasterOptimizer(
+            learner, plan.see_scale if name == SEE else plan.talk_scale
+        )
         self._log = _Log(name, rank == 0)
 
     def run(self, progress: float) -> None:

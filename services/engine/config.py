@@ -32,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_encoder_patches: int = 16384
+    max_media_pixels: int = 64_000_000
     embedding_cache_bytes: int = 256 << 20
     prefix_caching: bool = True
     eos_token_ids: tuple[int, ...] = ()

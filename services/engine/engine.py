@@ -72,7 +72,12 @@ class Engine:
 
     def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
         config = self.config
-        vision = VisionModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
+        vision = VisionModel(
+            Path(config.model_dir),
+            DTYPES[config.dtype],
+            config.device,
+            config.max_media_pixels,
+        )
         self.parameter_bytes["vision"] = parameter_bytes(vision.module)
         return EncodeQueue(vision, self.ec, config.max_encoder_patches, wake)
 

@@ -27,8 +27,8 @@ class Request:
     """`tokens` are the prompt, then what this choice has put out (emitted elsewhere or here).
 
     The first `num_computed` tokens have KV in `blocks`; `remote` is KV that another worker still
-    holds for this request, None once it has been fetched or given up. `positions` covers the prompt:
-    int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
+    holds for this request, None once it has been fetched or given up. `positions` covers the
+    prompt: int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
     """
 
     source: GenerateRequest

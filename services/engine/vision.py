@@ -31,7 +31,8 @@ class Prepared:
 class VisionModel:
     """Weights of the vision part only, with the media processor that goes with them."""
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
         self._processor = AutoImageProcessor.from_pretrained(model_dir)
         self._device = device
@@ -52,7 +53,7 @@ class VisionModel:
         """
         if item.modality != "image" or item.data is None:
             raise InvalidRequest(f"this encoder takes images, not {item.modality}")
-        image = load_rgb(item.data)
+        image = load_rgb(item.data, max_pixels=self._max_pixels)
         try:
             features = self._processor(images=[image], return_tensors="pt")
         except ValueError as error:

@@ -236,11 +236,12 @@ class AnswerBuilder:
         return shown
 
 
-def merge(answers: Sequence[TextCompletion]) -> TextCompletion:
+def merge(answers: Sequence[Answer]) -> Answer:
     """The answer to several prompts of one completion request, from those to each of them."""
-    first = answers[0]
-    usages = [answer.usage for answer in answers if isinstance(answer.usage, Usage)]
-    first.choices = [choice for answer in answers for choice in answer.choices]
+    texts = [answer for answer in answers if isinstance(answer, TextCompletion)]
+    first = texts[0]
+    usages = [answer.usage for answer in texts if isinstance(answer.usage, Usage)]
+    first.choices = [choice for answer in texts for choice in answer.choices]
     first.usage = total_usage(usages)
     return first
 

@@ -22,6 +22,8 @@ class FrontendOptions:
     allow_private_media: bool = option(False, "fetch media from private addresses too")
     max_media_bytes: int = option(64 << 20, "largest media item")
     max_media_pixels: int = option(64_000_000, "largest picture")
+    allow_media_references: bool = option(True, "let clients name media by uuid alone")
+    chat_template: str = option("", "chat template, a file or the text itself")
     media_timeout: float = option(10.0, "seconds to fetch one media item")
 
     def to_config(self) -> FrontendConfig:
@@ -31,7 +33,9 @@ class FrontendOptions:
             model=Path(self.model),
             served_model_names=_names(self.served_model_name) or (self.model,),
             max_model_len=self.max_model_len or None,
+            chat_template=self.chat_template or None,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
+            allow_references=self.allow_media_references,
             media=MediaConfig(
                 allow_private=self.allow_private_media,
                 allowed_domains=frozenset(_names(self.allowed_media_domains)),

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import InvalidRequest, from_info
 from protocol.generate import item_metadata
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
-from protocol.openai_answers import encode
+from protocol.openai_answers import Answer, encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.answers import merge
@@ -79,7 +79,7 @@ async def _answer(worker: Worker, request: Request, rendered: RenderedRequest) -
     return EventStream(answering.events(first, steps))
 
 
-async def _whole(worker: Worker, request: Request, rendered: RenderedRequest) -> Any:
+async def _whole(worker: Worker, request: Request, rendered: RenderedRequest) -> Answer:
     work = _answering(worker, rendered).whole(_steps(worker, rendered))
     return await while_connected(request, work)
 

@@ -38,4 +38,3 @@ class WorkerConfig(FrontendOptions):
     num_threads: int = option(0, "CPU threads of the engine, 0 for the default")
     start_timeout: float = option(600.0, "seconds the engine may take to load")
     log_level: str = option("info", "debug, info, warning or error")
-    role: str = option("", "the worker's role, where the module does not say", env="ROLE_TYPE")

@@ -76,6 +76,7 @@ def engine_config(role: RoleSpec, config: WorkerConfig, frontend: Frontend) -> E
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_encoder_patches=config.max_encoder_patches,
+        max_media_pixels=config.max_media_pixels,
         embedding_cache_bytes=config.embedding_cache_bytes,
         prefix_caching=config.enable_prefix_caching,
         eos_token_ids=info.eos_token_ids,

@@ -39,7 +39,8 @@ def draws(count: int, **sampling: Any) -> Counter[int]:
 
 def test_uniform_numbers_are_uniform_and_independent() -> None:
     values = np.array([[uniform(s, c, p) for p in range(200)] for s in range(20) for c in (0, 1)])
-    assert 0 <= values.min() and values.max() < 1
+    assert values.min() >= 0
+    assert values.max() < 1
     histogram, _ = np.histogram(values, bins=20, range=(0, 1))
     chi_square = ((histogram - values.size / 20) ** 2 / (values.size / 20)).sum()
     assert chi_square < 45

@@ -168,6 +168,18 @@ def test_llava_counts_are_those_of_transformers(llava: Path) -> None:
     check()
 
 
+def test_llava_wastes_least_whatever_the_order_of_resolutions(tmp_path: Path) -> None:
+    model = write_model("llava_onevision", tmp_path)
+    options = json.loads((model / "preprocessor_config.json").read_text())
+    options["image_grid_pinpoints"] = options["image_grid_pinpoints"][::-1]
+    (model / "preprocessor_config.json").write_text(json.dumps(options))
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+    for width in range(1, 120, 7):
+        for height in range(1, 120, 5):
+            truth = llava_truth(processor, model, width, height)
+            assert family.measure_image(width, height).length == truth
+
+
 def test_llava_drops_a_token_for_the_default_strategy(tmp_path: Path) -> None:
     model = write_model("llava_onevision", tmp_path)
     full = family_in(model).measure_image(50, 50).length

@@ -355,7 +355,7 @@ def test_completions_of_several_prompts_are_merged(tokenizer: Tokenizer) -> None
             ids = tokenizer.encode(f"{first_index + index}")
             builder.add(assembler.feed(output(ids, index, finish_reason="length", cached_tokens=1)))
         answers.append(builder.answer(assembler.usage()))
-    merged = body(merge(answers))  # type: ignore[arg-type]
+    merged = body(merge(answers))
     assert [(c["index"], c["text"]) for c in merged["choices"]] == [(i, str(i)) for i in range(4)]
     assert merged["object"] == "text_completion" and merged["id"] == "cmpl-r"
     assert merged["usage"]["prompt_tokens"] == 6

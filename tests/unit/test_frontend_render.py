@@ -290,6 +290,11 @@ def test_a_picture_seen_before_can_be_named(fronts: Fronts) -> None:
     assert rendered.generate.mm_items == [item] and not rendered.media
     with pytest.raises(InvalidRequest, match="red"):
         render(front, user(again), cache_salt="another tenant")
+    render(front, user(image_part(RED, uuid="theirs")), cache_salt="another tenant")
+    theirs = {**again, "uuid": "theirs"}
+    assert render(front, user(theirs), cache_salt="another tenant").generate.mm_items == [item]
+    with pytest.raises(InvalidRequest, match="theirs"):
+        render(front, user(theirs))
     for data, uuid in ((BLUE, "blue"), (WIDE, "wide")):
         render(front, user(image_part(data, uuid=uuid)))
     with pytest.raises(InvalidRequest) as caught:

@@ -26,6 +26,7 @@ ALLOWED = {
     "services.master": {"services.master", "services.http", "protocol"},
     "proxy": {"proxy", "services.frontend", "services.http", "protocol"},
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
+    "services": set(),
     "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
 }  # fmt: skip
 OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")

@@ -118,8 +118,8 @@ def test_splits_cover_every_context_and_fit_the_merge(visible: list[int], kv_hea
 
 def test_one_long_context_is_cut_among_short_ones() -> None:
     plan = SplitPlan(programs=400)
-    assert plan.eager([512] * 64, kv_heads=4).count == 1
-    assert plan.eager([512] * 63 + [32768], kv_heads=4).count > 16
+    assert plan.eager([512] * 128, kv_heads=4).count == 1
+    assert plan.eager([512] * 127 + [32768], kv_heads=4).count > 16
     assert plan.eager([32768], kv_heads=4).count == plan.max_splits
 
 
