@@ -2,7 +2,7 @@
 
 config        flags, environment and file → one frozen configuration
 app           the HTTP application
-chat          /v1/chat/completions and /v1/completions
+gateway       what every route is handed
 pipeline      one request through its stages
 encode_stage  pictures to encoders, each once
 fleet         the workers: who is up, who gets the next request

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
-import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest, RequestAborted, TriptychError
-from protocol.openai_answers import ModelCard, ModelList, encode
-from proxy import chat
+from protocol.errors import RequestAborted, TriptychError
 from proxy.gateway import Gateway
 from services.http import errors
+from services.http.openai import Service, generating, informing
 from services.http.server import version
 
 
@@ -31,9 +27,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         task.cancel()
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
-    app.include_router(chat.router(gateway))
+    app.include_router(generating(_service(gateway)))
+    app.include_router(informing(gateway.frontend))
     app.include_router(_status(gateway))
-    app.include_router(_tokens(gateway))
 
     def observe(error: TriptychError) -> None:
         if isinstance(error, RequestAborted):
@@ -46,9 +42,18 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
+def _service(gateway: Gateway) -> Service:
+    return Service(
+        frontend=gateway.frontend,
+        run=gateway.run,
+        stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
+        check_room=gateway.check_room,
+        max_body_bytes=gateway.config.max_body_bytes,
+    )
+
+
 def _status(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
-    started = int(time.time())
 
     @routes.get("/live")
     async def live() -> Response:
@@ -66,16 +71,6 @@ def _status(gateway: Gateway) -> APIRouter:
         }
         return JSONResponse({"proxy": "up", **workers}, status_code=200 if able else 503)
 
-    @routes.get("/v1/models")
-    async def models() -> Response:
-        card = ModelCard(
-            id=gateway.frontend.config.names[0],
-            created=started,
-            root=str(gateway.frontend.config.model),
-            max_model_len=gateway.frontend.info.max_model_len,
-        )
-        return Response(encode(ModelList([card])), media_type="application/json")
-
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
         return {"version": version()}
@@ -85,40 +80,3 @@ def _status(gateway: Gateway) -> APIRouter:
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
 
     return routes
-
-
-class _Tokenize(msgspec.Struct):
-    prompt: str
-    add_special_tokens: bool = True
-
-
-class _Detokenize(msgspec.Struct):
-    tokens: list[int]
-
-
-def _tokens(gateway: Gateway) -> APIRouter:
-    routes = APIRouter()
-    tokenizer = gateway.frontend.tokenizer
-
-    @routes.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        """Token ids of a text."""
-        wanted = _decode(await request.body(), _Tokenize)
-        ids = tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
-        limit = gateway.frontend.info.max_model_len
-        return {"tokens": ids, "count": len(ids), "max_model_len": limit}
-
-    @routes.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
-        """Text of token ids."""
-        wanted = _decode(await request.body(), _Detokenize)
-        return {"prompt": tokenizer.decode(wanted.tokens)}
-
-    return routes
-
-
-def _decode(data: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(str(error)) from None

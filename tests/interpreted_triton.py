@@ -4,7 +4,6 @@ Not collected by itself: `tests/unit/test_triton_attention.py` runs it with TRIT
 process of its own, since kernels are made for the interpreter or for a device on import.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,9 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
-from services.engine.attention import paged_attention
+from services.engine.attention import TorchAttention, paged_attention
 from services.engine.triton_attention import TritonAttention
-from services.engine.triton_plan import SplitPlan, Splits
+from services.engine.triton_plan import SplitPlan
 from tests.paged_cases import LAYER, Case, check, make
 
 MIXED: dict[str, Any] = {"queries": (1, 11, 1, 6), "contexts": (33, 11, 1, 40)}
@@ -97,18 +96,15 @@ def test_any_split_gives_the_same(plan: str, block_size: int) -> None:
     check(Case("decode", **DECODE, block_size=block_size), TritonAttention(PLANS[plan]))
 
 
-class CapturedPlan(SplitPlan):
-    """Splits as if a graph were being captured for contexts up to 48."""
-
-    def eager(self, visible: Sequence[int], kv_heads: int) -> Splits:
-        return self.captured([min(v, 48) for v in visible], kv_heads)
-
-
 def test_splits_of_a_captured_graph_suit_longer_contexts() -> None:
-    plan = CapturedPlan(programs=100, min_split=16)
-    splits = plan.eager(LENGTHS, kv_heads=2)
-    assert splits.count > 1 and splits.count * splits.keys < max(LENGTHS)
-    check(Case("decode", **DECODE), TritonAttention(plan))
+    case = Case("decode", **DECODE)
+    step = make(case)
+    backend = TritonAttention(SplitPlan(programs=100, min_split=16), captured=True)
+    expected = TorchAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
+    bounded = replace(step.batch, context_lens=[48] * len(LENGTHS))
+    bounded.contexts_tensor.copy_(step.batch.contexts_tensor)
+    output = backend.attend(step.query, LAYER, bounded, 0.3, None, None)
+    torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-5)
 
 
 def test_attention_of_a_model_layer_takes_the_backend_of_its_batch() -> None:

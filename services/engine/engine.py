@@ -42,6 +42,7 @@ class Engine:
     def __init__(self, config: EngineConfig, wake: Callable[[], None]) -> None:
         self.config = config = _resolved(config)
         self.parameter_bytes: dict[str, int] = {}
+        self.max_model_len = config.max_model_len
         self.ec = make_ec(config.ec)
         self.kv: KVConnector | None = None
         self.generate = self._language() if "language" in config.parts else None
@@ -68,7 +69,15 @@ class Engine:
             self.kv, scheduler, fail_on_error=config.kv.load_failure_policy == "fail"
         )
         runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
-        return GenerateCore(config, model, scheduler, runner, transfers)
+        capacity = num_blocks * config.block_size
+        self.max_model_len = min(config.max_model_len, capacity)
+        return GenerateCore(
+            msgspec.structs.replace(config, max_model_len=self.max_model_len),
+            model,
+            scheduler,
+            runner,
+            transfers,
+        )
 
     def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
         config = self.config
@@ -83,10 +92,9 @@ class Engine:
 
     def ready(self) -> Ready:
         blocks = self.generate.scheduler.blocks if self.generate else None
-        capacity = blocks.num_blocks * blocks.block_size if blocks else self.config.max_model_len
         return Ready(
             parameter_bytes=self.parameter_bytes,
-            max_model_len=min(self.config.max_model_len, capacity),
+            max_model_len=self.max_model_len,
             num_blocks=blocks.num_blocks if blocks else 0,
             block_size=self.config.block_size,
             kv_layout=self.layout if blocks else None,

@@ -100,9 +100,15 @@ class _Call:
 
 @dataclass(frozen=True)
 class TritonAttention:
-    """Attention backend of a device."""
+    """Attention backend of a device.
+
+    A decode step captured as a CUDA graph, whose contexts will be other ones at each replay, wants
+    `captured`, in the runs before the capture too: these compile the kernels and make the batch's
+    tensors.
+    """
 
     plan: SplitPlan
+    captured: bool = False
 
     @staticmethod
     def for_device(device: torch.device) -> TritonAttention:
@@ -207,9 +213,8 @@ class TritonAttention:
 
     def _splits(self, call: _Call, contexts: Sequence[int]) -> Splits:
         visible = [min(c, call.window) for c in contexts] if call.window else contexts
-        if call.query.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self.plan.captured(visible, call.kv_heads)
-        return self.plan.eager(visible, call.kv_heads)
+        plan = self.plan.captured if self.captured else self.plan.eager
+        return plan(visible, call.kv_heads)
 
 
 def _strides(name: str, cached: torch.Tensor) -> dict[str, int]:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH
 from services.http import errors
+from services.http.openai import informing
 from services.http.server import version
 from services.worker.worker import Worker
 
@@ -19,6 +20,7 @@ def create_app(worker: Worker) -> FastAPI:
     app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
     app.include_router(_status(worker))
     app.include_router(_control(worker))
+    app.include_router(informing(worker.frontend))
     for build in worker.role.routers:
         app.include_router(build(worker))
 
@@ -51,18 +53,6 @@ def _status(worker: Worker) -> APIRouter:
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
         return {"version": version()}
-
-    @routes.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entry = {
-            "id": worker.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "triptych",
-            "root": worker.config.model,
-            "max_model_len": worker.engine.ready.max_model_len,
-        }
-        return {"object": "list", "data": [entry]}
 
     @routes.get("/load")
     async def load() -> dict[str, float]:

@@ -15,85 +15,54 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.errors import InvalidRequest, from_info
 from protocol.generate import item_metadata
-from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
-from protocol.openai_answers import Answer, encode
+from protocol.openai import CHAT_PATH
+from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, RequestOutput
 from services.frontend.answering import Answering
-from services.frontend.answers import merge
 from services.frontend.render import RenderedRequest
+from services.http.openai import JSON, Service, generating
 from services.http.streams import EventStream, while_connected
-from services.worker.worker import Worker, new_request_id
-
-_JSON = "application/json"
+from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
     """Chat and completions of a worker that generates."""
-    routes = APIRouter()
-
-    @routes.post(CHAT_PATH)
-    async def chat(request: Request) -> Response:
-        wanted = decode_chat(await request.body())
-        rendered = await worker.frontend.render_chat(wanted, request_id=_request_id(request))
-        return await _answer(worker, request, rendered)
-
-    @routes.post(COMPLETIONS_PATH)
-    async def completions(request: Request) -> Response:
-        wanted = decode_completion(await request.body())
-        prompts = await worker.frontend.render_completion(wanted, request_id=_request_id(request))
-        if len(prompts) == 1:
-            return await _answer(worker, request, prompts[0])
-        if prompts[0].output.stream:
-            raise InvalidRequest("several prompts cannot be streamed at once", param="stream")
-        answers = [await _whole(worker, request, prompt) for prompt in prompts]
-        return Response(encode(merge(answers)), media_type=_JSON)
-
-    return routes
+    return generating(_service(worker))
 
 
 def encoder_router(worker: Worker) -> APIRouter:
     """Chat of a worker that only encodes: the text does not matter, the answer has none."""
     routes = APIRouter()
+    service = _service(worker)
 
     @routes.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
-        wanted = decode_chat(await request.body())
-        rendered = await worker.frontend.render_chat(wanted, request_id=_request_id(request))
+        rendered = await service.rendered_chat(request)
         if not rendered.media:
             raise InvalidRequest("there is no media item to encode", param="messages")
         params = await while_connected(request, _encode(worker, rendered))
         answering = Answering(rendered.output, worker.frontend.tokenizer, ec_transfer_params=params)
         if rendered.output.stream:
-            return EventStream(answering.events(_nothing(rendered), _no_steps()))
-        return Response(encode(await answering.whole(_one_step(rendered))), media_type=_JSON)
+            return EventStream(answering.events(_nothing(rendered), _steps_of()))
+        whole = await answering.whole(_steps_of(_nothing(rendered)))
+        return Response(encode(whole), media_type=JSON)
 
     return routes
 
 
-async def _answer(worker: Worker, request: Request, rendered: RenderedRequest) -> Response:
-    if not rendered.output.stream:
-        return Response(encode(await _whole(worker, request, rendered)), media_type=_JSON)
-    answering = _answering(worker, rendered)
-    steps = _steps(worker, rendered)
-    first = await while_connected(request, anext(steps))
-    return EventStream(answering.events(first, steps))
-
-
-async def _whole(worker: Worker, request: Request, rendered: RenderedRequest) -> Answer:
-    work = _answering(worker, rendered).whole(_steps(worker, rendered))
-    return await while_connected(request, work)
-
-
-def _answering(worker: Worker, rendered: RenderedRequest) -> Answering:
-    request_id = rendered.generate.request_id
-    return Answering(
-        rendered.output,
-        worker.frontend.tokenizer,
-        stop_choice=lambda index: worker.engine.abort([request_id], index),
+def _service(worker: Worker) -> Service:
+    return Service(
+        frontend=worker.frontend,
+        run=lambda rendered: _run(worker, rendered),
+        stop_choice=lambda rendered, index: worker.engine.abort(
+            [rendered.generate.request_id], index
+        ),
+        check_room=worker.check_room,
+        max_body_bytes=worker.config.max_body_bytes,
     )
 
 
-async def _steps(
+async def _run(
     worker: Worker, rendered: RenderedRequest
 ) -> AsyncGenerator[list[RequestOutput], None]:
     """Generate; a worker that has the vision part encodes the request's media itself."""
@@ -138,14 +107,8 @@ def _nothing(rendered: RenderedRequest) -> list[RequestOutput]:
     ]
 
 
-async def _one_step(rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
-    yield _nothing(rendered)
-
-
-async def _no_steps() -> AsyncGenerator[list[RequestOutput], None]:
-    return
-    yield
-
-
-def _request_id(request: Request) -> str:
-    return new_request_id(request.headers.get("x-request-id"))
+async def _steps_of(
+    *steps: list[RequestOutput],
+) -> AsyncGenerator[list[RequestOutput], None]:
+    for outputs in steps:
+        yield outputs

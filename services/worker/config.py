@@ -28,6 +28,7 @@ class WorkerConfig(FrontendOptions):
     max_num_queued: int = option(1024, "requests in the worker before it answers 503")
     max_encoder_patches: int = option(16384, "patches of one encoder run")
     embedding_cache_bytes: int = option(256 << 20, "embeddings kept beside the engine")
+    max_body_bytes: int = option(256 << 20, "largest request body")
     enable_prefix_caching: bool = option(True, "reuse KV of shared prefixes")
     enforce_eager: bool = option(False, "no CUDA graphs")
     mm_encoder_only: bool = option(False, "accepted for vLLM's scripts: the role decides")

@@ -7,8 +7,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.generate import ENCODE_PATH, EncodeAnswer, decode_encode
+from services.http.openai import read_body, request_id
 from services.http.streams import while_connected
-from services.worker.worker import Worker, new_request_id
+from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
@@ -17,9 +18,9 @@ def router(worker: Worker) -> APIRouter:
     @routes.post(ENCODE_PATH)
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""
-        wanted = decode_encode(await request.body())
+        wanted = decode_encode(await read_body(request, worker.config.max_body_bytes))
         if not wanted.request_id:
-            wanted.request_id = new_request_id(request.headers.get("x-request-id"))
+            wanted.request_id = request_id(request)
         outputs = await while_connected(request, worker.encode(wanted))
         return Response(msgspec.json.encode(EncodeAnswer(outputs)), media_type="application/json")
 

@@ -19,8 +19,9 @@ from protocol.generate import (
     decode_generate,
 )
 from protocol.types import GenerateRequest, RequestOutput
+from services.http.openai import read_body, request_id
 from services.http.streams import DONE, EventStream, collect, sse, while_connected
-from services.worker.worker import Worker, new_request_id
+from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
@@ -29,10 +30,10 @@ def router(worker: Worker) -> APIRouter:
     @routes.post(GENERATE_PATH)
     async def generate(request: Request) -> Response:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
-        wanted, stream = decode_generate(await request.body())
+        wanted, stream = decode_generate(await read_body(request, worker.config.max_body_bytes))
         worker.check_model(wanted.model)
         if not wanted.request_id:
-            wanted.request_id = new_request_id(request.headers.get("x-request-id"))
+            wanted.request_id = request_id(request)
         steps = worker.generate(wanted)
         if stream:
             first = await while_connected(request, anext(steps))

@@ -41,13 +41,17 @@ class Worker:
         if name and name not in self.frontend.config.names:
             raise ModelNotFound(f"the model '{name}' is not served here", param="model")
 
-    @contextlib.contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Count a request in; `Unavailable` if the worker is full, drains or has no engine."""
+    def check_room(self) -> None:
+        """`Unavailable` if the worker is full, drains or has no engine."""
         if self.draining or self.engine.dead.is_set():
             raise Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
         if self.in_flight >= self.config.max_num_queued:
             raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Count a request in while it is here."""
+        self.check_room()
         self.in_flight += 1
         self.metrics.set_in_flight(self.in_flight)
         try:
@@ -80,7 +84,3 @@ class Worker:
             outputs = await self.engine.encode(request)
         self.metrics.observe_encode(time.monotonic() - start)
         return outputs
-
-
-def new_request_id(header: str | None) -> str:
-    return header or uuid.uuid4().hex

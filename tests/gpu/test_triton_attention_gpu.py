@@ -8,9 +8,10 @@ import torch
 
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention import TorchAttention, backend_for
-from services.engine.batch import PagedBatch
+from services.engine.batch import AttentionBackend, PagedBatch
 from services.engine.kv_cache import KVCache, block_elements
-from tests.paged_cases import LAYER, Case, check, make
+from services.engine.triton_attention import TritonAttention
+from tests.paged_cases import LAYER, Case, Step, check, make
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,25 +73,27 @@ def test_a_captured_decode_follows_its_tensors(longest: int) -> None:
     """Captured with contexts up to `longest`, replayed with others, in other blocks."""
     case = Case("decode", **DECODE, **_sizes(7, 4, 128), dtype="bfloat16")
     step = make(case, "cuda")
-    backend = backend_for(torch.device("cuda"))
-    arguments = (step.query, LAYER)
-    expected = backend.attend(*arguments, step.batch, 0.1, None, None)
+    expected = _attend(backend_for(torch.device("cuda")), step, step.batch)
+    backend = replace(TritonAttention.for_device(torch.device("cuda")), captured=True)
     bounds = replace(
         step.batch,
         context_lens=[longest] * len(LENGTHS),
         block_tables=torch.zeros_like(step.batch.block_tables),
     )
-    bounds.starts_tensor.copy_(step.batch.starts_tensor)
     bounds.contexts_tensor.fill_(1)
-    backend.attend(*arguments, bounds, 0.1, None, None)
+    _attend(backend, step, bounds)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = backend.attend(*arguments, bounds, 0.1, None, None)
+        output = _attend(backend, step, bounds)
     bounds.contexts_tensor.copy_(step.batch.contexts_tensor)
     bounds.block_tables.copy_(step.batch.block_tables)
     graph.replay()
     torch.testing.assert_close(output, expected, atol=1e-2, rtol=1e-2)
+
+
+def _attend(backend: AttentionBackend, step: Step, batch: PagedBatch) -> torch.Tensor:
+    return backend.attend(step.query, LAYER, batch, 0.1, None, None)
 
 
 def test_a_pool_of_more_elements_than_an_int32_counts() -> None:

@@ -51,7 +51,7 @@ def test_chunks_may_end_inside_a_picture(budget: int, model_dir: ModelDir) -> No
 def test_preemption_under_a_tiny_pool(model_dir: ModelDir) -> None:
     path = model_dir("qwen2_5_vl")
     cases = picture_cases() * 2
-    worker = engine(path, num_blocks=14, max_num_batched_tokens=64, max_model_len=224)
+    worker = engine(path, num_blocks=14, max_num_batched_tokens=64)
     assert served(worker, path, cases) == expected(path, cases)
     assert worker.counters()["preemptions"] > 0
 
@@ -100,3 +100,13 @@ def test_a_model_with_other_state_is_refused(tmp_path: Path) -> None:
     path = build(STATEFUL_FAMILY, tmp_path / "stateful")
     with pytest.raises(ConfigError, match="linear_attention"):
         engine(path)
+
+
+def test_a_request_larger_than_the_pool_is_refused_not_stuck(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path, num_blocks=4)
+    generate, _ = request_of(path, asking("Hello"), "r", max_tokens=100)
+    assert worker.generate is not None
+    (output,) = worker.generate.add(generate)
+    assert output.error is not None
+    assert output.error.code == "context_length_exceeded"

@@ -16,7 +16,7 @@ ALLOWED = {
     "protocol": {"protocol"},
     "connectors": {"connectors", "protocol"},
     "services.frontend": {"services.frontend", "protocol"},
-    "services.http": {"services.http", "protocol"},
+    "services.http": {"services.http", "services.frontend", "protocol"},
     # The frontend decodes pictures in one canonical way, for the encoder too.
     "services.engine": {"services.engine", "services.frontend", "connectors", "protocol"},
     "services.worker": {
