@@ -1,0 +1,7 @@
+"""Transports: bytes from a peer's registered memory into ours.
+
+base    the interface
+shm     same host: the peer's memory is mapped and copied from
+nixl    registered memory over NIXL (UCX backend)
+ucx     tagged sends over UCX (ucxx)
+"""

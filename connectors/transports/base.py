@@ -1,0 +1,97 @@
+"""What a transport does: hold named regions of memory, and read ranges of a peer's region into the
+region of the same name here.
+
+A process has one instance of a transport, used by its EC and its KV connector alike, and calls it
+from one thread. No call blocks; whatever takes time is polled. A region is registered once, when it
+is allocated, never per request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Range:
+    """`size` bytes from `remote` in the peer's region to `local` in ours (byte offsets)."""
+
+    remote: int
+    local: int
+    size: int
+
+
+class Transfer(ABC):
+    """A read under way. Whoever started it polls it to its end or cancels it."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """True once all bytes are here. Raises `TransferError` if they will not come."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give up; idempotent. Bytes may still arrive until `settled`."""
+
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """True once nothing will be written to the local ranges any more."""
+
+
+class Transport(ABC):
+    """One per process; `name` is what configurations call it."""
+
+    name: str
+
+    @abstractmethod
+    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+        """A registered, zeroed uint8[nbytes] that peers can read, on `device`.
+
+        `ConfigError` if the transport cannot register memory of that device, or if the region
+        exists.
+        """
+
+    @abstractmethod
+    def describe(self, region: str) -> bytes:
+        """What a peer must know to read a region; opaque, sent once per peer."""
+
+    @abstractmethod
+    def connect(self, peer: str, region: str, description: bytes) -> None:
+        """Make a peer's region readable; `peer` is its instance id. Idempotent for equal
+        descriptions; a new description replaces the old one (the peer has restarted).
+
+        `TransferError` if the description is no good or the peer cannot be reached.
+        """
+
+    @abstractmethod
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        """Start reading. `TransferError` if the peer is not connected or a range leaves either
+        region. The ranges may be many and scattered: they are one transfer."""
+
+    @abstractmethod
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer; transfers from it fail. Idempotent."""
+
+    def poll(self) -> None:  # noqa: B027 — most transports need no help to make progress
+        """Serve peers and advance transfers; called at least once per engine step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory, registrations and connections; idempotent."""
+
+    @abstractmethod
+    def check_integrity(self) -> list[str]:
+        """What is wrong at idle (transfers or handles left over), [] if nothing."""
+
+
+def check_ranges(ranges: Sequence[Range], remote_size: int, local_size: int) -> str | None:
+    """What is wrong with the first bad range, None if all lie inside both regions."""
+    for r in ranges:
+        if r.size <= 0 or r.remote < 0 or r.local < 0:
+            return f"range {r} is not a range"
+        if r.remote + r.size > remote_size or r.local + r.size > local_size:
+            return f"range {r} leaves a region of {remote_size} or {local_size} bytes"
+    return None

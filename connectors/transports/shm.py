@@ -1,0 +1,152 @@
+"""Shared memory on one host: a region is a file under /dev/shm that peers map and copy from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from protocol.errors import ConfigError, TransferError
+
+_PREFIX = "region-"
+
+
+class _Description(msgspec.Struct):
+    name: str
+    nbytes: int
+
+
+class _Done(Transfer):
+    """A copy that was made when it was asked for."""
+
+    def poll(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        pass
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+
+class ShmTransport(Transport):
+    """Segments carry a lock that their owner holds while it lives, so that whoever starts next can
+    tell and remove those of a process that was killed."""
+
+    name = "shm"
+
+    def __init__(self, directory: Path, instance_id: str) -> None:
+        self._directory = directory
+        self._instance_id = instance_id
+        self._regions: dict[str, torch.Tensor] = {}
+        self._locks: dict[Path, int] = {}
+        self._peers: dict[tuple[str, str], tuple[bytes, torch.Tensor]] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        self.swept = sweep(directory)
+
+    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            raise ConfigError(f"shm: memory of {device} cannot be shared; use staging")
+        if region in self._regions:
+            raise ConfigError(f"shm: region '{region}' exists")
+        path = self._path(region)
+        self._locks[path] = self._create(path, nbytes)
+        memory = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
+        self._regions[region] = memory
+        return memory
+
+    def _create(self, path: Path, nbytes: int) -> int:
+        """The descriptor that holds the segment's lock. It gets its name once it is locked."""
+        unnamed = path.with_name(f".{path.name}")
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(descriptor, 0, nbytes)
+            unnamed.rename(path)
+        except OSError as error:
+            unnamed.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise ConfigError(f"shm: no room for {nbytes} bytes: {error.strerror}") from None
+        return descriptor
+
+    def _path(self, region: str) -> Path:
+        return self._directory / f"{_PREFIX}{region}-{self._instance_id}"
+
+    def describe(self, region: str) -> bytes:
+        path, nbytes = self._path(region), self._regions[region].numel()
+        return msgspec.msgpack.encode(_Description(path.name, nbytes))
+
+    def connect(self, peer: str, region: str, description: bytes) -> None:
+        known = self._peers.get((peer, region))
+        if known is not None and known[0] == description:
+            return
+        self._peers[peer, region] = description, self._map(description)
+
+    def _map(self, description: bytes) -> torch.Tensor:
+        try:
+            wanted = msgspec.msgpack.decode(description, type=_Description)
+        except msgspec.DecodeError as error:
+            raise TransferError(f"shm: a description that is none of ours: {error}") from None
+        path = self._directory / wanted.name
+        if not wanted.name.startswith(_PREFIX) or path.parent != self._directory:
+            raise TransferError(f"shm: '{wanted.name[:80]}' is no segment's name")
+        try:
+            if path.stat().st_size != wanted.nbytes or wanted.nbytes <= 0:
+                raise TransferError(f"shm: segment {wanted.name} has another size")
+            return torch.from_file(str(path), shared=True, size=wanted.nbytes, dtype=torch.uint8)
+        except (OSError, RuntimeError) as error:
+            raise TransferError(f"shm: segment {wanted.name} is gone: {error}") from None
+
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        local = self._regions[region]
+        known = self._peers.get((peer, region))
+        if known is None:
+            raise TransferError(f"shm: instance {peer} is not connected")
+        remote = known[1]
+        problem = check_ranges(ranges, remote.numel(), local.numel())
+        if problem is not None:
+            raise TransferError(f"shm: {problem}")
+        for r in ranges:
+            local[r.local : r.local + r.size] = remote[r.remote : r.remote + r.size]
+        return _Done()
+
+    def disconnect(self, peer: str) -> None:
+        for key in [key for key in self._peers if key[0] == peer]:
+            del self._peers[key]
+
+    def close(self) -> None:
+        self._peers.clear()
+        self._regions.clear()
+        for path in list(self._locks):
+            self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        os.close(self._locks.pop(path))
+
+    def check_integrity(self) -> list[str]:
+        return [f"shm: segment {path.name} is gone" for path in self._locks if not path.exists()]
+
+
+def sweep(directory: Path) -> int:
+    """Remove segments whose owner is dead; returns how many."""
+    removed = 0
+    for path in directory.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                removed += 1
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(descriptor)
+    return removed
