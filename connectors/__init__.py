@@ -1,1 +1,12 @@
-"""Connectors move embeddings (EC) and KV blocks between engines. They know no model and no HTTP."""
+"""Connectors move embeddings (EC) and KV blocks between engines. They know no model and no HTTP.
+
+base          what engines ask of a connector
+config        which connector a worker uses
+factory       builds it
+ec, kv        the connectors
+transports    bytes from a peer's memory into ours
+side_channel  messages between engines
+messages      what they say
+peers         handshakes
+leases        who holds what until when
+"""

@@ -73,17 +73,27 @@ class ECConnector(ABC):
         """What is wrong with the books, [] if nothing."""
 
 
+@dataclass(frozen=True)
+class KVArrival:
+    """What came with a request's KV: how many prompt tokens have it, what to add to a later token's
+    index for its rotary position, and the tokens the producer has put out, by choice."""
+
+    num_tokens: int
+    rope_delta: int
+    outputs: dict[int, list[int]]
+
+
 class KVLoad(ABC):
     """A fetch of KV blocks on its way into this engine's cache."""
 
     @abstractmethod
-    def poll(self) -> bool:
-        """True once every block has arrived and the producer has confirmed that it still held
-        them. Raises `TransferError` on failure."""
+    def poll(self) -> KVArrival | None:
+        """What arrived, once every block is here and the producer has confirmed that it still held
+        them; None until then. Raises `TransferError` on failure; cancel it then."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """Stop; the producer is told."""
+        """Give up and tell the producer; idempotent."""
 
     @property
     @abstractmethod
@@ -91,34 +101,43 @@ class KVLoad(ABC):
         """True once nothing will write to the destination blocks any more."""
 
 
-@dataclass(frozen=True)
-class BlockCopy:
-    """One block to fetch: `source` in the producer's pool, `target` in ours."""
-
-    source: int
-    target: int
-
-
 class KVConnector(ABC):
-    """KV blocks between two engines' pools."""
+    """KV blocks between the pools of two engines.
+
+    Producer: `open` an offer, `extend` it as blocks are computed, `end` it; or `withdraw` it.
+    Consumer: `fetch` an offer that a `KVRef` names, or `decline` it.
+    """
 
     @abstractmethod
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """The memory of this engine's KV pool, [num_blocks, elements], where peers can reach it."""
 
     @abstractmethod
-    def publish(
-        self, request_id: str, blocks: Sequence[int], num_tokens: int, rope_delta: int
-    ) -> KVRef:
-        """Offer blocks to one consumer until it releases them or the lease lapses."""
+    def open(self, request_id: str) -> None:
+        """Begin to offer a request's KV, which is being computed."""
 
     @abstractmethod
-    def withdraw(self, request_id: str) -> None:
+    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+        """These blocks, from the start of the request's table, are complete."""
+
+    @abstractmethod
+    def end(
+        self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
+    ) -> KVRef:
+        """No more blocks come. They are held until the consumer has them, gives them up, or lets
+        the lease lapse."""
+
+    @abstractmethod
+    def withdraw(self, request_id: str, reason: str) -> None:
         """End an offer from the producer's own side; idempotent. `poll` then returns it."""
 
     @abstractmethod
-    def fetch(self, ref: KVRef, copies: Sequence[BlockCopy]) -> KVLoad:
-        """Start copying. Raises `TransferError` if the producer cannot be a peer."""
+    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
+        """Fill `blocks` of ours, which stand at first, first + 1, … in the request's table."""
+
+    @abstractmethod
+    def keep(self, refs: Sequence[KVRef]) -> None:
+        """Offers that wait to be fetched here: their leases are renewed."""
 
     @abstractmethod
     def decline(self, ref: KVRef) -> None:
@@ -126,7 +145,7 @@ class KVConnector(ABC):
 
     @abstractmethod
     def poll(self) -> list[str]:
-        """Serve peers; returns request ids whose published blocks may be reused from here on."""
+        """Serve peers; returns request ids whose offered blocks may be reused from here on."""
 
     @abstractmethod
     def close(self) -> None:
@@ -134,4 +153,4 @@ class KVConnector(ABC):
 
     @abstractmethod
     def check_integrity(self) -> list[str]:
-        """What is wrong with the books, [] if nothing."""
+        """What is wrong with the books at idle, [] if nothing."""

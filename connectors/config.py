@@ -36,13 +36,15 @@ class ECConfig(msgspec.Struct, frozen=True):
 
 
 class KVConfig(msgspec.Struct, frozen=True):
-    """`--kv-transfer-config`. The side channel binds `host`:`port`, 0 for any free port."""
+    """`--kv-transfer-config`. The side channel binds `host`:`port`, 0 for any free
+    port. `lease_s` without a heartbeat ends an offer; `timeout_s` bounds handshakes and silence."""
 
     transport: Transport = "local"
     role: str = "kv_both"
     host: str = "127.0.0.1"
     port: int = 0
     lease_s: float = 30.0
+    timeout_s: float = 20.0
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     path: str = ""
 
@@ -95,6 +97,7 @@ def parse_kv(text: str) -> KVConfig:
         "host": fields.get("kv_ip", "127.0.0.1"),
         "port": fields.get("kv_port", 0),
         "lease_s": extra.get("kv_lease_duration", 30.0),
+        "timeout_s": extra.get("kv_timeout", 20.0),
         "load_failure_policy": fields.get("kv_load_failure_policy", "recompute"),
         "path": extra.get("path") or str(namespace_dir()),
     }

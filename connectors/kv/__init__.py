@@ -1,1 +1,7 @@
-"""KV connectors: `local` (one process, no peers), `shm` (peers on the same host)."""
+"""KV connectors.
+
+local     one process, no peers
+pull      over a transport that reads a peer's memory
+producer  what is offered, to whom, until when
+consumer  fetches under way
+"""

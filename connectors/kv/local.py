@@ -1,4 +1,4 @@
-"""The KV connector of a worker without peers: plain memory, nothing published, nothing fetched."""
+"""The KV connector of a worker without peers: plain memory, nothing offered, nothing fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from connectors.base import BlockCopy, KVConnector, KVLoad
+from connectors.base import KVConnector, KVLoad
 from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef
 
@@ -18,16 +18,25 @@ class LocalKV(KVConnector):
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(num_blocks, elements, dtype=dtype, device=self._device)
 
-    def publish(
-        self, request_id: str, blocks: Sequence[int], num_tokens: int, rope_delta: int
-    ) -> KVRef:
+    def open(self, request_id: str) -> None:
         raise TransferError("this worker has no KV connector: it cannot hand a request over")
 
-    def withdraw(self, request_id: str) -> None:
+    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+        raise AssertionError("nothing is open")
+
+    def end(
+        self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
+    ) -> KVRef:
+        raise AssertionError("nothing is open")
+
+    def withdraw(self, request_id: str, reason: str) -> None:
         pass
 
-    def fetch(self, ref: KVRef, copies: Sequence[BlockCopy]) -> KVLoad:
+    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
         raise IncompatiblePeer("this worker has no KV connector: it cannot fetch KV blocks")
+
+    def keep(self, refs: Sequence[KVRef]) -> None:
+        pass
 
     def decline(self, ref: KVRef) -> None:
         pass

@@ -25,7 +25,7 @@ class Learner(nn.Module):
         self.language = model.model.language_model
         self.vision = BatchedVision(model.model.visual)
         forms, colours = len(FORMS) + 1, len(COLOURS) + 1
-        sizes = {"form": forms, "colour": colours, "ground": 3, "centre": forms}
+        sizes = {"form": forms, "colour": colours, "ground": 3, "centre": forms, "place": 9}
         width = model.config.vision_config.out_hidden_size
         self.heads = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
         self._processor = build_image_processor()

@@ -22,7 +22,7 @@ UNCLEAR = -100  # class of a token that a thing covers in part
 class PictureBatch:
     """Pictures of one grid: uint8 `pixels` [pictures, rows * 28, columns * 28, 3] and the class of
     every token's thing, `form`, `colour` (0 is none), `ground` [pictures, tokens]; `centre` is the
-    form of a thing whose centre lies in the token."""
+    form of a thing whose centre lies in the token, `place` the ninth of the picture it is in."""
 
     grid: Grid
     pixels: Tensor
@@ -30,6 +30,7 @@ class PictureBatch:
     colour: Tensor
     ground: Tensor
     centre: Tensor
+    place: Tensor
 
 
 def grid_of(width: int, height: int) -> Grid:
@@ -55,14 +56,14 @@ def _batch(scenes: list[Scene], grid: Grid) -> PictureBatch:
     size = (grid[1] * SIDE, grid[0] * SIDE)
     arrays = [np.asarray(draw(scene).resize(size, Image.Resampling.BICUBIC)) for scene in scenes]
     labels = torch.from_numpy(np.stack([_token_labels(scene, grid) for scene in scenes]))
-    form, colour, ground, centre = labels.unbind(1)
-    return PictureBatch(grid, torch.from_numpy(np.stack(arrays)), form, colour, ground, centre)
+    return PictureBatch(grid, torch.from_numpy(np.stack(arrays)), *labels.unbind(1))
 
 
 def _token_labels(scene: Scene, grid: Grid) -> np.typing.NDArray[np.int64]:
-    """Form, colour, ground and centre class of every token, int64 [4, tokens]."""
+    """Form, colour, ground, centre and place class of every token, int64 [5, tokens]."""
     rows, columns = grid
-    labels = np.zeros((4, rows, columns), np.int64)
+    labels = np.zeros((5, rows, columns), np.int64)
+    labels[4] = UNCLEAR
     labels[2] = tuple(GROUNDS).index(scene.ground)
     short = min(scene.width, scene.height)
     for thing in scene.things:
@@ -77,7 +78,8 @@ def _token_labels(scene: Scene, grid: Grid) -> np.typing.NDArray[np.int64]:
         middle = int(thing.y * rows), int(thing.x * columns)
         labels[0][middle] = labels[3][middle] = 1 + FORMS.index(thing.form)
         labels[1][middle] = 1 + COLOURS.index(thing.colour)
-    return labels.reshape(4, -1)
+        labels[4][middle] = int(thing.y * 3) * 3 + int(thing.x * 3)
+    return labels.reshape(5, -1)
 
 
 def _overlap(centre: float, reach: float, count: int) -> np.typing.NDArray[np.float64]:

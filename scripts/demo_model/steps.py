@@ -82,7 +82,7 @@ class _Writer:
         """Rows of one length together, the same shapes in every step."""
         count = len(self._scenes)
         shared = [self._shared((i,), ONE_PICTURE, SHARED) for i in range(count)]
-        shared += [self._text_row() for _ in range(-(-count // 12))]
+        shared += [self._text_row() for _ in range(-(-count // 6))]
         pairs = [self._shared(self._pair(), TWO_PICTURES, PAIRED) for _ in range(count // 2)]
         single = [self._question_first((i,), ONE_PICTURE) for i in range(0, count, 4)]
         single += [self._question_first(self._pair(), TWO_PICTURES) for _ in range(count // 8)]

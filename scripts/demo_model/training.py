@@ -21,7 +21,11 @@ SAVE_EVERY = 500  # steps
 
 @dataclass(frozen=True)
 class Plan:
-    """`minutes` in all, `see_share` of them for the first phase; `pictures` per worker's step."""
+    """`minutes` in all, `see_share` of them for the first phase; `pictures` per worker's step.
+
+    On a CPU, minutes are the processor time of one worker: other work on the machine makes training
+    slower but not worse.
+    """
 
     minutes: float
     workers: int
@@ -35,6 +39,10 @@ class Plan:
     talk_lr: float = 3e-3
     warmup_steps: int = 100
     flat_share: float = 0.4
+
+    def clock(self) -> float:
+        """Seconds of training since some moment."""
+        return time.monotonic() if self.device == "cuda" else time.process_time()
 
     def seconds(self, phase: str) -> float:
         """Time of a phase."""
@@ -78,8 +86,9 @@ def _weights(folder: Path) -> Path:
 
 def _work(rank: int, plan: Plan, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """One worker of training; the first leaves the weights in `folder`."""
-    if plan.workers > 1:
+    if plan.device == "cpu":
         torch.set_num_threads(1)
+    if plan.workers > 1:
         meeting = f"file://{folder}/meeting"
         dist.init_process_group("gloo", meeting, rank=rank, world_size=plan.workers)
     learner = _learner(plan, tokenizer)
@@ -109,7 +118,7 @@ def _resume(learner: Learner, plan: Plan) -> tuple[str | None, float]:
     if plan.checkpoint is None or not plan.checkpoint.exists():
         return None, 0.0
     saved = torch.load(plan.checkpoint, weights_only=True)
-    learner.load_state_dict(saved["weights"])
+    learner.load_state_dict(saved["weights"], strict=False)
     return saved["phase"], saved["progress"]
 
 
@@ -135,12 +144,12 @@ class _Phase:
     def run(self, progress: float) -> None:
         """Train from `progress` (0 to 1) to the end; leave fp32 weights in the learner."""
         seconds = self._plan.seconds(self._name)
-        started = time.monotonic() - progress * seconds
+        started = self._plan.clock() - progress * seconds
         # Numbers far from those that were used before the checkpoint.
         first = number = int(progress * 2**20)
         while progress < 1.0:
             lr = self._plan.lr(self._name, progress, number - first)
-            clock = (time.monotonic() - started) / seconds
+            clock = (self._plan.clock() - started) / seconds
             progress = self._step(number, lr, clock)
             number += 1
             if number % SAVE_EVERY == 0:

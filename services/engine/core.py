@@ -232,7 +232,9 @@ class GenerateCore:
         self._unregister(request)
         if request.hands_over and output.finish_reason == "length" and request.num_computed:
             blocks = self.scheduler.finish(request, keep_blocks=True)
-            output.kv_transfer_params = self.transfers.publish(request, blocks).to_params()
+            outputs = {request.index: list(request.output)}
+            ref = self.transfers.publish(request, blocks, outputs)
+            output.kv_transfer_params = ref.to_params()
         else:
             self.scheduler.finish(request)
 

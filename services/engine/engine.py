@@ -158,8 +158,10 @@ class Engine:
 
     def check_integrity(self) -> list[str]:
         problems = self.ec.check_integrity()
-        if self.generate is not None:
+        if self.generate is not None and self.kv is not None:
             problems += self.generate.check_integrity()
+            if not self.generate.transfers.active:
+                problems += self.kv.check_integrity()
         return problems
 
     def reset_caches(self, *, prefix: bool, encoder: bool) -> None:

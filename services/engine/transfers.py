@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from connectors.base import BlockCopy, KVConnector, KVLoad
+from connectors.base import KVArrival, KVConnector, KVLoad
 from protocol.errors import TransferError
 from protocol.refs import KVRef
 from services.engine.request import Request, Status
@@ -42,20 +42,20 @@ class Transfers:
     def active(self) -> bool:
         return bool(self._fetches or self._published or self._quarantine)
 
-    def publish(self, request: Request, blocks: list[int]) -> KVRef:
+    def publish(self, request: Request, blocks: list[int], outputs: dict[int, list[int]]) -> KVRef:
         """Offer the prompt's KV; the blocks stay owned here until the offer ends."""
         kept = self._scheduler.blocks.blocks_for(request.num_prompt)
         self._scheduler.blocks.release(blocks[kept:])
         request_id = request.source.request_id
         self._published[request_id] = blocks[:kept]
-        return self._connector.publish(
-            request_id, blocks[:kept], request.num_prompt, request.rope_delta
-        )
+        self._connector.open(request_id)
+        self._connector.extend(request_id, blocks[:kept])
+        return self._connector.end(request_id, request.num_prompt, request.rope_delta, outputs)
 
     def withdraw(self, request_id: str) -> None:
         """Nobody will fetch this request's blocks."""
         if request_id in self._published:
-            self._connector.withdraw(request_id)
+            self._connector.withdraw(request_id, "the request was aborted")
 
     def begin(self) -> None:
         """Start fetching for waiting requests, oldest first, as far as there is room."""
@@ -81,42 +81,52 @@ class Transfers:
         return True
 
     def _start(self, request: Request, ref: KVRef, held: int) -> None:
-        copies = [
-            BlockCopy(source, target)
-            for source, target in zip(ref.block_ids[held:], request.blocks[held:], strict=False)
-        ]
+        needed = self._scheduler.blocks.blocks_for(ref.num_tokens)
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
         try:
             _check_ref(ref, request, self._scheduler.blocks.block_size)
-            self._fetches.append(_Fetch(request, ref, self._connector.fetch(ref, copies)))
+            load = self._connector.fetch(ref, held, request.blocks[held:needed])
+            self._fetches.append(_Fetch(request, ref, load))
         except TransferError as error:
             self._connector.decline(ref)
             self._fall_back(request, error)
 
     def poll(self) -> list[tuple[Request, TransferError]]:
         """Advance transfers; returns requests that fail because of one."""
+        waiting = [r.remote for r in self._scheduler.waiting if r.remote is not None]
+        self._connector.keep(waiting)
         for request_id in self._connector.poll():
             self._scheduler.blocks.release(self._published.pop(request_id))
         self._settle()
         failed: list[tuple[Request, TransferError]] = []
         for fetch in list(self._fetches):
             try:
-                if fetch.load.poll():
-                    self._arrived(fetch)
+                arrival = fetch.load.poll()
+                if arrival is not None:
+                    self._arrived(fetch, arrival)
             except TransferError as error:
-                self._fetches.remove(fetch)
+                self._give_up(fetch, error)
                 if self._fail_on_error:
                     failed.append((fetch.request, error))
-                self._fall_back(fetch.request, error)
         return failed
 
-    def _arrived(self, fetch: _Fetch) -> None:
+    def _give_up(self, fetch: _Fetch, error: TransferError) -> None:
+        """The fetch has failed: its blocks wait until nothing writes to them, its request computes
+        its KV in others."""
+        request = fetch.request
+        self._fetches.remove(fetch)
+        fetch.load.cancel()
+        self._quarantine.append((fetch.load, request.blocks))
+        request.blocks = []
+        self._fall_back(request, error)
+
+    def _arrived(self, fetch: _Fetch, arrival: KVArrival) -> None:
         request = fetch.request
         self._fetches.remove(fetch)
         self.fetched += 1
-        request.num_computed = min(fetch.ref.num_tokens, len(request.tokens) - 1)
-        request.rope_delta = fetch.ref.rope_delta
+        request.num_computed = min(arrival.num_tokens, len(request.tokens) - 1)
+        request.rope_delta = arrival.rope_delta
         self._scheduler.store_prefix(request)
         self._scheduler.loading.remove(request)
         self._scheduler.start(request)

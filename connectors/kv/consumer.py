@@ -1,0 +1,209 @@
+"""The consumer's side of KV: fetch what a producer offers as it grows, and prove it was held."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from connectors.base import KVArrival, KVLoad
+from connectors.messages import Heartbeat, Held, KVEnd, KVFetched, KVGone, KVReady, KVWant, Release
+from connectors.peers import Peers
+from connectors.side_channel import Address, SideClient
+from connectors.transports.base import Range, Transfer, Transport
+from protocol.errors import TransferError, TransferTimeout
+from protocol.refs import KVRef
+
+REGION = "kv"
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """`heartbeat_s` between renewals of leases; `silence_s` without a word from a producer means
+    that it is lost; `block_bytes` of the pools on both sides."""
+
+    block_bytes: int
+    heartbeat_s: float
+    silence_s: float
+
+
+class KVConsumer:
+    """All fetches of this engine."""
+
+    def __init__(
+        self, client: SideClient, peers: Peers, transport: Transport, options: ConsumerOptions
+    ) -> None:
+        self.client = client
+        self.peers = peers
+        self.transport = transport
+        self.options = options
+        self._fetches: dict[str, Fetch] = {}
+        self._queries = itertools.count()
+        self._confirmations: dict[int, Fetch] = {}
+        self._next_heartbeat = 0.0
+        self._kept: Sequence[KVRef] = ()
+        client.on(KVReady, lambda _, m: self._to_fetch(m.request_id, Fetch.on_ready, m))
+        client.on(KVEnd, lambda _, m: self._to_fetch(m.request_id, Fetch.on_end, m))
+        client.on(KVGone, lambda _, m: self._to_fetch(m.request_id, Fetch.on_gone, m))
+        client.on(Held, self._held)
+
+    def _to_fetch(self, request_id: str, handler: object, message: object) -> None:
+        fetch = self._fetches.get(request_id)
+        if fetch is not None:
+            handler(fetch, message)  # type: ignore[operator]
+
+    def _held(self, _: Address, message: Held) -> None:
+        fetch = self._confirmations.pop(message.query, None)
+        if fetch is not None:
+            fetch.held = message.held
+
+    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> Fetch:
+        """Fill `blocks`, which are blocks first, first + 1, … of the request's table."""
+        fetch = Fetch(self, ref, first, blocks)
+        self._fetches[ref.request_id] = fetch
+        return fetch
+
+    def confirm(self, fetch: Fetch) -> None:
+        query = next(self._queries)
+        self._confirmations[query] = fetch
+        message = KVFetched(query, fetch.ref.request_id, fetch.generation)
+        self.client.send(fetch.address, message)
+
+    def forget(self, fetch: Fetch) -> None:
+        self._fetches.pop(fetch.ref.request_id, None)
+        self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
+
+    def keep(self, refs: Sequence[KVRef]) -> None:
+        """Renew the leases of KV that waits to be fetched."""
+        self._kept = refs
+
+    def release(self, ref: KVRef) -> None:
+        self.client.send((ref.host, ref.port), Release([ref.request_id]))
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        if now < self._next_heartbeat:
+            return
+        self._next_heartbeat = now + self.options.heartbeat_s
+        wanted: dict[Address, list[str]] = {}
+        for ref in (*self._kept, *(fetch.ref for fetch in self._fetches.values())):
+            wanted.setdefault((ref.host, ref.port), []).append(ref.request_id)
+        for address, request_ids in wanted.items():
+            self.client.send(address, Heartbeat(request_ids))
+
+    @property
+    def active(self) -> list[str]:
+        return list(self._fetches)
+
+
+class Fetch(KVLoad):
+    """One request's KV on its way: handshake, blocks as they are told, confirmation."""
+
+    def __init__(self, consumer: KVConsumer, ref: KVRef, first: int, blocks: Sequence[int]) -> None:
+        self.ref = ref
+        self.address: Address = (ref.host, ref.port)
+        self.generation = 0
+        self.held: bool | None = None
+        self._consumer = consumer
+        self._first = first
+        self._blocks = blocks
+        self._peer: str | None = None
+        self._known = first
+        self._transfers: list[Transfer] = []
+        self._end: KVEnd | None = None
+        self._confirming = False
+        self._error: TransferError | None = None
+
+    def on_ready(self, message: KVReady) -> None:
+        """Start reading blocks that are complete on the other side."""
+        if self._error is not None or self._peer is None:
+            return
+        count = len(message.blocks)
+        fits = message.first == self._known and self._known + count <= self._limit
+        if not fits or (self.generation and message.generation != self.generation):
+            self._error = TransferError(
+                f"request {self.ref.request_id}: blocks {message.first}+{count} told, "
+                f"{self._known} of {self._limit} known"
+            )
+            return
+        self.generation = message.generation
+        targets = self._blocks[self._known - self._first :][:count]
+        self._known += count
+        ranges = _merged(message.blocks, targets, self._consumer.options.block_bytes)
+        try:
+            transfer = self._consumer.transport.read(self._peer, REGION, ranges)
+            self._transfers.append(transfer)
+        except TransferError as error:
+            self._error = error
+
+    @property
+    def _limit(self) -> int:
+        return self._first + len(self._blocks)
+
+    def on_end(self, message: KVEnd) -> None:
+        self._end = message
+        self.generation = self.generation or message.generation
+
+    def on_gone(self, message: KVGone) -> None:
+        self._error = TransferError(f"request {self.ref.request_id}: {message.reason}")
+
+    def poll(self) -> KVArrival | None:
+        self._check_peer()
+        if self._peer is None:
+            self._connect()
+        self._transfers = [t for t in self._transfers if not t.poll()]
+        if self._error is not None:
+            raise self._error
+        if self._end is None or self._transfers:
+            return None
+        if not self._confirming:
+            self._confirming = True
+            self._consumer.confirm(self)
+        if self.held is None:
+            return None
+        if not self.held:
+            raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
+        self._consumer.forget(self)
+        return KVArrival(self._end.num_tokens, self._end.rope_delta, self._end.outputs)
+
+    def _connect(self) -> None:
+        self._peer = self._consumer.peers.ready(self.address, REGION)
+        if self._peer is not None:
+            self._consumer.client.send(self.address, KVWant(self.ref.request_id, self._first))
+
+    def _check_peer(self) -> None:
+        client = self._consumer.client
+        if client.broken(self.address):
+            self._consumer.peers.lost(self.address)
+            self._error = self._error or TransferError("the producer is gone")
+        elif client.silent_s(self.address) > self._consumer.options.silence_s:
+            self._error = self._error or TransferTimeout("the producer is silent")
+
+    def cancel(self) -> None:
+        """Stop reading; the producer is told once nothing is in flight any more."""
+        self._consumer.forget(self)
+        for transfer in self._transfers:
+            transfer.cancel()
+        self._error = self._error or TransferError("cancelled")
+        self._consumer.release(self.ref)
+
+    @property
+    def settled(self) -> bool:
+        return all(transfer.settled for transfer in self._transfers)
+
+
+def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
+    """Byte ranges of blocks, runs that are contiguous on both sides as one."""
+    ranges: list[Range] = []
+    for source, target in zip(sources, targets, strict=True):
+        last = ranges[-1] if ranges else None
+        if (
+            last is not None
+            and last.remote + last.size == source * size
+            and last.local + last.size == target * size
+        ):
+            ranges[-1] = Range(last.remote, last.local, last.size + size)
+        else:
+            ranges.append(Range(source * size, target * size, size))
+    return ranges

@@ -1,0 +1,146 @@
+"""The producer's side of KV: what is offered, who has asked for it, until when it is held."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from connectors.leases import LeaseTable
+from connectors.messages import (
+    Heartbeat,
+    Held,
+    KVEnd,
+    KVFetched,
+    KVGone,
+    KVReady,
+    KVWant,
+    Release,
+)
+from connectors.side_channel import Sender, SideServer
+
+logger = logging.getLogger(__name__)
+_MAX_EARLY = 10_000
+
+
+@dataclass
+class _Offer:
+    """`blocks` are complete so far; `sent` of them (counted from the table's start) are told."""
+
+    generation: int
+    blocks: list[int] = field(default_factory=list)
+    consumer: Sender | None = None
+    sent: int = 0
+    end: KVEnd | None = None
+
+
+class KVProducer:
+    """An offer begins with `open`, grows with `extend`, is complete with `end`, and ends when its
+    consumer has it, gives it up, stops renewing its lease, or the engine withdraws it."""
+
+    def __init__(self, server: SideServer, lease_s: float) -> None:
+        self.leases: LeaseTable[str] = LeaseTable(lease_s)
+        self._offers: dict[str, _Offer] = {}
+        self._ended: list[str] = []
+        self._early: OrderedDict[str, tuple[KVWant, Sender]] = OrderedDict()
+        server.on(KVWant, self._wanted)
+        server.on(KVFetched, self._fetched)
+        server.on(Release, self._released)
+        server.on(Heartbeat, self._heartbeat)
+
+    def open(self, request_id: str) -> int:
+        """Begin an offer; its lease does not lapse while its KV is being computed."""
+        generation = self.leases.grant(request_id, lapses=False)
+        self._offers[request_id] = _Offer(generation)
+        early = self._early.pop(request_id, None)
+        if early is not None:
+            self._wanted(*early)
+        return generation
+
+    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+        """`blocks`, from the table's start, are complete."""
+        offer = self._offers[request_id]
+        offer.blocks = list(blocks)
+        self._tell(request_id, offer)
+
+    def end(self, request_id: str, end: KVEnd) -> None:
+        """Nothing more comes; from here on the consumer has one lease's time."""
+        offer = self._offers[request_id]
+        offer.end = end
+        self.leases.start_clock(request_id)
+        self._tell(request_id, offer)
+
+    def withdraw(self, request_id: str, reason: str) -> None:
+        """End an offer from this side; idempotent."""
+        offer = self._offers.pop(request_id, None)
+        if offer is None:
+            return
+        self.leases.release(request_id)
+        self._ended.append(request_id)
+        if offer.consumer is not None:
+            offer.consumer(KVGone(request_id, reason))
+
+    def generation(self, request_id: str) -> int:
+        return self._offers[request_id].generation
+
+    def poll(self) -> list[str]:
+        """Requests whose offers have ended since the last call: their blocks may be reused."""
+        for request_id in self.leases.expire():
+            offer = self._offers.pop(request_id)
+            self._ended.append(request_id)
+            if offer.consumer is not None:
+                offer.consumer(KVGone(request_id, "the lease has lapsed"))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _tell(self, request_id: str, offer: _Offer) -> None:
+        if offer.consumer is None:
+            return
+        if offer.sent < len(offer.blocks):
+            fresh = offer.blocks[offer.sent :]
+            offer.consumer(KVReady(request_id, offer.generation, offer.sent, fresh))
+            offer.sent = len(offer.blocks)
+        if offer.end is not None:
+            offer.consumer(offer.end)
+
+    def _wanted(self, message: KVWant, consumer: Sender) -> None:
+        offer = self._offers.get(message.request_id)
+        if offer is None:
+            # The consumer was placed before the request came here: it is told later.
+            self._early[message.request_id] = message, consumer
+            if len(self._early) > _MAX_EARLY:
+                self._early.popitem(last=False)
+            return
+        offer.consumer = consumer
+        offer.sent = max(0, message.first)
+        self._tell(message.request_id, offer)
+
+    def _fetched(self, message: KVFetched, consumer: Sender) -> None:
+        held = self.leases.holds(message.request_id, message.generation)
+        consumer(Held(message.query, held))
+        if held:
+            self._finish(message.request_id)
+
+    def _released(self, message: Release, _: Sender) -> None:
+        for request_id in message.request_ids:
+            self._early.pop(request_id, None)
+            offer = self._offers.get(request_id)
+            if offer is not None and offer.end is not None:
+                self._finish(request_id)
+            elif offer is not None:
+                offer.consumer = None
+
+    def _finish(self, request_id: str) -> None:
+        del self._offers[request_id]
+        self.leases.release(request_id)
+        self._ended.append(request_id)
+
+    def _heartbeat(self, message: Heartbeat, consumer: Sender) -> None:
+        for request_id in message.request_ids:
+            if not self.leases.renew(request_id) and request_id not in self._early:
+                consumer(KVGone(request_id, "nothing is held under this name"))
+
+    @property
+    def offered(self) -> list[str]:
+        return list(self._offers)

@@ -1,0 +1,118 @@
+"""KV over a transport that reads a peer's memory: the whole pool is one registered region, blocks
+are read where they lie, nothing is registered or copied aside per request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from connectors.base import KVConnector, KVLoad
+from connectors.kv.consumer import REGION, ConsumerOptions, KVConsumer
+from connectors.kv.producer import KVProducer
+from connectors.messages import KVEnd
+from connectors.peers import Greeter, Identity, Peers
+from connectors.side_channel import SideClient, SideServer
+from connectors.transports.base import Transport
+from protocol.refs import KVRef
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """`lease_s` without a heartbeat ends an offer; `timeout_s` bounds handshakes and how long a
+    producer may be silent."""
+
+    lease_s: float
+    timeout_s: float
+
+
+class PullKV(KVConnector):
+    """Producer and consumer at once; owns its transport's "kv" region and both side channels."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        server: SideServer,
+        client: SideClient,
+        identity: Identity,
+        options: PullOptions,
+    ) -> None:
+        self._transport = transport
+        self._server = server
+        self._client = client
+        self._identity = identity
+        self._options = options
+        self._greeter = Greeter(server, transport, identity)
+        self._peers = Peers(client, transport, identity, options.timeout_s)
+        self.producer = KVProducer(server, options.lease_s)
+        self._consumer: KVConsumer | None = None
+        self._blocks: dict[str, tuple[int, ...]] = {}
+
+    def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        block_bytes = elements * dtype.itemsize
+        memory = self._transport.allocate(REGION, num_blocks * block_bytes, "cpu")
+        options = ConsumerOptions(block_bytes, self._options.lease_s / 3, self._options.timeout_s)
+        self._consumer = KVConsumer(self._client, self._peers, self._transport, options)
+        return memory.view(dtype).view(num_blocks, elements)
+
+    @property
+    def consumer(self) -> KVConsumer:
+        assert self._consumer is not None
+        return self._consumer
+
+    def open(self, request_id: str) -> None:
+        self.producer.open(request_id)
+
+    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+        self._blocks[request_id] = tuple(blocks)
+        self.producer.extend(request_id, blocks)
+
+    def end(
+        self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
+    ) -> KVRef:
+        generation = self.producer.generation(request_id)
+        end = KVEnd(request_id, generation, num_tokens, rope_delta, outputs)
+        self.producer.end(request_id, end)
+        return KVRef(
+            request_id=request_id,
+            instance_id=self._identity.instance_id,
+            block_ids=self._blocks.pop(request_id, ()),
+            num_tokens=num_tokens,
+            rope_delta=rope_delta,
+            host=self._server.host,
+            port=self._server.port,
+            compatibility=self._identity.compatibility[REGION],
+            generation=generation,
+            lease_s=self._options.lease_s,
+        )
+
+    def withdraw(self, request_id: str, reason: str) -> None:
+        self._blocks.pop(request_id, None)
+        self.producer.withdraw(request_id, reason)
+
+    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
+        return self.consumer.fetch(ref, first, blocks)
+
+    def keep(self, refs: Sequence[KVRef]) -> None:
+        self.consumer.keep(refs)
+
+    def decline(self, ref: KVRef) -> None:
+        self.consumer.release(ref)
+
+    def poll(self) -> list[str]:
+        self._server.poll()
+        self._client.poll()
+        self._transport.poll()
+        self.consumer.poll()
+        return self.producer.poll()
+
+    def close(self) -> None:
+        self._server.close()
+        self._client.close()
+        self._transport.close()
+
+    def check_integrity(self) -> list[str]:
+        problems = [f"KV of request {name} is still offered" for name in self.producer.offered]
+        problems += [f"KV of request {name} is still fetched" for name in self.consumer.active]
+        return problems + self._transport.check_integrity()

@@ -1,0 +1,134 @@
+"""Handshakes: a producer's region becomes readable once it has proved to be a fitting peer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+from connectors.messages import Hello, Refused, Welcome
+from connectors.side_channel import Address, Sender, SideClient, SideServer
+from connectors.transports.base import Transport
+from protocol.errors import IncompatiblePeer, TransferError, TransferTimeout
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How this engine introduces itself. `compatibility` names, by region, all that both sides must
+    share (model, dtype, layout, block size, version) for the bytes of one to make sense to the
+    other."""
+
+    instance_id: str
+    compatibility: dict[str, str]
+
+
+class Greeter:
+    """The producer's side of handshakes."""
+
+    def __init__(self, server: SideServer, transport: Transport, identity: Identity) -> None:
+        self._transport = transport
+        self._identity = identity
+        server.on(Hello, self._hello)
+
+    def _hello(self, message: Hello, consumer: Sender) -> None:
+        ours = self._identity.compatibility.get(message.region)
+        wanted = (message.transport, message.compatibility)
+        if wanted == (self._transport.name, ours):
+            description = self._transport.describe(message.region)
+            consumer(Welcome(message.query, self._identity.instance_id, description))
+            return
+        reason = (
+            f"instance {self._identity.instance_id} holds '{message.region}' over "
+            f"{self._transport.name} as '{ours}', instance {message.instance_id} expects it over "
+            f"{message.transport} as '{message.compatibility}'"
+        )
+        consumer(Refused(message.query, reason))
+
+
+@dataclass
+class _Handshake:
+    query: int
+    region: str
+    deadline: float
+    peer: str | None = None
+    error: TransferError | None = None
+
+
+class Peers:
+    """The consumer's side: one handshake per producer and region, again if its connection broke."""
+
+    def __init__(
+        self, client: SideClient, transport: Transport, identity: Identity, timeout_s: float
+    ) -> None:
+        self._client = client
+        self._transport = transport
+        self._identity = identity
+        self._timeout = timeout_s
+        self._queries = itertools.count()
+        self._handshakes: dict[tuple[Address, str], _Handshake] = {}
+        client.on(Welcome, self._welcome)
+        client.on(Refused, self._refused)
+
+    def ready(self, address: Address, region: str) -> str | None:
+        """The producer's instance id once its region can be read, None until then.
+
+        Raises `IncompatiblePeer`, `TransferTimeout` or what connecting raised; the next call
+        tries again.
+        """
+        key = (address, region)
+        handshake = self._handshakes.get(key)
+        if handshake is None:
+            handshake = self._handshakes[key] = self._begin(address, region)
+        if handshake.error is None and handshake.peer is None:
+            if self._client.broken(address):
+                handshake.error = TransferError(f"no connection to {address[0]}:{address[1]}")
+            elif time.monotonic() > handshake.deadline:
+                handshake.error = TransferTimeout(
+                    f"{address[0]}:{address[1]} did not answer a handshake"
+                )
+        if handshake.error is not None:
+            del self._handshakes[key]
+            self._client.forget(address)
+            raise handshake.error
+        return handshake.peer
+
+    def _begin(self, address: Address, region: str) -> _Handshake:
+        query = next(self._queries)
+        hello = Hello(
+            query,
+            self._identity.instance_id,
+            self._transport.name,
+            region,
+            self._identity.compatibility.get(region, ""),
+        )
+        self._client.send(address, hello)
+        return _Handshake(query, region, time.monotonic() + self._timeout)
+
+    def _find(self, address: Address, query: int) -> _Handshake | None:
+        for (peer, _), handshake in self._handshakes.items():
+            if peer == address and handshake.query == query:
+                return handshake
+        return None
+
+    def _welcome(self, address: Address, message: Welcome) -> None:
+        handshake = self._find(address, message.query)
+        if handshake is None:
+            return
+        try:
+            self._transport.connect(message.instance_id, handshake.region, message.description)
+            handshake.peer = message.instance_id
+        except TransferError as error:
+            handshake.error = error
+
+    def _refused(self, address: Address, message: Refused) -> None:
+        handshake = self._find(address, message.query)
+        if handshake is not None:
+            handshake.error = IncompatiblePeer(message.reason)
+
+    def lost(self, address: Address) -> None:
+        """A producer is gone: whatever is there next must introduce itself again."""
+        for key in [key for key in self._handshakes if key[0] == address]:
+            handshake = self._handshakes.pop(key)
+            if handshake.peer is not None:
+                self._transport.disconnect(handshake.peer)
+        self._client.forget(address)
