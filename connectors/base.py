@@ -108,6 +108,14 @@ class KVConnector(ABC):
     Consumer: `fetch` an offer that a `KVRef` names, or `decline` it.
     """
 
+    shares: bool = True
+    """Whether other engines can fetch from here and be fetched from."""
+
+    def endpoint(self) -> dict[str, Any]:
+        """What a proxy must know to point a consumer at this producer before it has computed
+        anything; empty if nobody can fetch from here."""
+        return {}
+
     @abstractmethod
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """The memory of this engine's KV pool, [num_blocks, elements], where peers can reach it."""

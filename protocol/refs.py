@@ -62,7 +62,8 @@ class KVLayout(msgspec.Struct, frozen=True):
 class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """KV blocks that a producer holds for a request until released or `lease_s` has passed.
 
-    `num_tokens` of the prompt have KV. `block_ids` index the producer's pool. `rope_delta` is
+    `num_tokens` of the prompt have KV; 0 means that they are still being computed, and that the
+    producer's first tokens come with them. `block_ids` index the producer's pool. `rope_delta` is
     what decode adds to a token's index to get its rotary position.
     """
 
@@ -78,6 +79,11 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_s: float = 0.0
     tp_size: int = 1
     descriptor: dict[str, Any] = {}
+
+    @property
+    def growing(self) -> bool:
+        """True if the producer has yet to compute this KV."""
+        return self.num_tokens == 0
 
     def to_params(self) -> dict[str, Any]:
         """`kv_transfer_params` for the consumer: vLLM's keys, then ours under `triptych`."""

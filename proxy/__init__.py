@@ -5,6 +5,7 @@ app           the HTTP application
 gateway       what every route is handed
 pipeline      one request through its stages
 encode_stage  pictures to encoders, each once
+steps         steps from workers: reading ahead, and what of them is news
 fleet         the workers: who is up, who gets the next request
 client        HTTP to workers
 metrics       what /metrics shows

@@ -7,7 +7,9 @@ import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from protocol.errors import ConfigError, DeadlineExceeded, TriptychError, Unavailable
@@ -20,13 +22,15 @@ _OFF = ("", "none", "disable", "disabled")
 
 @dataclass(eq=False)
 class Instance:
-    """One worker. `in_flight` counts this proxy's requests there."""
+    """One worker. `in_flight` counts this proxy's requests there; `kv_endpoint` is where a decode
+    worker asks for KV that a prefill worker is still computing, None if it cannot be asked."""
 
     url: str
     role: Role
     up: bool = True
     in_flight: int = 0
     late_probes: int = 0
+    kv_endpoint: dict[str, Any] | None = None
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -108,9 +112,20 @@ async def _probe_one(client: UpstreamClient, instance: Instance) -> None:
     for a busy machine is not a dead worker."""
     try:
         await client.get(f"{instance.url}/health")
+        if instance.role == "prefill" and not (instance.up and instance.kv_endpoint):
+            instance.kv_endpoint = await _kv_endpoint(client, instance)
         instance.up, instance.late_probes = True, 0
     except DeadlineExceeded:
         instance.late_probes += 1
         instance.up = instance.up and instance.late_probes < _LATE_PROBES
     except TriptychError:
         instance.up = False
+
+
+async def _kv_endpoint(client: UpstreamClient, instance: Instance) -> dict[str, Any] | None:
+    try:
+        info = msgspec.json.decode(await client.get(f"{instance.url}/server_info"))
+    except (TriptychError, msgspec.DecodeError):
+        return None
+    found = info.get("kv_transfer_params") if isinstance(info, dict) else None
+    return found if isinstance(found, dict) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from proxy.client import UpstreamClient
 from proxy.encode_stage import EncodeStage
 from proxy.fleet import Fleet, Instance
+from proxy.steps import Ahead, first, fresh, outputs_of, uncounted, unless_failed
 
 _T = TypeVar("_T")
 _JSON = {"content-type": "application/json"}
@@ -58,7 +59,7 @@ class Pipeline:
                 self._encoding(request, media) as encoding,
                 contextlib.aclosing(self._stream(worker, request, deadline)) as steps,
             ):
-                while outputs := await _unless_failed(anext(steps, []), encoding):
+                while outputs := await unless_failed(anext(steps, []), encoding):
                     yield outputs
 
     async def _split(
@@ -67,25 +68,66 @@ class Pipeline:
         """E+P+D: the first token comes from prefill, the rest from decode."""
         worker = self.fleet.least_loaded("prefill")
         handed: dict[str, Any] | None = None
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            ahead = await self._placed_ahead(stack, worker, request, deadline)
             with worker.serving():
                 async with self._encoding(request, media) as encoding:
-                    answer = await _unless_failed(
-                        self._prefill(worker, request, deadline), encoding
-                    )
+                    work = self._prefill(worker, request, deadline)
+                    answer = await unless_failed(work, encoding)
             handed = answer.kv_transfer_params
-            outputs = [_first(out, request) for out in _outputs(answer)]
-            yield outputs
-            going_on = {out.index: out.token_ids for out in outputs if out.finish_reason is None}
-            if going_on:
-                rest = self._decode(request, going_on, handed, deadline)
+            outputs = [first(out, request) for out in outputs_of(answer)]
+            try:
+                yield outputs
+                going_on = {o.index: o.token_ids for o in outputs if o.finish_reason is None}
+                if not going_on:
+                    return
+                rest = self._rest(ahead, request, going_on, handed, deadline)
                 async with contextlib.aclosing(rest):
                     async for later in rest:
                         handed = None
                         yield later
-        finally:
-            if handed is not None:
-                await self._release(worker, request.request_id)
+            finally:
+                if handed is not None:
+                    await self._release(worker, request.request_id)
+
+    async def _placed_ahead(
+        self,
+        stack: contextlib.AsyncExitStack,
+        prefill: Instance,
+        request: GenerateRequest,
+        deadline: float,
+    ) -> Ahead | None:
+        """Decode placed before prefill has begun, where prefill can be asked for growing KV: it
+        reserves its blocks and fetches while prefill computes."""
+        if prefill.kv_endpoint is None:
+            return None
+        worker = self.fleet.least_loaded("decode")
+        params = {**prefill.kv_endpoint, "remote_request_id": request.request_id}
+        wanted = msgspec.structs.replace(request, kv_transfer_params=params)
+        stack.enter_context(worker.serving())
+        return await stack.enter_async_context(Ahead(self._stream(worker, wanted, deadline)))
+
+    async def _rest(
+        self,
+        ahead: Ahead | None,
+        request: GenerateRequest,
+        emitted: dict[int, list[int]],
+        handed: dict[str, Any] | None,
+        deadline: float,
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """What decode adds to `emitted`, which prefill has put out."""
+        if ahead is not None and not ahead.failed:
+            known = {index: len(tokens) for index, tokens in emitted.items()}
+            while (outputs := await ahead.next()) is not None:
+                if later := fresh(outputs, known):
+                    yield later
+            return
+        worker = self.fleet.least_loaded("decode")
+        wanted = msgspec.structs.replace(request, emitted=emitted, kv_transfer_params=handed)
+        with worker.serving():
+            async with contextlib.aclosing(self._stream(worker, wanted, deadline)) as steps:
+                async for outputs in steps:
+                    yield uncounted(outputs)
 
     async def _prefill(
         self, worker: Instance, request: GenerateRequest, deadline: float
@@ -97,22 +139,6 @@ class Pipeline:
         answer = await self.client.post(worker.url + GENERATE_PATH, body, _JSON, left)
         return _parsed(answer, worker)
 
-    async def _decode(
-        self,
-        request: GenerateRequest,
-        emitted: dict[int, list[int]],
-        handed: dict[str, Any] | None,
-        deadline: float,
-    ) -> AsyncGenerator[list[RequestOutput], None]:
-        worker = self.fleet.least_loaded("decode")
-        wanted = msgspec.structs.replace(request, emitted=emitted, kv_transfer_params=handed)
-        with worker.serving():
-            async with contextlib.aclosing(self._stream(worker, wanted, deadline)) as steps:
-                async for outputs in steps:
-                    for output in outputs:
-                        output.cached_tokens = None
-                    yield outputs
-
     async def _stream(
         self, worker: Instance, request: GenerateRequest, deadline: float
     ) -> AsyncGenerator[list[RequestOutput], None]:
@@ -122,7 +148,7 @@ class Pipeline:
         events = self.client.stream(worker.url + GENERATE_PATH, body, _JSON, left)
         async with contextlib.aclosing(events):
             async for event in events:
-                outputs = _outputs(_parsed(event, worker))
+                outputs = outputs_of(_parsed(event, worker))
                 if outputs:
                     yield outputs
 
@@ -148,27 +174,6 @@ class Pipeline:
             await self.client.post(worker.url + ABORT_PATH, body, _JSON, _ABORT_S)
 
 
-async def _unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
-    """The result of `work`; a failure of the encode stage ends it at once with that failure."""
-    if encoding.done():
-        encoding.result()
-        return await work
-    task = asyncio.ensure_future(work)
-    try:
-        waiting: set[asyncio.Future[Any]] = {task, encoding}
-        while not task.done():
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if encoding.done():
-                encoding.result()
-                waiting = {task}
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TriptychError):
-                await task
-
-
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
@@ -184,26 +189,3 @@ def _parsed(data: bytes, worker: Instance) -> GenerateAnswer:
     if answer.error is not None:
         raise from_info(answer.error)
     return answer
-
-
-def _outputs(answer: GenerateAnswer) -> list[RequestOutput]:
-    cached = answer.usage.cached_tokens if answer.usage is not None else None
-    return [
-        RequestOutput(
-            answer.request_id,
-            choice.index,
-            choice.token_ids,
-            choice.logprobs.content if choice.logprobs is not None else None,
-            choice.finish_reason,
-            choice.stop_reason,
-            cached,
-        )
-        for choice in answer.choices
-    ]
-
-
-def _first(output: RequestOutput, request: GenerateRequest) -> RequestOutput:
-    """Prefill's output as the client sees it: it ends `length` only because prefill hands over."""
-    if output.finish_reason == "length" and len(output.token_ids) < request.sampling.max_tokens:
-        output.finish_reason = None
-    return output

@@ -75,8 +75,8 @@ class KVConsumer:
         self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
 
     def keep(self, refs: Sequence[KVRef]) -> None:
-        """Renew the leases of KV that waits to be fetched."""
-        self._kept = refs
+        """Renew the leases of KV that waits to be fetched. What is still growing has none."""
+        self._kept = [ref for ref in refs if not ref.growing]
 
     def release(self, ref: KVRef) -> None:
         self.client.send((ref.host, ref.port), Release([ref.request_id]))
@@ -87,7 +87,8 @@ class KVConsumer:
             return
         self._next_heartbeat = now + self.options.heartbeat_s
         wanted: dict[Address, list[str]] = {}
-        for ref in (*self._kept, *(fetch.ref for fetch in self._fetches.values())):
+        asked = (fetch.ref for fetch in self._fetches.values() if fetch.asked)
+        for ref in (*self._kept, *asked):
             wanted.setdefault((ref.host, ref.port), []).append(ref.request_id)
         for address, request_ids in wanted.items():
             self.client.send(address, Heartbeat(request_ids))
@@ -136,6 +137,11 @@ class Fetch(KVLoad):
             self._transfers.append(transfer)
         except TransferError as error:
             self._error = error
+
+    @property
+    def asked(self) -> bool:
+        """Whether the producer has been asked for this request's KV."""
+        return self._peer is not None
 
     @property
     def _limit(self) -> int:

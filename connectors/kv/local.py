@@ -12,6 +12,8 @@ from protocol.refs import KVRef
 
 
 class LocalKV(KVConnector):
+    shares = False
+
     def __init__(self, device: str) -> None:
         self._device = device
 

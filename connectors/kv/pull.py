@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,6 +61,18 @@ class PullKV(KVConnector):
     def consumer(self) -> KVConsumer:
         assert self._consumer is not None
         return self._consumer
+
+    def endpoint(self) -> dict[str, Any]:
+        ref = KVRef(
+            "",
+            self._identity.instance_id,
+            (),
+            0,
+            host=self._server.host,
+            port=self._server.port,
+            compatibility=self._identity.compatibility[REGION],
+        )
+        return ref.to_params()
 
     def open(self, request_id: str) -> None:
         self.producer.open(request_id)

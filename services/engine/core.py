@@ -6,9 +6,10 @@ import itertools
 import time
 from collections.abc import Iterable
 
+from connectors.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.keys import BlockKeyChain, root_key
-from protocol.refs import KVRef, has_remote_prefill
+from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.language import LanguageModel
@@ -87,6 +88,11 @@ class GenerateCore:
                 param="token_ids",
                 code="context_length_exceeded",
             )
+        if wants_remote_decode(source.kv_transfer_params) and not self.transfers.shares:
+            raise InvalidRequest(
+                "this worker has no KV connector: it cannot hand a request over",
+                param="kv_transfer_params",
+            )
         _validate_items(source)
         longest = max((item.length for item in source.mm_items), default=0)
         if self.scheduler.limits.whole_media and longest > self.scheduler.limits.whole_media_tokens:
@@ -130,6 +136,7 @@ class GenerateCore:
 
     def _drop(self, request: Request) -> None:
         self._unregister(request)
+        self.transfers.stop_growing(request.source.request_id, "the request was aborted")
         if not self.transfers.abort(request):
             self.scheduler.finish(request)
 
@@ -137,15 +144,27 @@ class GenerateCore:
         """Advance transfers, then run one batch; returns what the requests gained."""
         outputs = self._advance()
         chunks = self.scheduler.schedule()
+        self._tell_of_preemptions()
         if chunks:
             self.counters["steps"] += 1
-            chunks = [self._with_siblings(chunk) for chunk in chunks]
-            sampled = self._runner.run(chunks)
-            for chunk in chunks:
-                self.scheduler.computed(chunk)
-            outputs += [self._gained(token) for token in sampled]
+            outputs += self._run([self._with_siblings(chunk) for chunk in chunks])
         self._progressed = bool(chunks)
         return outputs
+
+    def _tell_of_preemptions(self) -> None:
+        for request in self.scheduler.preempted:
+            self.transfers.stop_growing(request.source.request_id, "the request was preempted")
+        self.scheduler.preempted.clear()
+
+    def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
+        sampled = self._runner.run(chunks)
+        for chunk in chunks:
+            self.scheduler.computed(chunk)
+            if chunk.request.hands_over:
+                self.transfers.grown(chunk.request)
+        gained = [self._gained(token) for token in sampled]
+        self.transfers.hand_over(gained)
+        return gained
 
     @property
     def progressed(self) -> bool:
@@ -160,8 +179,27 @@ class GenerateCore:
             request = self._requests.get(key[0], {}).get(key[1])
             if request is not None:
                 outputs.append(self._fail(request, error))
+        for request, arrival in self.transfers.arrived:
+            outputs += self._adopt(request, arrival)
+        self.transfers.arrived.clear()
         self.transfers.begin()
         return outputs
+
+    def _adopt(self, request: Request, arrival: KVArrival) -> list[RequestOutput]:
+        """Take over the tokens that came with a request's KV, as if they were sampled here.
+
+        Only where the request was placed here before they were known; whoever asked later knows
+        them, and says so by `emitted`.
+        """
+        if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
+            return []
+        request.num_computed = arrival.num_tokens
+        choices = [request, *self._siblings(request)]
+        return [
+            self._gained(Sampled(choice, token))
+            for choice in choices
+            for token in arrival.outputs[choice.index]
+        ]
 
     def _expire(self) -> list[RequestOutput]:
         now = time.monotonic()
@@ -185,13 +223,18 @@ class GenerateCore:
         request = chunk.request
         if not request.siblings or chunk.end < request.num_prompt:
             return chunk
+        siblings = self._siblings(request)
+        if request.num_output or not chunk.samplers:
+            return chunk
+        return Chunk(request, chunk.start, chunk.count, (request, *siblings))
+
+    def _siblings(self, request: Request) -> list[Request]:
+        """The other choices of a request, from here on requests of their own."""
         siblings = [sibling_of(request, index) for index in request.siblings]
         request.siblings = ()
         for sibling in siblings:
             self._register(sibling)
-        if request.num_output or not chunk.samplers:
-            return chunk
-        return Chunk(request, chunk.start, chunk.count, (request, *siblings))
+        return siblings
 
     def _gained(self, sampled: Sampled) -> RequestOutput:
         request, token = sampled.request, sampled.token_id
@@ -211,8 +254,9 @@ class GenerateCore:
 
     def _count_prompt(self, request: Request, output: RequestOutput) -> None:
         output.cached_tokens = request.num_cached or 0
-        self.counters["prompt_tokens"] += request.num_prompt
-        self.counters["cached_tokens"] += output.cached_tokens
+        if request.index == choices_of(request.source)[0]:
+            self.counters["prompt_tokens"] += request.num_prompt
+            self.counters["cached_tokens"] += output.cached_tokens
 
     def _finish_if_done(self, request: Request, token: int, output: RequestOutput) -> None:
         sampling = request.sampling
@@ -230,11 +274,8 @@ class GenerateCore:
 
     def _finish(self, request: Request, output: RequestOutput) -> None:
         self._unregister(request)
-        if request.hands_over and output.finish_reason == "length" and request.num_computed:
-            blocks = self.scheduler.finish(request, keep_blocks=True)
-            outputs = {request.index: list(request.output)}
-            ref = self.transfers.publish(request, blocks, outputs)
-            output.kv_transfer_params = ref.to_params()
+        if request.hands_over and request.blocks:
+            self.transfers.hold(request)
         else:
             self.scheduler.finish(request)
 

@@ -98,6 +98,7 @@ class Engine:
             num_blocks=blocks.num_blocks if blocks else 0,
             block_size=self.config.block_size,
             kv_layout=self.layout if blocks else None,
+            kv_endpoint=self.kv.endpoint() if self.kv is not None else {},
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:

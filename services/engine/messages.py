@@ -5,6 +5,8 @@ Torch-free, so that the HTTP process never imports torch.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from protocol.errors import ErrorInfo
@@ -56,13 +58,15 @@ Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine is up. `parameter_bytes` by part ("language", "vision")."""
+    """The engine is up. `parameter_bytes` by part ("language", "vision"). `kv_endpoint`
+    is what consumers of KV computed here need before there is any."""
 
     parameter_bytes: dict[str, int]
     max_model_len: int
     num_blocks: int
     block_size: int
     kv_layout: KVLayout | None = None
+    kv_endpoint: dict[str, Any] = {}
 
 
 class Outputs(msgspec.Struct, tag=True):

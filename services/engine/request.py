@@ -81,6 +81,18 @@ class Request:
         """True if another worker decodes: one token here, then the KV waits to be fetched."""
         return wants_remote_decode(self.source.kv_transfer_params)
 
+    @property
+    def adopts(self) -> bool:
+        """True if this worker was chosen before the request's first token was known: that token
+        then comes with the KV and is put out here too."""
+        ref = self.source.kv_transfer_params
+        return bool(
+            ref
+            and ref.get("remote_num_tokens") == 0
+            and not self.source.emitted
+            and self.sampling.logprobs is None
+        )
+
     def items_in(self, start: int, end: int) -> Iterator[MMItem]:
         """Media items with a placeholder among tokens start … end − 1."""
         return (item for item in self.mm_items if item.offset < end and item.end > start)

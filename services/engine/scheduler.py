@@ -54,6 +54,7 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)
     loading: list[Request] = field(default_factory=list)
     preemptions: int = 0
+    preempted: list[Request] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
@@ -179,6 +180,7 @@ class Scheduler:
         self.blocks.release(request.blocks)
         request.reset()
         self.preemptions += 1
+        self.preempted.append(request)
         self.add(request)
 
     def computed(self, chunk: Chunk) -> None:

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from connectors.base import KVArrival, KVConnector, KVLoad
 from protocol.errors import TransferError
 from protocol.refs import KVRef
+from protocol.types import RequestOutput
 from services.engine.request import Request, Status
 from services.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Held:
+    request: Request
+    blocks: list[int]
 
 
 @dataclass
@@ -34,6 +41,9 @@ class Transfers:
         self._fail_on_error = fail_on_error
         self._published: dict[str, list[int]] = {}
         self._fetches: list[_Fetch] = []
+        self._open: set[str] = set()
+        self._held: dict[str, _Held] = {}
+        self.arrived: list[tuple[Request, KVArrival]] = []
         self._quarantine: list[tuple[KVLoad, list[int]]] = []
         self.fetched = 0
         self.failed = 0
@@ -42,18 +52,60 @@ class Transfers:
     def active(self) -> bool:
         return bool(self._fetches or self._published or self._quarantine)
 
-    def publish(self, request: Request, blocks: list[int], outputs: dict[int, list[int]]) -> KVRef:
-        """Offer the prompt's KV; the blocks stay owned here until the offer ends."""
+    @property
+    def shares(self) -> bool:
+        """Whether requests can be handed over to and from here at all."""
+        return self._connector.shares
+
+    def grown(self, request: Request) -> None:
+        """Tell whoever will decode a request which of its blocks are complete by now."""
+        request_id = request.source.request_id
+        if request_id not in self._open:
+            self._open.add(request_id)
+            self._connector.open(request_id)
+        full = request.num_computed // self._scheduler.blocks.block_size
+        self._connector.extend(request_id, request.blocks[:full])
+
+    def hold(self, request: Request) -> None:
+        """A request that hands over has put out its token: keep its KV until `hand_over`."""
+        blocks = self._scheduler.finish(request, keep_blocks=True)
+        self._held[request.source.request_id] = _Held(request, blocks)
+
+    def hand_over(self, outputs: Sequence[RequestOutput]) -> None:
+        """Offer the KV of the requests held in this step, unless all their choices have ended.
+
+        The first output of a choice that goes on gets the `kv_transfer_params`.
+        """
+        for request_id, held in self._held.items():
+            mine = [output for output in outputs if output.request_id == request_id]
+            going_on = [output for output in mine if output.finish_reason == "length"]
+            if not going_on:
+                self._scheduler.blocks.release(held.blocks)
+                self.stop_growing(request_id, "every choice has ended")
+                continue
+            tokens = {output.index: output.token_ids for output in mine}
+            going_on[0].kv_transfer_params = self._publish(held, tokens).to_params()
+        self._held.clear()
+
+    def _publish(self, held: _Held, outputs: dict[int, list[int]]) -> KVRef:
+        request, blocks = held.request, held.blocks
+        request_id = request.source.request_id
         kept = self._scheduler.blocks.blocks_for(request.num_prompt)
         self._scheduler.blocks.release(blocks[kept:])
-        request_id = request.source.request_id
         self._published[request_id] = blocks[:kept]
-        self._connector.open(request_id)
+        self._open.discard(request_id)
         self._connector.extend(request_id, blocks[:kept])
         return self._connector.end(request_id, request.num_prompt, request.rope_delta, outputs)
 
+    def stop_growing(self, request_id: str, reason: str) -> None:
+        """The KV that was being offered will not be completed here."""
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._connector.withdraw(request_id, reason)
+
     def withdraw(self, request_id: str) -> None:
         """Nobody will fetch this request's blocks."""
+        self.stop_growing(request_id, "the request was aborted")
         if request_id in self._published:
             self._connector.withdraw(request_id, "the request was aborted")
 
@@ -81,7 +133,7 @@ class Transfers:
         return True
 
     def _start(self, request: Request, ref: KVRef, held: int) -> None:
-        needed = self._scheduler.blocks.blocks_for(ref.num_tokens)
+        needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
         try:
@@ -93,11 +145,12 @@ class Transfers:
             self._fall_back(request, error)
 
     def poll(self) -> list[tuple[Request, TransferError]]:
-        """Advance transfers; returns requests that fail because of one."""
+        """Advance transfers; returns requests that fail because of one. Those whose KV is here are
+        running, and in `arrived` until the caller takes them."""
         waiting = [r.remote for r in self._scheduler.waiting if r.remote is not None]
         self._connector.keep(waiting)
         for request_id in self._connector.poll():
-            self._scheduler.blocks.release(self._published.pop(request_id))
+            self._scheduler.blocks.release(self._published.pop(request_id, []))
         self._settle()
         failed: list[tuple[Request, TransferError]] = []
         for fetch in list(self._fetches):
@@ -130,6 +183,7 @@ class Transfers:
         self._scheduler.store_prefix(request)
         self._scheduler.loading.remove(request)
         self._scheduler.start(request)
+        self.arrived.append((request, arrival))
 
     def _fall_back(self, request: Request, error: TransferError) -> None:
         """The request computes its KV itself, from scratch."""
@@ -164,6 +218,8 @@ class Transfers:
 
 
 def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:
+    if ref.growing:
+        return
     if not 0 < ref.num_tokens <= request.num_prompt:
         raise TransferError(
             f"KV of {ref.num_tokens} tokens offered for a prompt of {request.num_prompt}"

@@ -77,6 +77,7 @@ def _status(worker: Worker) -> APIRouter:
             "num_blocks": facts.num_blocks,
             "block_size": facts.block_size,
             "max_model_len": facts.max_model_len,
+            "kv_transfer_params": facts.kv_endpoint or None,
         }
 
     @routes.get("/integrity")
