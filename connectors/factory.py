@@ -25,6 +25,7 @@ def make_ec(config: ECConfig) -> ECConnector:
         capacity=config.ec_buffer_size,
         load_timeout_s=config.load_timeout_s,
         checksum=config.transport == "shared_storage",
+        temporary=config.transport == "shm",
     )
     return FileEC(options)
 

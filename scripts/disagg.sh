@@ -33,6 +33,11 @@ HOST=127.0.0.1
 AFFINITY=CUDA_VISIBLE_DEVICES
 [ "${DEVICE_PLATFORM,,}" = xpu ] && AFFINITY=ZE_AFFINITY_MASK
 
+# On a CPU the workers share the cores; threads beyond them only wait for one another.
+cores=$(getconf _NPROCESSORS_ONLN)
+threads=$((cores / (NUM_E + NUM_P + NUM_D)))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+
 scripts/setup.sh
 PYTHON_BIN="${VENV:-.venv}/bin/python"
 export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}" TRANSFORMERS_VERBOSITY="${TRANSFORMERS_VERBOSITY:-error}"

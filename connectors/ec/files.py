@@ -33,12 +33,13 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 @dataclass(frozen=True)
 class FileStoreOptions:
     """`capacity` in bytes bounds what this instance has put; `load_timeout_s` how long a consumer
-    waits for an entry to appear."""
+    waits for an entry to appear. A `temporary` root goes with the last instance that uses it."""
 
     root: Path
     capacity: int
     load_timeout_s: float
     checksum: bool
+    temporary: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class FileEC(ECConnector):
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
-        self._made_root = not options.root.exists()
         options.root.mkdir(parents=True, exist_ok=True)
 
     def _path(self, mm_hash: str) -> Path:
@@ -112,10 +112,10 @@ class FileEC(ECConnector):
             self._remove(mm_hash)
 
     def close(self) -> None:
-        """Remove this instance's entries, and the root itself if it made and emptied it."""
+        """Remove this instance's entries, and a temporary root once it is empty."""
         self.clear()
-        with contextlib.suppress(OSError):
-            if self._made_root:
+        if self._options.temporary:
+            with contextlib.suppress(OSError):
                 self._options.root.rmdir()
 
     def check_integrity(self) -> list[str]:
