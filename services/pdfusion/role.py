@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.worker import chat, encode, generate
-from services.worker.role import RoleSpec
+from services.worker.worker import RoleSpec
 
 
 def role() -> RoleSpec:

@@ -7,7 +7,6 @@ generate       /inference/v1/generate: token-in token-out
 encode         /inference/v1/encode: pictures in, handles out
 chat           /v1/chat/completions and /v1/completions, with vLLM's EPD handshake
 metrics        what /metrics shows
-role           what makes one role differ from another
-worker         a worker: its engine and the requests it has taken
+worker         a role, and a worker of it: its engine and the requests it has taken
 main           start a worker of one role and serve until told to stop
 """

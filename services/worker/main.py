@@ -18,8 +18,7 @@ from services.worker.app import create_app
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.metrics import WorkerMetrics
-from services.worker.role import RoleSpec
-from services.worker.worker import Worker
+from services.worker.worker import RoleSpec, Worker
 
 logger = logging.getLogger("worker")
 

@@ -1,22 +1,36 @@
-"""A worker: its configuration, its engine and the requests it has taken."""
+"""A worker: its role, its configuration, its engine and the requests it has taken."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from fastapi import APIRouter
+
 from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
-from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
+from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.metrics import WorkerMetrics
-from services.worker.role import RoleSpec
 
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """What makes one role differ from another. `parts` of the model are loaded; transports are what
+    is used if no flag says otherwise; `routers` build the role's own routes around a worker."""
+
+    name: Role
+    parts: tuple[Part, ...]
+    ec_transport: str
+    kv_transport: str
+    routers: tuple[Callable[[Worker], APIRouter], ...]
 
 
 @dataclass
