@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from demo_model.architecture import build_model  # noqa: E402
 from demo_model.card import model_card  # noqa: E402
 from demo_model.evaluation import accuracy  # noqa: E402
-from demo_model.export import save_model  # noqa: E402
+from demo_model.export import round_weights, save_model  # noqa: E402
 from demo_model.parity import check_parity  # noqa: E402
 from demo_model.training import Plan, train  # noqa: E402
 from demo_model.vocabulary import train_tokenizer  # noqa: E402
@@ -25,7 +25,9 @@ def parse_args() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "models" / "demo")
-    parser.add_argument("--minutes", type=float, default=55.0, help="training time")
+    parser.add_argument(
+        "--minutes", type=float, default=55.0, help="training time; on a CPU, of each core's work"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="processes; default: one per core")
@@ -44,12 +46,14 @@ def main() -> None:
     tokenizer = train_tokenizer()
     difference = check_parity(build_model(tokenizer, args.seed), tokenizer)
     print(f"training path against transformers, fp32: largest difference {difference:.1e}")
+    continued = args.checkpoint is not None and args.checkpoint.exists()
     model = train(plan, tokenizer)
+    round_weights(model)
     scores = accuracy(model, tokenizer, args.samples)
     report = {"samples_per_kind": args.samples, "accuracy": scores}
     extra = {
         "accuracy.json": json.dumps(report, indent=2) + "\n",
-        "README.md": model_card(model, scores, args.samples, args.minutes, workers),
+        "README.md": model_card(model, scores, args.samples, args.minutes, workers, continued),
     }
     save_model(model, tokenizer, args.out, extra)
     print(f"saved to {args.out}")

@@ -24,6 +24,8 @@ def save_model(
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     copy.deepcopy(model).to("cpu", torch.bfloat16).save_pretrained(fresh)
+    # Batches of the evaluation leave their padding in the tokenizer; the file must not ask for it.
+    tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(fresh)
     # The class name that transformers 4 and 5 both know.
     _edit_json(fresh / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -33,6 +35,13 @@ def save_model(
     for file in fresh.iterdir():
         file.chmod(0o644)
     _swap(fresh, folder)
+
+
+@torch.no_grad()
+def round_weights(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """Give the fp32 model the values that its bf16 file will hold."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
 
 
 def _save_processor(folder: Path) -> None:

@@ -22,7 +22,7 @@ from demo_model.conversations import (
 from demo_model.pixels import PictureBatch, grid_of, picture_batches
 
 ONE_PICTURE = (
-    "describe", "describe", "count", "count", "colour", "colour", "shape", "digit",
+    "describe", "describe", "count", "count", "count", "colour", "shape", "digit",
     "background", "position", "position", "yesno", "yesno",
 )  # fmt: skip
 SHARED, PAIRED, SINGLE = 160, 192, 128  # tokens of a row

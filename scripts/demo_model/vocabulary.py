@@ -1,7 +1,6 @@
 """The tokenizer: byte-level BPE trained on the questions and answers, with Qwen2-VL's tokens."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -81,8 +80,3 @@ def _corpus(samples_per_kind: int) -> Iterator[str]:
         for question in questions(kind, samples_per_kind, Split.TRAIN):
             yield f"user\n{question.text}\nassistant\n{question.answer}"
     yield from [f"system\n{SYSTEM_PROMPT}"] * samples_per_kind
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into `folder`."""
-    tokenizer.save_pretrained(folder)
