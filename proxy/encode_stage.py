@@ -37,6 +37,7 @@ class EncodeStage:
     timeout_s: float
     _flights: dict[str, _Flight] = field(default_factory=dict)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def run(
         self, request_id: str, items: Sequence[MMItem], media: Mapping[str, bytes]
@@ -50,6 +51,21 @@ class EncodeStage:
             *(self._join(request_id, item, media[name]) for name, item in wanted.items())
         )
         return dict(zip(wanted, entries, strict=True))
+
+    @property
+    def busy(self) -> bool:
+        """Whether any picture is on its way."""
+        return bool(self._flights)
+
+    def let_finish(self, run: asyncio.Task[Any]) -> None:
+        """Keep a `run` that nobody waits for any more, until it ends, whatever its result."""
+        self._finishing.add(run)
+        run.add_done_callback(self._finished)
+
+    def _finished(self, run: asyncio.Task[Any]) -> None:
+        self._finishing.discard(run)
+        if not run.cancelled():
+            run.exception()
 
     async def _join(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
         """Wait for the item's flight, starting it if there is none; the last to leave ends it."""

@@ -156,16 +156,22 @@ class Pipeline:
     async def _encoding(
         self, request: GenerateRequest, media: Mapping[str, bytes]
     ) -> AsyncGenerator[asyncio.Task[Any], None]:
-        """The encode stage beside what is done inside; ended when that ends."""
+        """The encode stage beside what is done inside; ended if that fails or is left.
+
+        Once prefill has what it needs, the encoder's answer may still be on its way: it is left to
+        arrive, since the next request with the same picture builds on it.
+        """
         task = asyncio.create_task(
             self.encode_stage.run(request.request_id, request.mm_items, media)
         )
         try:
             yield task
-        finally:
+        except BaseException:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, TriptychError):
                 await task
+            raise
+        self.encode_stage.let_finish(task)
 
     async def _release(self, worker: Instance, request_id: str) -> None:
         """Tell prefill that nobody will fetch this request's KV."""

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from protocol.errors import ConfigError
 
 GRACE_S = 5
+KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
 
 
 def version() -> str:
@@ -46,6 +47,7 @@ async def serve(
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         ),
         name,
     )

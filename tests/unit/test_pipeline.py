@@ -1,0 +1,128 @@
+"""The proxy's stages before scripted workers, where the order of events is what matters."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from protocol.generate import (
+    ENCODE_PATH,
+    GENERATE_PATH,
+    ChoiceBody,
+    EncodeAnswer,
+    GenerateAnswer,
+    decode_encode,
+)
+from protocol.types import EncodeItem, EncodeOutput, GenerateRequest, MMItem, SamplingParams
+from proxy.client import UpstreamClient
+from proxy.encode_stage import EncodeStage
+from proxy.fleet import Fleet
+from proxy.pipeline import Pipeline
+
+_T = TypeVar("_T")
+MEDIA = {"a" * 64: b"picture"}
+
+
+class Workers:
+    """One encoder that answers when `encoded` is set, one decode worker that answers unless
+    `generating` is cleared."""
+
+    def __init__(self) -> None:
+        self.encoded = asyncio.Event()
+        self.generating = asyncio.Event()
+        self.generating.set()
+        self.asked: list[EncodeItem] = []
+        self.dropped = 0
+
+    async def encode(self, request: web.Request) -> web.Response:
+        wanted = decode_encode(await request.read())
+        self.asked += wanted.items
+        try:
+            await self.encoded.wait()
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        outputs = [EncodeOutput(wanted.request_id, i.mm_hash, {}) for i in wanted.items]
+        return web.Response(body=msgspec.json.encode(EncodeAnswer(outputs)))
+
+    async def generate(self, request: web.Request) -> web.Response:
+        await self.generating.wait()
+        answer = GenerateAnswer("r", [ChoiceBody(0, [7], "length")])
+        return web.Response(body=b"data: " + msgspec.json.encode(answer) + b"\n\ndata: [DONE]\n\n")
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[Pipeline]:
+        app = web.Application()
+        app.router.add_post(ENCODE_PATH, self.encode)
+        app.router.add_post(GENERATE_PATH, self.generate)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = "http://{}:{}".format(*runner.addresses[0][:2])
+        client = UpstreamClient(connect_timeout_s=5)
+        fleet = Fleet.from_urls(url, "none", url)
+        try:
+            yield Pipeline(fleet, client, EncodeStage(fleet, client, 10.0), 10.0)
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+
+def asking(request_id: str) -> GenerateRequest:
+    item = MMItem("a" * 64, "image", 0, 1)
+    return GenerateRequest(request_id, [5], SamplingParams(max_tokens=1), [item])
+
+
+async def tokens(pipeline: Pipeline, request_id: str) -> list[int]:
+    steps = pipeline.run(asking(request_id), MEDIA)
+    return [token async for outputs in steps for out in outputs for token in out.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(work: Callable[[], Awaitable[_T]]) -> _T:
+    async def bounded() -> _T:
+        async with asyncio.timeout(20):
+            return await work()
+
+    return asyncio.run(bounded())
+
+
+def test_an_encoder_slower_than_prefill_is_still_heard() -> None:
+    """The embedding may reach prefill before the encoder's answer reaches the proxy: the answer is
+    waited for, so that the picture's bytes are not sent again."""
+
+    async def work() -> None:
+        workers = Workers()
+        async with workers.pipeline() as pipeline:
+            assert await tokens(pipeline, "1") == [7]
+            await until(lambda: len(workers.asked) == 1)
+            workers.encoded.set()
+            await until(lambda: not pipeline.encode_stage.busy)
+            assert await tokens(pipeline, "2") == [7]
+            await until(lambda: len(workers.asked) == 2)
+        assert [item.data for item in workers.asked] == [b"picture", None]
+
+    run(work)
+
+
+def test_a_client_that_leaves_ends_its_encode_call() -> None:
+    async def work() -> None:
+        workers = Workers()
+        workers.generating.clear()
+        async with workers.pipeline() as pipeline:
+            client = asyncio.create_task(tokens(pipeline, "1"))
+            await until(lambda: len(workers.asked) == 1)
+            client.cancel()
+            await until(lambda: workers.dropped == 1)
+            assert not pipeline.encode_stage.busy
+
+    run(work)
