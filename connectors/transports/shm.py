@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class ShmTransport(Transport):
 
     def __init__(self, directory: Path, instance_id: str) -> None:
         self._directory = directory
-        self._instance_id = instance_id
+        # A name for each life: who had mapped a former one must notice that it has ended.
+        self._owner = f"{instance_id}-{uuid.uuid4().hex[:8]}"
         self._regions: dict[str, torch.Tensor] = {}
         self._locks: dict[Path, int] = {}
         self._peers: dict[tuple[str, str], tuple[bytes, torch.Tensor]] = {}
@@ -77,7 +79,7 @@ class ShmTransport(Transport):
         return descriptor
 
     def _path(self, region: str) -> Path:
-        return self._directory / f"{_PREFIX}{region}-{self._instance_id}"
+        return self._directory / f"{_PREFIX}{region}-{self._owner}"
 
     def describe(self, region: str) -> bytes:
         path, nbytes = self._path(region), self._regions[region].numel()

@@ -1,0 +1,244 @@
+"""NIXL: peers read each other's registered memory through UCX (RDMA, shared memory or TCP).
+
+A transfer that has not ended keeps its NIXL handle, also after cancellation or a timeout, because
+NIXL would let go of it while bytes still arrive. For the same reason an agent that is not wanted
+any more is forgotten only when the last read from it has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from connectors.transports.nixl_agent import Agent, Description, Place
+from protocol.errors import ConfigError, TransferError, TransferTimeout
+
+# How long `close` waits for reads to end. Over TCP, UCX emulates reads in the process that is read,
+# and aborts there if the reader takes its worker down meanwhile.
+_LINGER_S = 3.0
+
+
+@dataclass
+class _Region:
+    memory: torch.Tensor
+    place: Place
+    registration: Any
+
+
+@dataclass(eq=False)
+class _Remote:
+    """One life of a peer. `broken` from the first read that failed until NIXL connects anew."""
+
+    agent: str
+    regions: dict[str, Description] = field(default_factory=dict)
+    reads: list[_Read] = field(default_factory=list)
+    broken: bool = False
+
+
+class _Read(Transfer):
+    def __init__(self, agent: Agent, remote: _Remote, handle: int, timeout_s: float) -> None:
+        self._agent = agent
+        self._remote = remote
+        self._handle: int | None = handle
+        self._timeout = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._error: TransferError | None = None
+        self.advance()
+
+    def advance(self) -> None:
+        """Look whether it has ended, and give the handle back if so."""
+        if self._handle is None:
+            return
+        try:
+            if not self._agent.done(self._handle):
+                return
+        except TransferError as error:
+            self._remote.broken = True
+            self.fail(error.message)
+        self.release()
+
+    def fail(self, reason: str) -> None:
+        """`poll` raises from here on, unless the bytes had arrived before."""
+        if self._handle is not None and self._error is None:
+            self._error = TransferError(reason)
+
+    def release(self) -> None:
+        if self._handle is not None:
+            self._agent.release(self._handle)
+            self._handle = None
+
+    def poll(self) -> bool:
+        self.advance()
+        if self._error is not None:
+            raise self._error
+        if self._handle is not None and time.monotonic() > self._deadline:
+            self._error = TransferTimeout(
+                f"nixl: {self._remote.agent} sent nothing complete within {self._timeout} s"
+            )
+            raise self._error
+        return self._handle is None
+
+    def cancel(self) -> None:
+        self.fail("nixl: the read was cancelled")
+
+    @property
+    def settled(self) -> bool:
+        return self._handle is None
+
+
+class NixlTransport(Transport):
+    """Creating one takes about half a second, and the first in a process loads NIXL besides.
+
+    `read_timeout_s` bounds a read from a peer that stalls: UCX notices a dead process at once but
+    a stopped one never.
+    """
+
+    name = "nixl"
+
+    def __init__(self, instance_id: str, read_timeout_s: float = 20.0) -> None:
+        # A name of its own for each life: NIXL refuses a known agent that has another address.
+        self._agent: Agent | None = Agent(f"{instance_id}/{uuid.uuid4().hex[:8]}")
+        self._read_timeout = read_timeout_s
+        self._regions: dict[str, _Region] = {}
+        self._peers: dict[str, _Remote] = {}
+        self._retired: list[_Remote] = []
+        atexit.register(self.close)
+
+    @property
+    def _live(self) -> Agent:
+        if self._agent is None:
+            raise TransferError("nixl: the transport is closed")
+        return self._agent
+
+    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+        kind = torch.device(device).type
+        if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+            raise ConfigError(f"nixl: memory of {device} cannot be registered")
+        if region in self._regions or nbytes <= 0:
+            raise ConfigError(f"nixl: region '{region}' exists or has no bytes ({nbytes})")
+        try:
+            memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:
+            raise ConfigError(f"nixl: no room for {nbytes} bytes on {device}: {error}") from None
+        if kind == "cuda":
+            torch.cuda.synchronize(memory.device)
+        place = Place.of(memory)
+        self._regions[region] = _Region(memory, place, self._live.register(place))
+        return memory
+
+    def describe(self, region: str) -> bytes:
+        ours = self._regions[region]
+        metadata = self._live.metadata(ours.registration)
+        return Description(self._live.name, ours.place, metadata).encode()
+
+    def connect(self, peer: str, region: str, description: bytes) -> None:
+        wanted = Description.decode(description)
+        if wanted.agent.rpartition("/")[0] != peer:
+            raise TransferError(f"nixl: a description of {wanted.agent[:80]}, not of {peer}")
+        known = self._peers.get(peer)
+        if known is not None and known.regions.get(region) == wanted:
+            return
+        if known is not None and known.agent != wanted.agent:
+            self._retire(peer, "has restarted")
+        self._live.add(wanted.metadata)
+        remote = self._peers.get(peer) or self._take_back(wanted.agent) or _Remote(wanted.agent)
+        remote.regions[region] = wanted
+        self._peers[peer] = remote
+
+    def _take_back(self, agent: str) -> _Remote | None:
+        """An agent that was retired and that NIXL has not forgotten yet."""
+        for remote in self._retired:
+            if remote.agent == agent:
+                self._retired.remove(remote)
+                return remote
+        return None
+
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        local = self._regions[region].place
+        remote = self._peers.get(peer)
+        if remote is None or region not in remote.regions:
+            raise TransferError(f"nixl: instance {peer} is not connected")
+        place = remote.regions[region].place
+        problem = check_ranges(ranges, place.nbytes, local.nbytes)
+        if problem is not None or not ranges:
+            raise TransferError(f"nixl: {problem or 'nothing to read'}")
+        if remote.broken:
+            self._reconnect(remote)
+        try:
+            handle = self._live.read(remote.agent, place, local, ranges)
+        except TransferError:
+            remote.broken = True
+            raise
+        read = _Read(self._live, remote, handle, self._read_timeout)
+        if not read.settled:
+            remote.reads.append(read)
+        return read
+
+    def _reconnect(self, remote: _Remote) -> None:
+        """A connection that broke stays broken until NIXL has forgotten the agent."""
+        _advance(remote)
+        if remote.reads:
+            raise TransferError(f"nixl: the connection to {remote.agent} broke")
+        self._live.forget(remote.agent)
+        for description in remote.regions.values():
+            self._live.add(description.metadata)
+        remote.broken = False
+
+    def disconnect(self, peer: str) -> None:
+        if peer in self._peers:
+            self._retire(peer, "was disconnected")
+            self.poll()
+
+    def _retire(self, peer: str, reason: str) -> None:
+        remote = self._peers.pop(peer)
+        for read in remote.reads:
+            read.fail(f"nixl: instance {peer} {reason}")
+        remote.regions.clear()
+        self._retired.append(remote)
+
+    def poll(self) -> None:
+        for remote in (*self._peers.values(), *self._retired):
+            _advance(remote)
+        for remote in [remote for remote in self._retired if not remote.reads]:
+            self._live.forget(remote.agent)
+            self._retired.remove(remote)
+
+    def close(self) -> None:
+        if self._agent is None:
+            return
+        remotes = (*self._peers.values(), *self._retired)
+        deadline = time.monotonic() + _LINGER_S
+        while any(remote.reads for remote in remotes) and time.monotonic() < deadline:
+            self.poll()
+        for read in [read for remote in remotes for read in remote.reads]:
+            read.fail("nixl: the transport was closed")
+            read.release()
+        for remote in (*self._peers.values(), *self._retired):
+            self._agent.forget(remote.agent)
+        for region in self._regions.values():
+            self._agent.deregister(region.registration)
+        self._agent.close()
+        self._agent = None
+        self._peers.clear()
+        self._retired.clear()
+        self._regions.clear()
+        atexit.unregister(self.close)
+
+    def check_integrity(self) -> list[str]:
+        remotes = (*self._peers.values(), *self._retired)
+        reads = sum(not read.settled for remote in remotes for read in remote.reads)
+        problems = [f"nixl: {reads} reads have not ended"] if reads else []
+        return problems + [f"nixl: agent {r.agent} is not forgotten" for r in self._retired]
+
+
+def _advance(remote: _Remote) -> None:
+    for read in remote.reads:
+        read.advance()
+    remote.reads = [read for read in remote.reads if not read.settled]

@@ -1,0 +1,173 @@
+"""UCX (ucxx): peers on other hosts, over whatever network UCX finds.
+
+UCX's Python interface has no remote read. A reader names the ranges it wants in a small message,
+the owner answers from its `poll` with tagged sends, and the reader lets each message into its
+place once it has announced itself. One connection serves both directions between two processes,
+and ends for both.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from connectors.transports.ucx_owner import Owner, Region
+from connectors.transports.ucx_reader import Reader
+from connectors.transports.ucx_wire import (
+    DATA,
+    REFUSAL,
+    REQUEST,
+    Description,
+    open_description,
+    seal,
+    untag,
+)
+from connectors.transports.ucx_worker import Message, UcxWorker
+from protocol.errors import ConfigError, TransferError
+
+
+class UcxTransport(Transport):
+    """`host` is the address to listen on, at a free port. A read that is not complete after
+    `read_timeout_s` fails; if its peer hangs in the middle of a message, it is settled once the
+    peer goes on, dies or is disconnected. UCX registers memory when it first uses it and keeps it
+    registered. Without `progress_thread` bytes move only in `poll`."""
+
+    name = "ucx"
+
+    def __init__(
+        self, host: str = "127.0.0.1", *, read_timeout_s: float = 20.0, progress_thread: bool = True
+    ) -> None:
+        self._running: UcxWorker | None = UcxWorker(host, progress_thread)
+        self._regions: dict[str, Region] = {}
+        self._peers: dict[tuple[str, str], tuple[bytes, Description]] = {}
+        self._owner = Owner(self._running, self._regions, read_timeout_s)
+        self._reader = Reader(self._running, read_timeout_s)
+        # UCX's thread must not outlive the interpreter.
+        atexit.register(self.close)
+
+    @property
+    def _worker(self) -> UcxWorker:
+        if self._running is None:
+            raise TransferError("ucx: the transport is closed")
+        return self._running
+
+    @property
+    def refused(self) -> int:
+        """Messages of peers that made no sense."""
+        return self._owner.refused
+
+    @property
+    def late(self) -> int:
+        """Messages thrown away because nobody wanted them any more."""
+        return self._reader.late
+
+    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+        kind = torch.device(device).type
+        if kind != "cpu" and not (kind == "cuda" and self._worker.cuda):
+            raise ConfigError(f"ucx: memory of {device} cannot be sent; use staging")
+        if region in self._regions or nbytes <= 0:
+            raise ConfigError(f"ucx: region '{region}' exists or is to have {nbytes} bytes")
+        try:
+            memory = _zeros(nbytes, device)
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(f"ucx: no room for {nbytes} bytes on {device}: {error}") from None
+        self._regions[region] = Region(memory, memory.numpy() if kind == "cpu" else memory)
+        return memory
+
+    def describe(self, region: str) -> bytes:
+        known = self._regions[region]
+        return seal(Description(self._worker.address, region, known.nbytes, known.host))
+
+    def connect(self, peer: str, region: str, description: bytes) -> None:
+        wanted = open_description(description)
+        if wanted.region != region or wanted.nbytes <= 0:
+            raise TransferError(f"ucx: a description of '{wanted.region[:80]}', not of '{region}'")
+        self._worker.link(wanted.address)
+        known = self._peers.get((peer, region))
+        self._peers[peer, region] = description, wanted
+        if known is not None:
+            self._release(known[1].address, f"instance {peer} has restarted")
+
+    def _release(self, address: bytes, reason: str) -> None:
+        """End the connection to a worker where no peer lives any more."""
+        if all(wanted.address != address for _, wanted in self._peers.values()):
+            self._reader.fail(lambda read: read.link.address == address, reason)
+            self._worker.cut(address)
+
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        local, known = self._regions.get(region), self._peers.get((peer, region))
+        if local is None or known is None:
+            raise TransferError(f"ucx: region '{region}' of instance {peer} is not connected")
+        wanted = known[1]
+        problem = check_ranges(ranges, wanted.nbytes, local.nbytes)
+        if problem is not None:
+            raise TransferError(f"ucx: {problem}")
+        link = self._worker.link(wanted.address)
+        return self._reader.start(peer, link, region, local, ranges, wanted.host)
+
+    def disconnect(self, peer: str) -> None:
+        if self._running is None:
+            return
+        self._reader.fail(lambda read: read.peer == peer, f"instance {peer} was disconnected")
+        for key in [key for key in self._peers if key[0] == peer]:
+            _, wanted = self._peers.pop(key)
+            self._release(wanted.address, f"instance {peer} was disconnected")
+
+    def poll(self) -> None:
+        worker, now = self._worker, time.monotonic()
+        worker.progress()
+        worker.complete()
+        for message in worker.messages():
+            self._accept(message, now)
+        # What fitted one segment is here at once.
+        worker.complete()
+        self._owner.pump(now)
+        self._reader.tidy(now)
+
+    def _accept(self, message: Message, now: float) -> None:
+        kind, transfer, index = untag(message.tag)
+        if kind == DATA:
+            self._reader.receive(message, transfer, index)
+        elif kind == REQUEST:
+            self._owner.receive(message, now)
+        elif kind == REFUSAL:
+            self._reader.refused(message, transfer)
+        else:
+            self._worker.discard(message)
+            self._owner.refuse(f"tag {message.tag:#x}")
+
+    def close(self) -> None:
+        if self._running is None:
+            return
+        atexit.unregister(self.close)
+        self._reader.fail(lambda _: True, "the transport was closed")
+        self._running.close()
+        self._running = None
+        self._reader.close()
+        self._peers.clear()
+        self._regions.clear()
+
+    def check_integrity(self) -> list[str]:
+        if self._running is None:
+            return []
+        wrong = [
+            f"ucx: a read from instance {peer} has not ended" for peer in self._reader.unsettled
+        ]
+        if self._owner.waiting:
+            wrong.append(f"ucx: {self._owner.waiting} reads of peers are not served")
+        if self._running.busy:
+            wrong.append(f"ucx: {self._running.busy} sends and receives have not ended")
+        return wrong
+
+
+def _zeros(nbytes: int, device: str) -> torch.Tensor:
+    """uint8[nbytes]. NumPy asks for large pages, torch does not: TCP fills them up to three times
+    as fast."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros(nbytes, np.uint8))
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)

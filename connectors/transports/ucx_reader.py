@@ -1,0 +1,180 @@
+"""The reader's side of reads over UCX: which messages are expected, and where they land."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from connectors.transports.base import Range, Transfer
+from connectors.transports.ucx_owner import Buffers, Region, scatter
+from connectors.transports.ucx_wire import (
+    REQUEST,
+    ReadRequest,
+    StopRequest,
+    plan,
+    read_request,
+    seal,
+    tag,
+    transfer_mask,
+)
+from connectors.transports.ucx_worker import Link, Message, UcxWorker
+from protocol.errors import TransferError, TransferTimeout
+
+_BUFFERS = 8
+_MAX_REASON = 500
+
+
+class Read(Transfer):
+    """`expected` are the messages that have not come, by index; `landing` counts those that UCX is
+    writing into our memory."""
+
+    def __init__(self, peer: str, link: Link, local: Region, deadline: float) -> None:
+        self.peer = peer
+        self.link = link
+        self.local = local
+        self.deadline = deadline
+        self.expected: dict[int, list[Range]] = {}
+        self.landing = 0
+        self.error: TransferError | None = None
+        self.stop: Callable[[], None] | None = None
+
+    def poll(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.settled
+
+    def cancel(self) -> None:
+        self.fail(TransferError("ucx: the read was cancelled"))
+
+    def fail(self, error: TransferError) -> None:
+        """From here on nothing more is let in, and the owner is told. The first reason counts, and
+        none does once everything is here."""
+        if self.error is not None or self.settled:
+            return
+        self.error = error
+        self.expected.clear()
+        if self.stop is not None:
+            self.stop()
+
+    def landed(self, problem: str | None) -> None:
+        if problem is not None:
+            self.fail(TransferError(f"ucx: reading from instance {self.peer}: {problem}"))
+        self.landing -= 1
+
+    @property
+    def settled(self) -> bool:
+        return not self.expected and not self.landing
+
+
+class Reader:
+    """All reads of a transport. Their numbers start at random and are not used again, so a late
+    message finds its transfer gone instead of another one's memory."""
+
+    def __init__(self, worker: UcxWorker, timeout_s: float) -> None:
+        self.late = 0
+        self._worker = worker
+        self._timeout = timeout_s
+        self._reads: dict[int, Read] = {}
+        self._next = secrets.randbelow(transfer_mask())
+        self._buffers = Buffers(_BUFFERS)
+
+    def start(
+        self, peer: str, link: Link, region: str, local: Region, ranges: Sequence[Range], host: bool
+    ) -> Read:
+        """`host` says whether the peer's memory is the CPU's. `TransferError` if the ranges are
+        more than a request can name."""
+        messages = plan(ranges, bundles=local.host and host)
+        transfer = self._next
+        request = read_request(self._worker.address, link.epoch, transfer, region, messages)
+        read = Read(peer, link, local, time.monotonic() + self._timeout)
+        if not messages:
+            return read
+        self._next = self._next + 1 & transfer_mask()
+        self._reads[transfer] = read
+        read.expected = dict(enumerate(messages))
+        read.stop = lambda: self._ask(read, StopRequest(self._worker.address, link.epoch, transfer))
+        self._ask(read, request)
+        return read
+
+    def _ask(self, read: Read, request: ReadRequest | StopRequest) -> None:
+        def then(problem: str | None) -> None:
+            if problem is not None:
+                read.fail(TransferError(f"ucx: asking instance {read.peer}: {problem}"))
+
+        self._worker.send(read.link, seal(request), tag(REQUEST), then)
+
+    def receive(self, message: Message, transfer: int, index: int) -> None:
+        """Let a message land if its transfer still wants it."""
+        read = self._reads.get(transfer)
+        ranges = None if read is None else read.expected.get(index)
+        if read is None or ranges is None:
+            self.late += 1
+            return self._worker.discard(message)
+        if message.size != sum(r.size for r in ranges):
+            self._worker.discard(message)
+            return read.fail(TransferError(f"ucx: {message.size} bytes came for {ranges[:3]}"))
+        del read.expected[index]
+        read.landing += 1
+        if len(ranges) > 1:
+            return self._receive_bundle(message, read, ranges)
+        memory = read.local.view[ranges[0].local : ranges[0].local + ranges[0].size]
+        return self._worker.receive(message, memory, read.landed)
+
+    def _receive_bundle(self, message: Message, read: Read, ranges: list[Range]) -> None:
+        buffer = self._buffers.take()
+
+        def then(problem: str | None) -> None:
+            if problem is None and read.error is None:
+                scatter(buffer, read.local.view, [(r.local, r.size) for r in ranges])
+            self._buffers.give(buffer)
+            read.landed(problem)
+
+        self._worker.receive(message, buffer[: message.size], then)
+
+    def refused(self, message: Message, transfer: int) -> None:
+        """The owner says why it does not send."""
+        read = self._reads.get(transfer)
+        if read is None or message.size > _MAX_REASON:
+            self.late += 1
+            return self._worker.discard(message)
+        text = np.empty(message.size, np.uint8)
+
+        def then(problem: str | None) -> None:
+            reason = problem or text.tobytes().decode(errors="replace")
+            read.fail(TransferError(f"ucx: instance {read.peer} refused a read: {reason}"))
+
+        return self._worker.receive(message, text, then)
+
+    def fail(self, which: Callable[[Read], bool], reason: str) -> None:
+        for read in self._reads.values():
+            if which(read):
+                read.fail(TransferError(f"ucx: {reason}"))
+
+    def tidy(self, now: float) -> None:
+        """End reads whose peer is gone or late; forget those that nothing can write for."""
+        for transfer, read in list(self._reads.items()):
+            if read.error is None and not read.settled:
+                self._check(read, now)
+            if read.settled:
+                del self._reads[transfer]
+
+    def _check(self, read: Read, now: float) -> None:
+        if not read.link.alive:
+            read.fail(TransferError(f"ucx: the connection to instance {read.peer} is broken"))
+        elif now > read.deadline:
+            reason = f"ucx: instance {read.peer} did not send within {self._timeout:g} s"
+            read.fail(TransferTimeout(reason))
+
+    def close(self) -> None:
+        """For when nothing can write to our memory any more."""
+        for read in self._reads.values():
+            read.landing = 0
+        self._reads.clear()
+
+    @property
+    def unsettled(self) -> list[str]:
+        """The peers of reads that have not ended."""
+        return [read.peer for read in self._reads.values()]

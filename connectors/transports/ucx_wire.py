@@ -1,0 +1,169 @@
+"""What UCX transports say to each other: descriptions, requests, tags, and how ranges are grouped.
+
+Every message is sealed (magic, version, CRC-32), because the addresses inside go to UCX as they are
+and UCX aborts the process on one that is damaged.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from connectors.transports.base import Range
+from protocol.errors import IncompatiblePeer, TransferError
+
+VERSION = 1
+BUNDLE = 2 << 20  # bytes of small ranges that travel as one message
+DIRECT = 256 << 10  # a range of this size or more is a message of its own
+MAX_REQUEST = 4 << 20
+REQUEST, DATA, REFUSAL = 1, 2, 3
+"""Kinds of messages, in their tags."""
+_MAGIC = b"triptych-ucx"
+_HEAD = len(_MAGIC) + 5
+_INDEX_BITS = 20
+_TRANSFER_BITS = 42
+_MAX_PIECE = 22  # bytes of one in a request
+_T = TypeVar("_T")
+
+Piece = tuple[int, int]
+"""Offset and size in the owner's region."""
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True):
+    """`address` is the owner's UCX worker; `host` says whether its memory is the CPU's."""
+
+    address: bytes
+    region: str
+    nbytes: int
+    host: bool
+
+
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True, tag="read"):
+    """Send these messages, each of one or more pieces, to the worker at `reply`, over a connection
+    of this `epoch` or a later one."""
+
+    reply: bytes
+    epoch: int
+    transfer: int
+    region: str
+    messages: list[list[Piece]]
+
+
+class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """The rest of a transfer is not wanted any more."""
+
+    reply: bytes
+    epoch: int
+    transfer: int
+
+
+_DESCRIPTION: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
+_REQUEST: msgspec.msgpack.Decoder[ReadRequest | StopRequest] = msgspec.msgpack.Decoder(
+    ReadRequest | StopRequest
+)
+
+
+def tag(kind: int, transfer: int = 0, index: int = 0) -> int:
+    """64 bits: kind, the reader's transfer, the message's place in it."""
+    return kind << (_TRANSFER_BITS + _INDEX_BITS) | transfer << _INDEX_BITS | index
+
+
+def untag(value: int) -> tuple[int, int, int]:
+    """Kind (as it came), transfer, index."""
+    transfer = value >> _INDEX_BITS & transfer_mask()
+    return value >> (_TRANSFER_BITS + _INDEX_BITS), transfer, value & ((1 << _INDEX_BITS) - 1)
+
+
+def transfer_mask() -> int:
+    return (1 << _TRANSFER_BITS) - 1
+
+
+def seal(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return b"".join((_MAGIC, bytes([VERSION]), zlib.crc32(body).to_bytes(4, "big"), body))
+
+
+def open_description(data: bytes) -> Description:
+    """`TransferError` if it is not one of ours, `IncompatiblePeer` if it is of another version."""
+    return _unseal(data, _DESCRIPTION)
+
+
+def open_request(data: bytes) -> ReadRequest | StopRequest:
+    """Errors as for descriptions."""
+    return _unseal(data, _REQUEST)
+
+
+def _unseal(data: bytes, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
+    if len(data) < _HEAD or not data.startswith(_MAGIC):
+        raise TransferError("ucx: a message that is none of ours")
+    version, body = data[len(_MAGIC)], data[_HEAD:]
+    if version != VERSION:
+        raise IncompatiblePeer(f"ucx: the peer speaks version {version}, ours is {VERSION}")
+    if zlib.crc32(body) != int.from_bytes(data[_HEAD - 4 : _HEAD], "big"):
+        raise TransferError("ucx: a message was damaged on its way")
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise TransferError(f"ucx: a message that is none of ours: {error}") from None
+
+
+def plan(ranges: Sequence[Range], bundles: bool) -> list[list[Range]]:
+    """The messages of a transfer: runs that are contiguous on both sides as one range; large ranges
+    each by itself, small ones bundled if both sides can copy them with the CPU."""
+    messages: list[list[Range]] = []
+    room = 0
+    for r in _merged(ranges):
+        if not bundles or r.size >= DIRECT:
+            messages.append([r])
+            continue
+        if room < r.size:
+            bundle: list[Range] = []
+            messages.append(bundle)
+            room = BUNDLE
+        bundle.append(r)
+        room -= r.size
+    return messages
+
+
+def _merged(ranges: Sequence[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for r in sorted(ranges, key=lambda r: r.remote):
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.remote + last.size == r.remote
+            and last.local + last.size == r.local
+        ):
+            merged[-1] = Range(last.remote, last.local, last.size + r.size)
+        else:
+            merged.append(r)
+    return merged
+
+
+def read_request(
+    reply: bytes, epoch: int, transfer: int, region: str, messages: Sequence[Sequence[Range]]
+) -> ReadRequest:
+    """`TransferError` if there are more pieces than one request can name."""
+    pieces = [[(r.remote, r.size) for r in message] for message in messages]
+    count = sum(map(len, pieces))
+    if count * _MAX_PIECE > MAX_REQUEST - 65536 or len(pieces) > 1 << _INDEX_BITS:
+        raise TransferError(f"ucx: {count} scattered ranges are too many for one read")
+    return ReadRequest(reply, epoch, transfer, region, pieces)
+
+
+def check_request(request: ReadRequest, nbytes: int, host: bool) -> None:
+    """`TransferError` unless all pieces lie inside a region of `nbytes` and are grouped as `plan`
+    groups them."""
+    if not 0 <= request.transfer <= transfer_mask() or not request.messages:
+        raise TransferError("ucx: a request for nothing")
+    for message in request.messages:
+        for offset, size in message:
+            if offset < 0 or size <= 0 or size > nbytes - offset:
+                raise TransferError(
+                    f"ucx: {size} bytes at {offset} leave a region of {nbytes} bytes"
+                )
+        if len(message) != 1 and not (host and 0 < sum(size for _, size in message) <= BUNDLE):
+            raise TransferError("ucx: a request bundles what cannot be bundled")

@@ -1,0 +1,261 @@
+"""A UCX worker: links to peers, tagged sends, and receives of messages that have been announced.
+
+No receive is posted before its message is here, so nothing ever has to be cancelled to protect
+memory: what nobody wants any more is thrown away when it arrives. UCX moves large messages only
+after the receive, straight into its memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from protocol.errors import ConfigError, TransferError
+
+logger = logging.getLogger(__name__)
+Then = Callable[[str | None], None]
+"""Called once with what went wrong, None if nothing did."""
+
+# Shared memory is left out as UCX itself leaves it out where the death of a peer must be noticed.
+# Segments of 128 KiB triple what TCP moves at its default of 8; what fits one is sent at once. The
+# lock between UCX's thread and ours is a mutex, as spinning on it halves what arrives.
+_SETTINGS = (
+    ("TLS", "^shm"),
+    ("USE_MT_MUTEX", "y"),
+    ("TCP_CONN_NB", "y"),
+    ("TCP_TX_SEG_SIZE", "128K"),
+    ("TCP_RX_SEG_SIZE", "128K"),
+    ("RNDV_THRESH", "128K"),
+)
+_BUDGET = 1024  # messages taken in one poll
+_EPOLL_MS = 10
+_CLOSE_S = 1.0
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(eq=False)
+class Link:
+    """A connection to the worker at `address`; it serves both directions. `epoch` counts the times
+    that either side has ended it: UCX does not tell the other side, which could still send small
+    messages over what is left of its own end, but no large ones."""
+
+    address: bytes
+    endpoint: Any
+    epoch: int
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.endpoint.alive)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One that has arrived or announced itself. It must be received or discarded."""
+
+    tag: int
+    size: int
+    handle: Any
+
+
+class _Operation(NamedTuple):
+    request: Any
+    memory: Any  # referenced for as long as UCX uses it
+    then: Then
+
+
+class UcxWorker:
+    """`host` is the address to listen on. With a progress thread UCX moves bytes while nobody
+    polls; without one only `poll` does, at the lowest latency if it is called without pause."""
+
+    def __init__(self, host: str, progress_thread: bool) -> None:
+        settings = _settings(host)
+        self._api, self._array = _load()
+        features = (self._api.Feature.TAG, self._api.Feature.WAKEUP)
+        try:
+            self._context = self._api.UCXContext(settings, features)
+            self._worker = self._api.UCXWorker(self._context)
+        except self._api.UCXError as error:
+            raise ConfigError(f"ucx: {error} with {settings}") from None
+        self.address: bytes = self._worker.address.tobytes()
+        self.cuda: bool = self._context.cuda_support and torch.cuda.is_available()
+        self._any = (self._api.UCXXTag(0), self._api.UCXXTagMask(0))
+        self._sink = np.empty(1, np.uint8)
+        self._links: dict[bytes, Link] = {}
+        self._epochs: dict[bytes, int] = {}  # of the next link to each peer that has none now
+        self._operations: list[_Operation] = []
+        self._threaded = progress_thread
+        if progress_thread:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        if self.cuda:
+            device = (torch.cuda.current_device(),)
+            self._worker.set_progress_thread_start_callback(torch.cuda.set_device, device)
+        self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_EPOLL_MS)
+
+    def link(self, address: bytes, epoch: int = 0) -> Link:
+        """The connection to a worker, made if there is none, it is broken or the peer says that its
+        `epoch` is over. That nobody listens there shows later. `TransferError` if UCX knows no way.
+        """
+        known = self._links.get(address)
+        if known is not None and known.alive and known.epoch >= epoch:
+            return known
+        self.cut(address)
+        try:
+            remote = self._api.UCXAddress.create_from_buffer(address)
+            endpoint = self._worker.create_endpoint_from_worker_address(remote, True)
+        except self._api.UCXError as error:
+            raise TransferError(f"ucx: no way to the peer: {error}") from None
+        epoch = max(epoch, self._epochs.pop(address, 0))
+        link = self._links[address] = Link(address, endpoint, epoch)
+        return link
+
+    def cut(self, address: bytes) -> None:
+        """End a connection at once, if there is one; what is under way on it fails."""
+        link = self._links.pop(address, None)
+        if link is not None:
+            self._epochs[address] = link.epoch + 1
+            link.endpoint.close_blocking(int(_CLOSE_S * 1e9), 1)
+
+    def send(self, link: Link, memory: Any, tag: int, then: Then) -> None:
+        """`memory` (bytes, array or CUDA tensor, contiguous) keeps its contents until `then`."""
+        if not link.alive:
+            return then("the connection is broken")
+        try:
+            request = link.endpoint.tag_send(self._array(memory), self._api.UCXXTag(tag))
+        except self._api.UCXError as error:
+            return then(str(error))
+        return self._operations.append(_Operation(request, memory, then))
+
+    def messages(self) -> Iterator[Message]:
+        """Those that are here, to a bound."""
+        for _ in range(_BUDGET):
+            found = self._worker.tag_probe(*self._any, remove=True)
+            if not found.matched:
+                return
+            yield Message(found.sender_tag.value, found.length, found)
+
+    def receive(self, message: Message, memory: Any, then: Then) -> None:
+        """Let a message into `memory`, which is as large."""
+        try:
+            request = self._worker.tag_recv_with_handle(self._array(memory), message.handle)
+        except self._api.UCXError as error:
+            return then(str(error))
+        return self._operations.append(_Operation(request, memory, then))
+
+    def discard(self, message: Message) -> None:
+        """Throw a message away; its sender does not wait for anybody to want it."""
+        self.receive(message, self._sink, _ignore)
+
+    def progress(self) -> None:
+        """Move bytes, and close connections that have broken."""
+        if not self._threaded:
+            self._worker.progress()
+        for address in [link.address for link in self._links.values() if not link.alive]:
+            self.cut(address)
+
+    def complete(self) -> None:
+        """Report every send and receive that has ended."""
+        operations, self._operations = self._operations, []
+        for operation in operations:
+            if operation.request.completed:
+                operation.then(self._problem(operation.request))
+            else:
+                self._operations.append(operation)
+
+    def _problem(self, request: Any) -> str | None:
+        try:
+            request.check_error()
+        except self._api.UCXError as error:
+            return str(error)
+        return None
+
+    @property
+    def busy(self) -> int:
+        """Sends and receives under way."""
+        return len(self._operations)
+
+    def close(self) -> None:
+        """Cut every connection, then wait, within bounds, until UCX has let go of all memory."""
+        for address in list(self._links):
+            self.cut(address)
+        deadline = time.monotonic() + _CLOSE_S
+        while self._drain() and time.monotonic() < deadline:
+            self._worker.progress()
+        if self._operations:
+            logger.warning("ucx: %d operations did not end", len(self._operations))
+        if self._threaded:
+            self._worker.stop_progress_thread()
+        self._operations.clear()
+        self._worker = self._context = None
+
+    def _drain(self) -> bool:
+        """Whether there was anything left. UCX's own clean-up waits for messages without bound."""
+        messages = list(self.messages())
+        for message in messages:
+            self.discard(message)
+        self.complete()
+        return bool(messages or self._operations)
+
+
+def _ignore(_: str | None) -> None:
+    pass
+
+
+def _load() -> tuple[Any, Any]:
+    """ucxx's core API and its array wrapper. Importing ucxx writes UCX settings of its own into the
+    environment, where NIXL and child processes would read them: they are taken out again."""
+    before = set(os.environ)
+    try:
+        api = importlib.import_module("ucxx._lib.libucxx")
+        array = importlib.import_module("ucxx._lib.arr").Array
+    except ImportError as error:
+        raise ConfigError(
+            f"ucx: the ucxx package is missing ({error}): pip install triptych[ucx]"
+        ) from None
+    for name in set(os.environ) - before:
+        del os.environ[name]
+    return api, array
+
+
+def _settings(host: str) -> dict[str, str]:
+    """UCX's configuration. Variables of the environment (UCX_TLS, …) win over ours."""
+    settings = {name: value for name, value in _SETTINGS if f"UCX_{name}" not in os.environ}
+    if "UCX_NET_DEVICES" not in os.environ:
+        settings["NET_DEVICES"] = _interface(host)
+    return settings
+
+
+def _interface(host: str) -> str:
+    """The network interface that has an address, as UCX listens on interfaces."""
+    if host in ("", "0.0.0.0"):
+        return "all"
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise ConfigError(f"ucx: {host} is no address: {error}") from None
+    for _, name in socket.if_nameindex():
+        if _ipv4(name) == address:
+            return name
+    raise ConfigError(f"ucx: no interface of this host has the IPv4 address {address}")
+
+
+def _ipv4(interface: str) -> str | None:
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
