@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import zmq
 
 from protocol.refs import KVRef
 
@@ -42,23 +43,43 @@ class ECConnector(ABC):
     """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
 
     @abstractmethod
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any]:
-        """Store an entry; returns what consumers need to find it (for `ec_transfer_params`).
+    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
+        """Store an entry; returns what consumers need to find it (for `ec_transfer_params`), None
+        while entries that must stay leave no room: try again later.
 
-        May evict unpinned entries, least recently used first. Raises `TransferError` if there
-        is no room.
+        May evict entries that nobody was told of or has come for, least recently used first.
+        Raises `TransferError` if the entry can never be stored.
         """
 
     @abstractmethod
     def find(self, mm_hash: str) -> dict[str, Any] | None:
-        """What `put` returned for an entry that is still held, else None. Counts as a use."""
+        """What `put` returned for an entry that is still held, else None. Counts as a use, and as
+        telling somebody."""
 
     @abstractmethod
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         """Ask for an entry; `params` is its `ec_transfer_params` value, None to look it up."""
 
+    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:  # noqa: B027
+        """Somebody who was told of an entry does not need it."""
+
+    def endpoint(self) -> dict[str, Any]:
+        """The part of `put`'s answer that is known before there is any entry; empty if entries are
+        found without it."""
+        return {}
+
     def poll(self) -> None:  # noqa: B027 — most transports have nothing to do
         """Advance background work; called once per engine step."""
+
+    @property
+    def active(self) -> bool:
+        """Whether `poll` must be called soon, as bytes may be moving."""
+        return False
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when `poll` has something to do."""
+        return []
 
     @abstractmethod
     def clear(self) -> None:
@@ -150,6 +171,11 @@ class KVConnector(ABC):
     @abstractmethod
     def decline(self, ref: KVRef) -> None:
         """Tell the producer that its blocks will not be fetched."""
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when `poll` has something to do."""
+        return []
 
     @abstractmethod
     def poll(self) -> list[str]:

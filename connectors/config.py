@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.errors import ConfigError
 
-Transport = Literal["local", "shm", "shared_storage"]
+Transport = Literal["local", "shm", "shared_storage", "nixl", "ucx"]
 _EC_NAMES: dict[str, Transport] = {
     "local": "local",
     "shm": "shm",
@@ -19,20 +19,42 @@ _EC_NAMES: dict[str, Transport] = {
     "ECExampleConnector": "shared_storage",
     "ECSharedStorageConnector": "shared_storage",
     "ECShmConnector": "shm",
+    "nixl": "nixl",
+    "ECNixlConnector": "nixl",
+    "ECCPUConnector": "nixl",
+    "ucx": "ucx",
+    "ECUcxConnector": "ucx",
 }
-_KV_NAMES: dict[str, Transport] = {"local": "local", "shm": "shm", "KVShmConnector": "shm"}
+_KV_NAMES: dict[str, Transport] = {
+    "local": "local",
+    "shm": "shm",
+    "KVShmConnector": "shm",
+    "nixl": "nixl",
+    "NixlConnector": "nixl",
+    "ucx": "ucx",
+    "KVUcxConnector": "ucx",
+}
 _SHM = Path("/dev/shm")
 
 
 class ECConfig(msgspec.Struct, frozen=True):
-    """`--ec-transfer-config`. `ec_buffer_size` bounds the store in bytes, `load_timeout_s` is how
-    long a consumer waits for an entry, `path` is the root of file transports."""
+    """`--ec-transfer-config`. `ec_buffer_size` bounds, in bytes, a producer's store; `landing_size`
+    what is on its way into a consumer. The side channel binds `host`:`port`, 0 for any free port.
+    An entry that somebody was told of, or reads, is kept for `lease_s`; a consumer waits for one up
+    to `load_timeout_s`. Producers on this host are found in `path`, others by `peers`. Shared
+    storage has its root at `path`."""
 
     transport: Transport = "local"
-    role: str = "ec_both"
+    role: Literal["ec_producer", "ec_consumer", "ec_both"] = "ec_both"
     ec_buffer_size: int = 1_000_000_000
+    landing_size: int = 256 << 20
+    host: str = "127.0.0.1"
+    port: int = 0
+    lease_s: float = 30.0
     load_timeout_s: float = 30.0
+    timeout_s: float = 20.0
     path: str = ""
+    peers: tuple[tuple[str, int], ...] = ()
 
 
 class KVConfig(msgspec.Struct, frozen=True):
@@ -68,9 +90,7 @@ def parse_ec(text: str) -> ECConfig:
     fields = _object("--ec-transfer-config", text, "ec_connector")
     extra = fields.get("ec_connector_extra_config") or {}
     transport = _transport("--ec-transfer-config", fields.get("ec_connector"), _EC_NAMES)
-    path = extra.get("shared_storage_path") or ""
-    if transport == "shm" and not path:
-        path = str(namespace_dir() / "ec")
+    path = extra.get("shared_storage_path") or extra.get("path") or ""
     if transport == "shared_storage" and not path:
         raise ConfigError(
             "--ec-transfer-config: shared storage needs "
@@ -80,8 +100,14 @@ def parse_ec(text: str) -> ECConfig:
         "transport": transport,
         "role": fields.get("ec_role", "ec_both"),
         "ec_buffer_size": fields.get("ec_buffer_size", 1_000_000_000),
+        "landing_size": extra.get("landing_size", 256 << 20),
+        "host": fields.get("ec_ip", "127.0.0.1"),
+        "port": fields.get("ec_port", 0),
+        "lease_s": extra.get("ec_lease_duration", 30.0),
         "load_timeout_s": extra.get("load_timeout_s", 30.0),
-        "path": path,
+        "timeout_s": extra.get("ec_timeout", 20.0),
+        "path": path or str(namespace_dir()),
+        "peers": extra.get("peers", []),
     }
     return _convert("--ec-transfer-config", values, ECConfig)
 

@@ -1,42 +1,86 @@
-"""Builds the connectors a configuration names."""
+"""Builds the connectors that a configuration names."""
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 from connectors.base import ECConnector, KVConnector
 from connectors.config import ECConfig, KVConfig
+from connectors.ec.arena import ArenaEC, ArenaOptions
 from connectors.ec.files import FileEC, FileStoreOptions
 from connectors.ec.local import LocalEC
-from connectors.kv.consumer import REGION
 from connectors.kv.local import LocalKV
 from connectors.kv.pull import PullKV, PullOptions
-from connectors.peers import Identity
-from connectors.side_channel import SideClient, SideServer
+from connectors.node import Node, NodeOptions
+from connectors.transports.base import Transport
 from connectors.transports.shm import ShmTransport
 
 
-def make_ec(config: ECConfig) -> ECConnector:
-    if config.transport == "local":
-        return LocalEC(config.ec_buffer_size, config.load_timeout_s)
-    options = FileStoreOptions(
-        root=Path(config.path),
-        capacity=config.ec_buffer_size,
-        load_timeout_s=config.load_timeout_s,
-        checksum=config.transport == "shared_storage",
-        temporary=config.transport == "shm",
-    )
-    return FileEC(options)
+class Connectors:
+    """The connectors of one engine. Both use one transport and one side channel if their
+    configurations agree on the transport, and the KV one does not ask for a port of its own."""
+
+    def __init__(self, ec: ECConfig, kv: KVConfig) -> None:
+        self._ec = ec
+        self._kv = kv
+        self._nodes: dict[tuple[str, str, int], Node] = {}
+
+    def make_ec(self, compatibility: str, *, produces: bool) -> ECConnector:
+        """`compatibility` names everything two peers must agree on (model, dtype, version). Whether
+        this engine stores embeddings is for the role to say where it is `ec_both`."""
+        config = self._ec
+        if config.transport == "local":
+            return LocalEC(config.ec_buffer_size, config.load_timeout_s)
+        if config.transport == "shared_storage":
+            return FileEC(
+                FileStoreOptions(
+                    root=Path(config.path),
+                    capacity=config.ec_buffer_size,
+                    load_timeout_s=config.load_timeout_s,
+                    lease_s=config.lease_s,
+                )
+            )
+        produces = produces if config.role == "ec_both" else config.role == "ec_producer"
+        options = ArenaOptions(
+            produces=produces,
+            capacity=config.ec_buffer_size if produces else config.landing_size,
+            device="cpu",
+            lease_s=config.lease_s,
+            load_timeout_s=config.load_timeout_s,
+            folder=Path(config.path),
+            peers=config.peers,
+        )
+        return ArenaEC(self._node(config), compatibility, options)
+
+    def make_kv(self, compatibility: str, device: str) -> KVConnector:
+        """`compatibility` as for EC; the pool is to lie on `device`."""
+        config = self._kv
+        if config.transport == "local":
+            return LocalKV(device)
+        options = PullOptions(config.lease_s, config.timeout_s)
+        return PullKV(self._node(config), compatibility, device, options)
+
+    def _node(self, config: ECConfig | KVConfig) -> Node:
+        for (transport, host, _), known in self._nodes.items():
+            if (transport, host) == (config.transport, config.host) and not config.port:
+                return known
+
+        def make(instance_id: str) -> Transport:
+            return _transport(config, instance_id)
+
+        options = NodeOptions(config.host, config.port, config.timeout_s)
+        node = self._nodes[config.transport, config.host, config.port] = Node(make, options)
+        return node
 
 
-def make_kv(config: KVConfig, compatibility: str, device: str) -> KVConnector:
-    """`compatibility` names everything two peers must agree on (model, layout, dtype, version)."""
-    if config.transport == "local":
-        return LocalKV(device)
-    instance_id = uuid.uuid4().hex
-    transport = ShmTransport(Path(config.path), instance_id)
-    identity = Identity(instance_id, {REGION: compatibility})
-    server = SideServer(config.host, config.port)
-    options = PullOptions(config.lease_s, config.timeout_s)
-    return PullKV(transport, server, SideClient(), identity, options)
+def _transport(config: ECConfig | KVConfig, instance_id: str) -> Transport:
+    """NIXL and UCX are loaded only where they are used."""
+    if config.transport == "nixl":
+        from connectors.transports.nixl import NixlTransport
+
+        return NixlTransport(instance_id, config.timeout_s)
+    if config.transport == "ucx":
+        from connectors.transports.ucx import UcxTransport
+
+        return UcxTransport(config.host, read_timeout_s=config.timeout_s)
+    return ShmTransport(Path(config.path), instance_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -80,10 +80,11 @@ class KVFetched(msgspec.Struct, tag=True):
 
 
 class ECWant(msgspec.Struct, tag=True):
-    """Tell me where an entry is as soon as it is there."""
+    """Tell me where an entry is as soon as it is there, for `wait_s` seconds."""
 
     query: int
     mm_hash: str
+    wait_s: float
     version: int = PROTOCOL_VERSION
 
 
@@ -98,25 +99,33 @@ class ECTensor(msgspec.Struct, frozen=True):
 
 
 class ECGrant(msgspec.Struct, tag=True):
-    """The entry is pinned for the asker until it says that it is done, or the lease lapses."""
+    """The entry is pinned for the asker until it says that it is done, or the lease lapses. The
+    number of a grant is never used again."""
 
     query: int
-    mm_hash: str
-    generation: int
+    grant: int
     tensors: list[ECTensor]
 
 
 class ECDone(msgspec.Struct, tag=True):
-    """The entry is read; was the pin still good? It ends here either way."""
+    """The asker is done with an entry, whether it was read or is not wanted; `grant` is 0 if there
+    was none. Was the grant still good? It ends here either way."""
 
     query: int
     mm_hash: str
-    generation: int
+    grant: int
     version: int = PROTOCOL_VERSION
 
 
+class ECHeld(msgspec.Struct, tag=True):
+    """Answer to an `ECDone` that names a grant."""
+
+    query: int
+    held: bool
+
+
 class Held(msgspec.Struct, tag=True):
-    """Answer to `KVFetched` and `ECDone`."""
+    """Answer to `KVFetched`."""
 
     query: int
     held: bool
@@ -137,4 +146,4 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 FromConsumer = Hello | KVWant | KVFetched | ECWant | ECDone | Release | Heartbeat
-FromProducer = Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | Held
+FromProducer = Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | ECHeld | Held

@@ -46,6 +46,10 @@ class SideServer:
         endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._socket
+
     def on(self, kind: type, handler: Callable[[Any, Sender], None]) -> None:
         """`handler` gets every message of a kind."""
         self._handlers[kind] = handler
@@ -133,6 +137,10 @@ class SideClient:
         handler = self._handlers.get(type(message))
         if handler is not None:
             handler(peer, message)
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [connection.socket for connection in self._connections.values()]
 
     def broken(self, peer: Address) -> bool:
         """True while the connection to a peer is lost: its process has ended, or its host."""

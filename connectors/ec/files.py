@@ -1,53 +1,52 @@
-"""EC entries as safetensors files, in vLLM's layout: `{root}/{mm_hash}/encoder_cache.safetensors`.
+"""EC over shared storage, in vLLM's layout: `{root}/{mm_hash}/encoder_cache.safetensors`.
 
-Serves two transports: shared memory (a root under /dev/shm, which readers map without a copy) and
-shared storage (any root; a checksum is verified on reading). A file appears complete, by rename,
-and never changes; a reader that has mapped it keeps it after the writer has evicted it.
+A file appears complete, by rename, and never changes; its checksum is verified on reading. Beside
+it lie the name of the instance that answers for it (`.owner`) and one `.told-N` for everybody who
+was told of it and has not come yet: a consumer removes one when it is done. Entries of an instance
+that died are taken over by the next one that starts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
+import uuid
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from blake3 import blake3
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
+from connectors.ec import file_format
+from connectors.ec.owners import Owner
 from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 
 FILE_NAME = "encoder_cache.safetensors"
-_CHECKSUM = "blake3"
+_OWNER = ".owner"
+_TOLD = ".told-"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 @dataclass(frozen=True)
 class FileStoreOptions:
-    """`capacity` in bytes bounds what this instance has put; `load_timeout_s` how long a consumer
-    waits for an entry to appear. A `temporary` root goes with the last instance that uses it."""
+    """`capacity` in bytes bounds what this instance answers for; `lease_s` how long an entry waits
+    for those that were told of it; `load_timeout_s` how long a consumer waits for an entry."""
 
     root: Path
     capacity: int
     load_timeout_s: float
-    checksum: bool
-    temporary: bool
+    lease_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Entry:
-    """`size` on disk in bytes."""
+    """`size` on disk in bytes; `told`: until when whose mark is waited for."""
 
     size: int
     params: dict[str, Any]
+    told: deque[tuple[float, Path]] = field(default_factory=deque)
 
 
 class FileEC(ECConnector):
@@ -55,56 +54,92 @@ class FileEC(ECConnector):
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
+        self.lapsed = 0
+        self.evictions = 0
         options.root.mkdir(parents=True, exist_ok=True)
+        self._owner = Owner(options.root)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Answer for what dead instances left, oldest first."""
+        found = []
+        for path in self._options.root.glob(f"*/{FILE_NAME}"):
+            with contextlib.suppress(OSError):
+                owner = (path.parent / _OWNER).read_text()
+                if not self._owner.alive(owner):
+                    stat = path.stat()
+                    found.append((stat.st_mtime, path.parent.name, stat.st_size))
+        for _, name, size in sorted(found):
+            with contextlib.suppress(TransferError, OSError, KeyError):
+                tensors = file_format.load(self._path(name))
+                (self._path(name).parent / _OWNER).write_text(self._owner.name)
+                self._record(name, _Entry(size, _params(tensors)))
 
     def _path(self, mm_hash: str) -> Path:
         if not _NAME.fullmatch(mm_hash):
             raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
         return self._options.root / mm_hash / FILE_NAME
 
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any]:
+    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
         path = self._path(mm_hash)
-        host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        metadata = {_CHECKSUM: _checksum(host)} if self._options.checksum else None
-        temporary = path.with_name(f".{os.getpid()}.{time.monotonic_ns()}.tmp")
-        try:
-            path.parent.mkdir(exist_ok=True)
-            save_file(host, temporary, metadata=metadata)
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            raise TransferError(f"cannot store media item {mm_hash[:16]}: {error}") from error
-        self._record(mm_hash, _Entry(path.stat().st_size, _params(host)))
-        return self._entries[mm_hash].params
+        if mm_hash not in self._entries:
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            if size > self._options.capacity:
+                raise TransferError(f"media item {mm_hash[:16]}: {size} bytes exceed the EC store")
+            if not self._make_room(size):
+                return None
+            file_format.save(path, tensors)
+            with contextlib.suppress(OSError):
+                (path.parent / _OWNER).write_text(self._owner.name)
+            self._record(mm_hash, _Entry(path.stat().st_size, _params(tensors)))
+        return self._tell(mm_hash)
+
+    def _make_room(self, size: int) -> bool:
+        for mm_hash in list(self._entries):
+            if self._size + size <= self._options.capacity:
+                break
+            if not self._pinned(self._entries[mm_hash]):
+                self.evictions += 1
+                self._remove(mm_hash)
+        return self._size + size <= self._options.capacity
+
+    def _pinned(self, entry: _Entry) -> bool:
+        now = time.monotonic()
+        while entry.told and (entry.told[0][0] <= now or not entry.told[0][1].exists()):
+            deadline, mark = entry.told.popleft()
+            self.lapsed += deadline <= now and mark.exists()
+            mark.unlink(missing_ok=True)
+        return bool(entry.told)
 
     def _record(self, mm_hash: str, entry: _Entry) -> None:
-        self._forget(mm_hash)
         self._entries[mm_hash] = entry
         self._size += entry.size
-        while self._size > self._options.capacity and len(self._entries) > 1:
-            self._remove(next(iter(self._entries)))
 
-    def _forget(self, mm_hash: str) -> None:
-        entry = self._entries.pop(mm_hash, None)
-        if entry is not None:
-            self._size -= entry.size
-
-    def find(self, mm_hash: str) -> dict[str, Any] | None:
-        entry = self._entries.get(mm_hash)
-        if entry is None:
-            return None
-        if not self._path(mm_hash).exists():
-            self._forget(mm_hash)
-            return None
+    def _tell(self, mm_hash: str) -> dict[str, Any]:
+        entry = self._entries[mm_hash]
         self._entries.move_to_end(mm_hash)
+        mark = self._path(mm_hash).with_name(f"{_TOLD}{uuid.uuid4().hex[:16]}")
+        with contextlib.suppress(OSError):
+            mark.touch(exist_ok=False)
+            entry.told.append((time.monotonic() + self._options.lease_s, mark))
         return entry.params
 
+    def find(self, mm_hash: str) -> dict[str, Any] | None:
+        if mm_hash not in self._entries:
+            return None
+        if not self._path(mm_hash).exists():
+            self._size -= self._entries.pop(mm_hash).size
+            return None
+        return self._tell(mm_hash)
+
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
-        deadline = time.monotonic() + self._options.load_timeout_s
-        return _FileLoad(self._path(mm_hash), deadline, self._options.checksum)
+        return _FileLoad(self._path(mm_hash), time.monotonic() + self._options.load_timeout_s)
+
+    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
+        _come(self._path(mm_hash))
 
     def _remove(self, mm_hash: str) -> None:
-        self._forget(mm_hash)
+        self._size -= self._entries.pop(mm_hash).size
         shutil.rmtree(self._path(mm_hash).parent, ignore_errors=True)
 
     def clear(self) -> None:
@@ -112,11 +147,9 @@ class FileEC(ECConnector):
             self._remove(mm_hash)
 
     def close(self) -> None:
-        """Remove this instance's entries, and a temporary root once it is empty."""
+        """Remove this instance's entries."""
         self.clear()
-        if self._options.temporary:
-            with contextlib.suppress(OSError):
-                self._options.root.rmdir()
+        self._owner.close()
 
     def check_integrity(self) -> list[str]:
         missing = [name for name in self._entries if not self._path(name).exists()]
@@ -132,43 +165,35 @@ def _params(tensors: Tensors) -> dict[str, Any]:
     return {"size_bytes": size, "shape": list(tensors[EC_TENSOR].shape)}
 
 
+def _come(path: Path) -> None:
+    """Take away one mark of those that were told of an entry."""
+    with contextlib.suppress(OSError, StopIteration):
+        next(path.parent.glob(f"{_TOLD}*")).unlink(missing_ok=True)
+
+
 class _FileLoad(ECLoad):
     """Waits for a file to appear."""
 
-    def __init__(self, path: Path, deadline: float, verify: bool) -> None:
+    def __init__(self, path: Path, deadline: float) -> None:
         self._path = path
         self._deadline = deadline
-        self._verify = verify
+        self._done = False
 
     def poll(self) -> Tensors | None:
         if self._path.exists():
-            return _read(self._path, self._verify)
+            try:
+                return file_format.load(self._path)
+            except TransferError:
+                self._path.unlink(missing_ok=True)  # so that it is made again
+                raise
+            finally:
+                self.cancel()
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]
             raise TransferTimeout(f"no embedding for media item {name} in time")
         return None
 
     def cancel(self) -> None:
-        pass
-
-
-def _read(path: Path, verify: bool) -> Tensors:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
-    expected = metadata.get(_CHECKSUM)
-    if verify and expected is not None and _checksum(tensors) != expected:
-        raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")
-    return tensors
-
-
-def _checksum(tensors: Tensors) -> str:
-    hasher = blake3()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        hasher.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-        hasher.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
+        if not self._done:
+            self._done = True
+            _come(self._path)

@@ -19,7 +19,7 @@ class LocalEC(ECConnector):
         self._entries: OrderedDict[str, Tensors] = OrderedDict()
         self._size = 0
 
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any]:
+    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
         self._discard(mm_hash)
         self._entries[mm_hash] = tensors
         self._size += _nbytes(tensors)

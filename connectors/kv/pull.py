@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import zmq
 
 from connectors.base import KVConnector, KVLoad
 from connectors.kv.consumer import REGION, ConsumerOptions, KVConsumer
 from connectors.kv.producer import KVProducer
 from connectors.messages import KVEnd
-from connectors.peers import Greeter, Identity, Peers
-from connectors.side_channel import SideClient, SideServer
-from connectors.transports.base import Transport
+from connectors.node import Node
 from protocol.refs import KVRef
 
 
@@ -29,32 +28,23 @@ class PullOptions:
 
 
 class PullKV(KVConnector):
-    """Producer and consumer at once; owns its transport's "kv" region and both side channels."""
+    """Producer and consumer at once; owns the "kv" region of its node."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        server: SideServer,
-        client: SideClient,
-        identity: Identity,
-        options: PullOptions,
-    ) -> None:
-        self._transport = transport
-        self._server = server
-        self._client = client
-        self._identity = identity
+    def __init__(self, node: Node, compatibility: str, device: str, options: PullOptions) -> None:
+        self._node = node
+        self._device = device
         self._options = options
-        self._greeter = Greeter(server, transport, identity)
-        self._peers = Peers(client, transport, identity, options.timeout_s)
-        self.producer = KVProducer(server, options.lease_s)
+        node.share(REGION, compatibility)
+        self.producer = KVProducer(node.server, options.lease_s)
         self._consumer: KVConsumer | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}
 
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         block_bytes = elements * dtype.itemsize
-        memory = self._transport.allocate(REGION, num_blocks * block_bytes, "cpu")
+        memory = self._node.transport.allocate(REGION, num_blocks * block_bytes, self._device)
         options = ConsumerOptions(block_bytes, self._options.lease_s / 3, self._options.timeout_s)
-        self._consumer = KVConsumer(self._client, self._peers, self._transport, options)
+        node = self._node
+        self._consumer = KVConsumer(node.client, node.peers, node.transport, options)
         return memory.view(dtype).view(num_blocks, elements)
 
     @property
@@ -65,12 +55,12 @@ class PullKV(KVConnector):
     def endpoint(self) -> dict[str, Any]:
         ref = KVRef(
             "",
-            self._identity.instance_id,
+            self._node.instance_id,
             (),
             0,
-            host=self._server.host,
-            port=self._server.port,
-            compatibility=self._identity.compatibility[REGION],
+            host=self._node.server.host,
+            port=self._node.server.port,
+            compatibility=self._node.compatibility(REGION),
         )
         return ref.to_params()
 
@@ -89,13 +79,13 @@ class PullKV(KVConnector):
         self.producer.end(request_id, end)
         return KVRef(
             request_id=request_id,
-            instance_id=self._identity.instance_id,
+            instance_id=self._node.instance_id,
             block_ids=self._blocks.pop(request_id, ()),
             num_tokens=num_tokens,
             rope_delta=rope_delta,
-            host=self._server.host,
-            port=self._server.port,
-            compatibility=self._identity.compatibility[REGION],
+            host=self._node.server.host,
+            port=self._node.server.port,
+            compatibility=self._node.compatibility(REGION),
             generation=generation,
             lease_s=self._options.lease_s,
         )
@@ -113,19 +103,19 @@ class PullKV(KVConnector):
     def decline(self, ref: KVRef) -> None:
         self.consumer.release(ref)
 
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._node.sockets
+
     def poll(self) -> list[str]:
-        self._server.poll()
-        self._client.poll()
-        self._transport.poll()
+        self._node.poll()
         self.consumer.poll()
         return self.producer.poll()
 
     def close(self) -> None:
-        self._server.close()
-        self._client.close()
-        self._transport.close()
+        self._node.close()
 
     def check_integrity(self) -> list[str]:
         problems = [f"KV of request {name} is still offered" for name in self.producer.offered]
         problems += [f"KV of request {name} is still fetched" for name in self.consumer.active]
-        return problems + self._transport.check_integrity()
+        return problems + self._node.transport.check_integrity()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from protocol.errors import TransferError
+
 
 @dataclass(frozen=True)
 class Range:
@@ -45,14 +47,26 @@ class Transport(ABC):
     """One per process; `name` is what configurations call it."""
 
     name: str
+    maps: bool = False
+    """Whether `view` works."""
 
     @abstractmethod
-    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+    def allocate(
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+    ) -> torch.Tensor:
         """A registered, zeroed uint8[nbytes] that peers can read, on `device`.
 
-        `ConfigError` if the transport cannot register memory of that device, or if the region
-        exists.
+        A `sparse` one may be larger than what is free: a range is used only once it has been
+        committed. `ConfigError` if the transport cannot register memory of that device, or if the
+        region exists.
         """
+
+    def commit(self, region: str, offset: int, size: int) -> None:  # noqa: B027 — see shm
+        """Make sure that a range of a sparse region has memory. `TransferError` if none is left."""
+
+    def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
+        """uint8[size], the peer's own memory. Errors as for `read`."""
+        raise TransferError(f"{self.name}: a peer's memory cannot be mapped")
 
     @abstractmethod
     def describe(self, region: str) -> bytes:

@@ -117,7 +117,9 @@ class NixlTransport(Transport):
             raise TransferError("nixl: the transport is closed")
         return self._agent
 
-    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+    def allocate(
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+    ) -> torch.Tensor:
         kind = torch.device(device).type
         if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
             raise ConfigError(f"nixl: memory of {device} cannot be registered")

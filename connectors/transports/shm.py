@@ -42,6 +42,7 @@ class ShmTransport(Transport):
     tell and remove those of a process that was killed."""
 
     name = "shm"
+    maps = True
 
     def __init__(self, directory: Path, instance_id: str) -> None:
         self._directory = directory
@@ -53,30 +54,40 @@ class ShmTransport(Transport):
         directory.mkdir(parents=True, exist_ok=True)
         self.swept = sweep(directory)
 
-    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+    def allocate(
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+    ) -> torch.Tensor:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"shm: memory of {device} cannot be shared; use staging")
         if region in self._regions:
             raise ConfigError(f"shm: region '{region}' exists")
         path = self._path(region)
-        self._locks[path] = self._create(path, nbytes)
+        self._locks[path] = self._create(path, nbytes, sparse)
         memory = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
         self._regions[region] = memory
         return memory
 
-    def _create(self, path: Path, nbytes: int) -> int:
+    def _create(self, path: Path, nbytes: int, sparse: bool) -> int:
         """The descriptor that holds the segment's lock. It gets its name once it is locked."""
         unnamed = path.with_name(f".{path.name}")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(descriptor, 0, nbytes)
+            os.truncate(descriptor, nbytes)
+            if not sparse:
+                os.posix_fallocate(descriptor, 0, nbytes)
             unnamed.rename(path)
         except OSError as error:
             unnamed.unlink(missing_ok=True)
             os.close(descriptor)
             raise ConfigError(f"shm: no room for {nbytes} bytes: {error.strerror}") from None
         return descriptor
+
+    def commit(self, region: str, offset: int, size: int) -> None:
+        try:
+            os.posix_fallocate(self._locks[self._path(region)], offset, size)
+        except OSError as error:
+            raise TransferError(f"shm: no room for {size} bytes: {error.strerror}") from None
 
     def _path(self, region: str) -> Path:
         return self._directory / f"{_PREFIX}{region}-{self._owner}"
@@ -106,18 +117,27 @@ class ShmTransport(Transport):
         except (OSError, RuntimeError) as error:
             raise TransferError(f"shm: segment {wanted.name} is gone: {error}") from None
 
-    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
-        local = self._regions[region]
+    def _peer(self, peer: str, region: str) -> torch.Tensor:
         known = self._peers.get((peer, region))
         if known is None:
-            raise TransferError(f"shm: instance {peer} is not connected")
-        remote = known[1]
+            raise TransferError(f"shm: region '{region}' of instance {peer} is not connected")
+        return known[1]
+
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        local, remote = self._regions[region], self._peer(peer, region)
         problem = check_ranges(ranges, remote.numel(), local.numel())
         if problem is not None:
             raise TransferError(f"shm: {problem}")
         for r in ranges:
             local[r.local : r.local + r.size] = remote[r.remote : r.remote + r.size]
         return _Done()
+
+    def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
+        remote = self._peer(peer, region)
+        problem = check_ranges([Range(offset, 0, size)], remote.numel(), size)
+        if problem is not None:
+            raise TransferError(f"shm: {problem}")
+        return remote[offset : offset + size]
 
     def disconnect(self, peer: str) -> None:
         for key in [key for key in self._peers if key[0] == peer]:

@@ -66,7 +66,9 @@ class UcxTransport(Transport):
         """Messages thrown away because nobody wanted them any more."""
         return self._reader.late
 
-    def allocate(self, region: str, nbytes: int, device: str) -> torch.Tensor:
+    def allocate(
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+    ) -> torch.Tensor:
         kind = torch.device(device).type
         if kind != "cpu" and not (kind == "cuda" and self._worker.cuda):
             raise ConfigError(f"ucx: memory of {device} cannot be sent; use staging")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from connectors.base import ECConnector
+from connectors.base import ECConnector, Tensors
 from protocol.errors import DeadlineExceeded, TransferError, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.engine.vision import Prepared, VisionModel
@@ -31,6 +31,8 @@ class EncodeQueue:
     """Encodes each mm_hash once; later requests for it join or are served from the EC store.
 
     A run takes what is prepared, oldest first, up to `max_patches`; it never waits to fill up.
+    While the store has no room for what has been encoded, nothing more is: the queue is the only
+    place where pictures pile up, and it is bounded by its requests' deadlines.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EncodeQueue:
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._jobs: dict[str, _Job] = {}
+        self._unstored: dict[str, Tensors] = {}
         self.encoded = 0
         self.runs = 0
         self.hits = 0
@@ -89,12 +92,17 @@ class EncodeQueue:
         for mm_hash, job in list(self._jobs.items()):
             job.waiters = [w for w in job.waiters if w.request_id not in gone]
             if not job.waiters:
-                job.prepared.cancel()
-                del self._jobs[mm_hash]
+                self._discard(mm_hash)
+
+    def _discard(self, mm_hash: str) -> None:
+        self._jobs.pop(mm_hash).prepared.cancel()
+        self._unstored.pop(mm_hash, None)
 
     def step(self) -> list[EncodeOutput]:
         """Encode one batch of what is prepared; returns every answer that is due."""
-        outputs = self._expire()
+        outputs = self._expire() + self._store_all()
+        if self._unstored:
+            return outputs
         batch: list[Prepared] = []
         patches = 0
         for mm_hash, job in list(self._jobs.items()):
@@ -110,7 +118,12 @@ class EncodeQueue:
 
     @property
     def runnable(self) -> bool:
-        return any(job.prepared.done() for job in self._jobs.values())
+        return not self._unstored and any(job.prepared.done() for job in self._jobs.values())
+
+    @property
+    def blocked(self) -> bool:
+        """Whether what has been encoded waits for room in the store."""
+        return bool(self._unstored)
 
     def _run(self, batch: list[Prepared]) -> list[EncodeOutput]:
         if not batch:
@@ -118,22 +131,32 @@ class EncodeQueue:
         self.runs += 1
         outputs: list[EncodeOutput] = []
         for prepared, result in zip(batch, self._vision.encode(batch), strict=True):
-            mm_hash = prepared.item.mm_hash
             if isinstance(result, TriptychError):
-                outputs += self._fail(mm_hash, result)
-                continue
+                outputs += self._fail(prepared.item.mm_hash, result)
+            else:
+                self._unstored[prepared.item.mm_hash] = result
+        return outputs + self._store_all()
+
+    def _store_all(self) -> list[EncodeOutput]:
+        """Store what has been encoded, in that order, as far as there is room."""
+        outputs: list[EncodeOutput] = []
+        for mm_hash, tensors in list(self._unstored.items()):
             try:
-                params = self._store.put(mm_hash, result)
+                params = self._store.put(mm_hash, tensors)
             except TransferError as error:
                 outputs += self._fail(mm_hash, error)
                 continue
+            if params is None:
+                break
             self.encoded += 1
+            del self._unstored[mm_hash]
             job = self._jobs.pop(mm_hash)
             outputs += [EncodeOutput(w.request_id, mm_hash, params) for w in job.waiters]
         return outputs
 
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
         job = self._jobs.pop(mm_hash)
+        self._unstored.pop(mm_hash, None)
         return [_failed(waiter, mm_hash, error) for waiter in job.waiters]
 
     def _expire(self) -> list[EncodeOutput]:
@@ -145,8 +168,7 @@ class EncodeQueue:
             expired += [_failed(waiter, mm_hash, error) for waiter in late]
             job.waiters = [w for w in job.waiters if w not in late]
             if not job.waiters:
-                job.prepared.cancel()
-                del self._jobs[mm_hash]
+                self._discard(mm_hash)
         return expired
 
     def close(self) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import torch
+import zmq
 from blake3 import blake3
 
 from connectors.base import KVConnector
 from connectors.config import drop_namespace
-from connectors.factory import make_ec, make_kv
+from connectors.factory import Connectors
 from protocol.errors import ConfigError
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
@@ -43,7 +44,11 @@ class Engine:
         self.config = config = _resolved(config)
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
-        self.ec = make_ec(config.ec)
+        self._connectors = Connectors(config.ec, config.kv)
+        self.ec = self._connectors.make_ec(
+            f"{config.model}@{config.revision[:12]}:{config.dtype}",
+            produces="vision" in config.parts,
+        )
         self.kv: KVConnector | None = None
         self.generate = self._language() if "language" in config.parts else None
         self.encode = self._vision(wake) if "vision" in config.parts else None
@@ -57,7 +62,7 @@ class Engine:
         num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes(layout)
         if num_blocks < 1:
             raise ConfigError("the KV cache has no room for a single block")
-        self.kv = make_kv(config.kv, _compatibility(config, layout), config.device)
+        self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         embeddings = EmbeddingCache(self.ec, config.device, config.embedding_cache_bytes)
@@ -99,6 +104,7 @@ class Engine:
             block_size=self.config.block_size,
             kv_layout=self.layout if blocks else None,
             kv_endpoint=self.kv.endpoint() if self.kv is not None else {},
+            ec_endpoint=self.ec.endpoint(),
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:
@@ -110,15 +116,23 @@ class Engine:
 
     @property
     def wait_s(self) -> float:
-        """How long the loop may sleep: not at all with work at hand, briefly while something is
-        awaited from another process, else until a command comes."""
+        """How long the loop may sleep: not at all with work at hand, briefly while bytes may be
+        moving, else until a command or a peer's message comes."""
         if self.encode is not None and self.encode.runnable:
             return 0.0
-        if self.generate is None:
-            return 1.0
-        if self.generate.progressed:
+        if self.generate is not None and self.generate.progressed:
             return 0.0
-        return 0.001 if len(self.generate) or self.generate.transfers.active else 1.0
+        waiting = self.generate is not None and (
+            len(self.generate) or self.generate.transfers.active
+        )
+        if waiting or self.ec.active or (self.encode is not None and self.encode.blocked):
+            return 0.001
+        return 1.0
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when a peer has said something."""
+        return [*self.ec.sockets, *(self.kv.sockets if self.kv is not None else ())]
 
     def gauges(self) -> dict[str, float]:
         values: dict[str, float] = {}

@@ -58,8 +58,8 @@ Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine is up. `parameter_bytes` by part ("language", "vision"). `kv_endpoint`
-    is what consumers of KV computed here need before there is any."""
+    """The engine is up. `parameter_bytes` by part ("language", "vision"). `kv_endpoint` and
+    `ec_endpoint` are what consumers of what is computed here need before there is any."""
 
     parameter_bytes: dict[str, int]
     max_model_len: int
@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, tag=True):
     block_size: int
     kv_layout: KVLayout | None = None
     kv_endpoint: dict[str, Any] = {}
+    ec_endpoint: dict[str, Any] = {}
 
 
 class Outputs(msgspec.Struct, tag=True):

@@ -38,6 +38,7 @@ class EngineProcess:
         self._poller = zmq.Poller()
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
+        self._peers: set[zmq.Socket[bytes]] = set()
         self._parent = os.getppid()
         self._stopping = False
         self._start = start
@@ -68,7 +69,7 @@ class EngineProcess:
 
     def _loop(self, engine: Engine) -> None:
         while not self._stopping and os.getppid() == self._parent:
-            ready = dict(self._poller.poll(round(engine.wait_s * 1000)))
+            ready = self._wait(engine)
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             outputs, encoded = self._receive(engine)
@@ -77,6 +78,16 @@ class EngineProcess:
             encoded += stepped[1]
             if outputs or encoded:
                 self._send(messages.Outputs(outputs, encoded))
+
+    def _wait(self, engine: Engine) -> dict[Any, int]:
+        """Sleep until there is something to do; what is readable."""
+        sockets = engine.sockets
+        for gone in self._peers - set(sockets):
+            self._poller.unregister(gone)
+        for new in set(sockets) - self._peers:
+            self._poller.register(new, zmq.POLLIN)
+        self._peers = set(sockets)
+        return dict(self._poller.poll(round(engine.wait_s * 1000)))
 
     def _receive(self, engine: Engine) -> tuple[list[RequestOutput], list[EncodeOutput]]:
         outputs: list[RequestOutput] = []

@@ -78,6 +78,7 @@ def _status(worker: Worker) -> APIRouter:
             "block_size": facts.block_size,
             "max_model_len": facts.max_model_len,
             "kv_transfer_params": facts.kv_endpoint or None,
+            "ec_transfer_params": facts.ec_endpoint or None,
         }
 
     @routes.get("/integrity")

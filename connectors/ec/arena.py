@@ -1,0 +1,125 @@
+"""EC over a transport that reads a peer's memory: entries lie in one registered region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
+from connectors.ec.directory import Entry, producers
+from connectors.ec.reader import REGION, ECReader, Landing
+from connectors.ec.space import Space
+from connectors.ec.store import ECStore
+from connectors.messages import ECTensor
+from connectors.node import Node
+from connectors.side_channel import Address
+from protocol.errors import TransferError
+
+
+@dataclass(frozen=True)
+class ArenaOptions:
+    """`capacity` in bytes of a producer's store or of a consumer's landing, on `device`. Producers
+    of this host are found in `folder`, others in `peers`."""
+
+    produces: bool
+    capacity: int
+    device: str
+    lease_s: float
+    load_timeout_s: float
+    folder: Path
+    peers: tuple[Address, ...] = ()
+
+
+class ArenaEC(ECConnector):
+    """A producer or a consumer of embeddings; owns the "ec" region of its node."""
+
+    def __init__(self, node: Node, compatibility: str, options: ArenaOptions) -> None:
+        self._node = node
+        self._options = options
+        self._store: ECStore | None = None
+        self._entry: Entry | None = None
+        node.share(REGION, compatibility)
+        landing = None
+        if options.produces:
+            self._open_store()
+        elif not node.transport.maps:
+            memory = node.transport.allocate(REGION, options.capacity, options.device)
+            landing = Landing(memory, Space(options.capacity))
+        self._reader = ECReader(node, landing, self._producers, options.load_timeout_s)
+
+    def _open_store(self) -> None:
+        node, options = self._node, self._options
+        memory = node.transport.allocate(REGION, options.capacity, options.device, sparse=True)
+
+        def commit(offset: int, size: int) -> None:
+            node.transport.commit(REGION, offset, size)
+
+        self._store = ECStore(node.server, memory, commit, options.lease_s)
+        address = (node.server.host, node.server.port)
+        self._entry = Entry(options.folder, node.instance_id, address)
+
+    def _producers(self) -> list[Address]:
+        return [*self._options.peers, *producers(self._options.folder)]
+
+    @property
+    def store(self) -> ECStore:
+        if self._store is None:
+            raise TransferError("this worker's ec_role is ec_consumer: it stores no embeddings")
+        return self._store
+
+    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
+        if not self.store.put(mm_hash, tensors):
+            return None
+        described = self.store.tensors(mm_hash)
+        assert described is not None
+        return self._params(described)
+
+    def find(self, mm_hash: str) -> dict[str, Any] | None:
+        tensors = self.store.tell(mm_hash) if self._store is not None else None
+        return None if tensors is None else self._params(tensors)
+
+    def _params(self, tensors: list[ECTensor]) -> dict[str, Any]:
+        (main,) = [tensor for tensor in tensors if tensor.name == EC_TENSOR]
+        size = sum(tensor.nbytes for tensor in tensors)
+        return {**self.endpoint(), "size_bytes": size, "shape": list(main.shape)}
+
+    def endpoint(self) -> dict[str, Any]:
+        if self._store is None:
+            return {}
+        return {"peer_host": self._node.server.host, "peer_port": self._node.server.port}
+
+    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+        return self._reader.get(mm_hash, params)
+
+    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
+        self._reader.decline(mm_hash, params)
+
+    def poll(self) -> None:
+        self._node.poll()
+        self._reader.poll()
+        if self._store is not None:
+            self._store.poll()
+
+    @property
+    def active(self) -> bool:
+        return self._reader.active or (self._store is not None and self._store.active)
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return self._node.sockets
+
+    def clear(self) -> None:
+        if self._store is not None:
+            self._store.clear()
+
+    def close(self) -> None:
+        if self._entry is not None:
+            self._entry.close()
+        self._node.close()
+
+    def check_integrity(self) -> list[str]:
+        problems = self._store.check_integrity() if self._store is not None else []
+        return problems + self._reader.check_integrity()

@@ -1,0 +1,299 @@
+"""The consumer's side of EC over memory that peers read: ask, read, say that it is done."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from connectors.base import ECLoad, Tensors
+from connectors.ec.space import ALIGNMENT, Space
+from connectors.messages import ECDone, ECGrant, ECHeld, ECTensor, ECWant
+from connectors.node import Node
+from connectors.side_channel import Address
+from connectors.transports.base import Range, Transfer
+from protocol.errors import TransferError, TransferTimeout
+
+REGION = "ec"
+_LOOK_S = 0.25  # how often producers are looked for while an entry has not been found
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+@dataclass
+class Landing:
+    """Where entries arrive, until they have been copied to where they are used."""
+
+    memory: torch.Tensor
+    space: Space
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Where an entry lies."""
+
+    address: Address
+    grant: ECGrant
+
+
+class ECReader:
+    """All loads of this engine. `landing` is None where the transport maps a peer's memory."""
+
+    def __init__(
+        self,
+        node: Node,
+        landing: Landing | None,
+        producers: Callable[[], Sequence[Address]],
+        load_timeout_s: float,
+    ) -> None:
+        self.node = node
+        self.landing = landing
+        self.producers = producers
+        self.load_timeout_s = load_timeout_s
+        self.bytes = 0
+        self._queries = itertools.count(secrets.randbits(62))
+        self._loads: dict[int, ArenaLoad] = {}
+        self._settling: list[tuple[Transfer, int]] = []
+        node.client.on(ECGrant, self._granted)
+        node.client.on(ECHeld, self._held)
+
+    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ArenaLoad:
+        """`params` may name the producer (`peer_host`, `peer_port`)."""
+        query = next(self._queries)
+        load = self._loads[query] = ArenaLoad(self, query, mm_hash, _peer(params))
+        return load
+
+    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
+        """An entry that this engine was told of is not needed."""
+        peer = _peer(params)
+        if peer is not None:
+            self.node.client.send(peer, ECDone(next(self._queries), mm_hash, 0))
+
+    def _granted(self, address: Address, message: ECGrant) -> None:
+        load = self._loads.get(message.query)
+        if load is None or not load.accept(_Told(address, message)):
+            done = ECDone(message.query, "" if load is None else load.mm_hash, message.grant)
+            self.node.client.send(address, done)
+
+    def _held(self, _: Address, message: ECHeld) -> None:
+        load = self._loads.get(message.query)
+        if load is not None:
+            load.held = message.held
+
+    def forget(self, query: int) -> None:
+        self._loads.pop(query, None)
+
+    def settle(self, transfer: Transfer, offset: int) -> None:
+        """Keep a range of the landing until nothing is written to it any more."""
+        self._settling.append((transfer, offset))
+
+    def poll(self) -> None:
+        for transfer, offset in [pair for pair in self._settling if pair[0].settled]:
+            self._settling.remove((transfer, offset))
+            assert self.landing is not None
+            self.landing.space.give(offset)
+
+    @property
+    def active(self) -> bool:
+        return bool(self._loads or self._settling)
+
+    def check_integrity(self) -> list[str]:
+        problems = [
+            f"EC entry {load.mm_hash[:16]} is still loaded" for load in self._loads.values()
+        ]
+        if self.landing is not None and self.landing.space.used and not self.active:
+            problems.append(f"{self.landing.space.used} bytes of the EC landing are lost")
+        return problems
+
+
+@dataclass(eq=False)
+class ArenaLoad(ECLoad):
+    """One entry on its way: found, granted, read, confirmed."""
+
+    reader: ECReader
+    query: int
+    mm_hash: str
+    peer: Address | None
+    held: bool | None = None
+    _asked: set[Address] = field(default_factory=set)
+    _told: _Told | None = None
+    _transfer: Transfer | None = None
+    _offset: int | None = None
+    _tensors: Tensors | None = None
+    _done: bool = False
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.reader.load_timeout_s
+        self._next_look = 0.0
+
+    def accept(self, told: _Told) -> bool:
+        """False if the entry has been found elsewhere already."""
+        if self._done or self._told is not None:
+            return False
+        self._told = told
+        return True
+
+    def poll(self) -> Tensors | None:
+        if time.monotonic() > self._deadline:
+            raise TransferTimeout(f"no embedding for media item {self.mm_hash[:16]} in time")
+        if self._told is None:
+            self._ask()
+            return None
+        self._watch(self._told.address)
+        if self._tensors is None and not self._read(self._told):
+            return None
+        if self.held is None:
+            return None
+        if not self.held:
+            raise TransferError(f"EC entry {self.mm_hash[:16]}: the lease lapsed while reading")
+        self._finish()
+        return self._tensors
+
+    def _ask(self) -> None:
+        """Ask the producer that was named, or all there are, each once."""
+        now = time.monotonic()
+        if self.peer is not None:
+            self._ask_one(self.peer)
+        elif now >= self._next_look:
+            self._next_look = now + (_LOOK_S if self._asked else 0.0)
+            for address in self.reader.producers():
+                try:
+                    self._ask_one(address)
+                except TransferError:
+                    self._asked.discard(address)
+
+    def _ask_one(self, address: Address) -> None:
+        if address in self._asked:
+            return self._watch(address)
+        node = self.reader.node
+        if node.peers.ready(address, REGION) is not None:
+            self._asked.add(address)
+            wait_s = max(0.0, self._deadline - time.monotonic())
+            node.client.send(address, ECWant(self.query, self.mm_hash, wait_s))
+        return None
+
+    def _watch(self, address: Address) -> None:
+        """Raise if a producer is gone."""
+        node = self.reader.node
+        if node.client.broken(address):
+            node.peers.lost(address)
+            raise TransferError(f"EC entry {self.mm_hash[:16]}: the encoder is gone")
+
+    def _read(self, told: _Told) -> bool:
+        """Advance the copy; True once the tensors are here and the producer is asked whether they
+        were held all the time."""
+        if self._transfer is None and not self._start(told):
+            return False
+        if self._transfer is not None and not self._transfer.poll():
+            return False
+        self._send_done(told)
+        if self._transfer is not None and self._offset is not None:
+            self._tensors = _copies(self._landed(told.grant.tensors), told.grant.tensors)
+            self._free()
+        return True
+
+    def _start(self, told: _Told) -> bool:
+        """Begin to read. With memory that can be mapped it is over at once."""
+        _check(self.mm_hash, told.grant.tensors)
+        node = self.reader.node
+        peer = node.peers.ready(told.address, REGION)
+        if peer is None:
+            return False
+        start, end = _span(told.grant.tensors)
+        self.reader.bytes += end - start
+        landing = self.reader.landing
+        if landing is None:
+            memory = node.transport.view(peer, REGION, start, end - start)
+            self._tensors = _copies(memory, told.grant.tensors)
+            return True
+        if end - start > landing.space.capacity:
+            raise TransferError(f"EC entry {self.mm_hash[:16]}: {end - start} bytes are too many")
+        self._offset = landing.space.take(end - start)
+        if self._offset is None:
+            return False
+        self._transfer = node.transport.read(
+            peer, REGION, [Range(start, self._offset, end - start)]
+        )
+        return True
+
+    def _landed(self, tensors: Sequence[ECTensor]) -> torch.Tensor:
+        assert self.reader.landing is not None and self._offset is not None
+        start, end = _span(tensors)
+        return self.reader.landing.memory[self._offset : self._offset + end - start]
+
+    def _send_done(self, told: _Told | None) -> None:
+        done = ECDone(self.query, self.mm_hash, 0 if told is None else told.grant.grant)
+        if told is not None:
+            self.reader.node.client.send(told.address, done)
+        for address in self._asked - ({told.address} if told is not None else set()):
+            self.reader.node.client.send(address, ECDone(self.query, self.mm_hash, 0))
+        self._asked.clear()
+
+    def _free(self) -> None:
+        if self._offset is None:
+            return
+        if self._transfer is not None:
+            self.reader.settle(self._transfer, self._offset)
+        else:
+            assert self.reader.landing is not None
+            self.reader.landing.space.give(self._offset)
+        self._offset = None
+
+    def _finish(self) -> None:
+        self._done = True
+        self.reader.forget(self.query)
+
+    def cancel(self) -> None:
+        if self._done:
+            return
+        if self._transfer is not None:
+            self._transfer.cancel()
+        if self._tensors is None:
+            self._send_done(self._told)
+        self._free()
+        self._finish()
+
+
+def _peer(params: dict[str, Any] | None) -> Address | None:
+    host, port = (params or {}).get("peer_host"), (params or {}).get("peer_port")
+    return (host, port) if isinstance(host, str) and isinstance(port, int) else None
+
+
+def _span(tensors: Sequence[ECTensor]) -> tuple[int, int]:
+    """First byte and end of an entry in the producer's region."""
+    start = min(tensor.offset for tensor in tensors)
+    return start, max(tensor.offset + tensor.nbytes for tensor in tensors)
+
+
+def _check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
+    """`TransferError` unless every tensor is one and they lie side by side."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    span = _span(tensors)[1] - _span(tensors)[0] if tensors else 0
+    for tensor in tensors:
+        dtype = _DTYPES.get(tensor.dtype)
+        size = 1
+        for length in tensor.shape:
+            size *= length if length > 0 else 0
+        if dtype is None or size <= 0 or size * dtype.itemsize != tensor.nbytes:
+            raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} is no tensor")
+    if not tensors or span > total + ALIGNMENT * len(tensors):
+        raise TransferError(f"EC entry {mm_hash[:16]}: its tensors do not lie together")
+
+
+def _copies(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:
+    """The tensors in `memory`, which begins where the entry begins, as memory of their own."""
+    start, _ = _span(tensors)
+    return {
+        tensor.name: memory[tensor.offset - start :][: tensor.nbytes]
+        .clone()
+        .view(_DTYPES[tensor.dtype])
+        .view(tensor.shape)
+        for tensor in tensors
+    }

@@ -1,0 +1,61 @@
+"""What the connectors of one engine share towards peers: a transport, both ends of the side
+channel, and handshakes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from connectors.peers import Greeter, Identity, Peers
+from connectors.side_channel import SideClient, SideServer
+from connectors.transports.base import Transport
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """The side channel listens on `host`:`port` (0: any free port), which peers must reach;
+    `timeout_s` bounds handshakes."""
+
+    host: str
+    port: int
+    timeout_s: float
+
+
+class Node:
+    """One engine as its peers see it. `make` builds its transport for an instance id."""
+
+    def __init__(self, make: Callable[[str], Transport], options: NodeOptions) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.transport = make(self.instance_id)
+        self.server = SideServer(options.host, options.port)
+        self.client = SideClient()
+        self._identity = Identity(self.instance_id, {})
+        self._greeter = Greeter(self.server, self.transport, self._identity)
+        self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
+
+    def share(self, region: str, compatibility: str) -> None:
+        """Let peers ask for a region; `compatibility` names all that both sides must agree on."""
+        self._identity.compatibility[region] = compatibility
+
+    def compatibility(self, region: str) -> str:
+        return self._identity.compatibility[region]
+
+    def poll(self) -> None:
+        """Take what peers say, serve them, move bytes."""
+        self.server.poll()
+        self.client.poll()
+        self.transport.poll()
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when `poll` has something to do."""
+        return [self.server.socket, *self.client.sockets]
+
+    def close(self) -> None:
+        """End every connection and release the transport; idempotent."""
+        self.server.close()
+        self.client.close()
+        self.transport.close()

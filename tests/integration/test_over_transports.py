@@ -1,0 +1,85 @@
+"""E+P+D over each transport, through real processes: the tokens of `generate()`, nothing left."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.conversations import LONG, asking, picture
+from tests.integration.clients import all_tokens, tokens
+from tests.reference import reference_generate
+from tests.stack import Process, Stack, call, idle, proxy, running
+
+PACKAGES = {"shm": "", "shared_storage": "", "nixl": "nixl", "ucx": "ucxx"}
+TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=list(PACKAGES))
+def transport(request: pytest.FixtureRequest) -> str:
+    package = PACKAGES[request.param]
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    return str(request.param)
+
+
+def configs(transport: str, root: Path) -> tuple[str, ...]:
+    """The flags of a worker. Files are given as vLLM's JSON, the others by their short names."""
+    if transport != "shared_storage":
+        return ("--ec-transfer-config", transport, "--kv-transfer-config", transport)
+    ec = {
+        "ec_connector": "ECExampleConnector",
+        "ec_role": "ec_both",
+        "ec_connector_extra_config": {"shared_storage_path": str(root)},
+    }
+    return ("--ec-transfer-config", json.dumps(ec))
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    transport: str, model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stack, Process]]:
+    """Two encoders, a prefill and a decode worker behind a proxy."""
+    root = tmp_path_factory.mktemp("shared")
+    flags = configs(transport, root)
+    with running(model_dir("qwen3_vl")) as stack:
+        encoders = [stack.start("services.encoder", *flags) for _ in range(2)]
+        chunks = ("--max-num-batched-tokens", "96")
+        prefill = stack.start("services.prefill", *flags, *chunks)
+        decode = stack.start("services.decode", *flags)
+        workers = [*encoders, prefill, decode]
+        for worker in workers:
+            worker.wait_ready()
+        yield stack, proxy(stack, encoders, [prefill], [decode])
+        for worker in workers:
+            idle(worker)
+        fetched = call(f"{decode.url}/integrity")[1]["counters"]
+        assert fetched["kv_fetched"] > 0
+        assert fetched["kv_failed"] == 0
+        assert set(stack.stop()) == {0}
+        assert not stack.segments.exists()
+        assert list(root.iterdir()) == []
+
+
+def test_tokens_equal_generate(fleet: tuple[Stack, Process]) -> None:
+    """Several pictures in a request, one of them in two requests, all at once, twice over."""
+    stack, server = fleet
+    cases = [
+        asking(picture(1), "What is in this image?"),
+        asking(picture(2), "First this,", picture(3, 320, 200), "then that.", picture(1), LONG),
+        asking(LONG),
+        asking(picture(4), "and again", picture(4), "the same?"),
+    ]
+    expected = [reference_generate(stack.model, case, TOKENS) for case in cases]
+    for _ in range(2):
+        assert all_tokens(server, cases, max_tokens=TOKENS) == expected
+
+
+def test_many_pictures_one_after_another(fleet: tuple[Stack, Process]) -> None:
+    stack, server = fleet
+    for seed in range(10, 14):
+        case = asking(picture(seed), "What is in this image?")
+        expected = reference_generate(stack.model, case, 4)
+        assert tokens(server, case, max_tokens=4) == expected
