@@ -11,7 +11,7 @@ every published block has one owner and one end: done, failed, released or expir
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,29 +39,64 @@ class ECLoad(ABC):
         """Give up; idempotent, also after success."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An entry on its way into a store. `holders` are the requests that it is to be kept for; ""
+    stands for one whose id is not known."""
+
+    tensors: Tensors
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What `put` would have returned, and the entries that had to leave."""
+
+    params: dict[str, Any]
+    left: dict[str, Entry]
+
+
+def nothing_pending(_: str) -> bool:
+    return False
+
+
 class ECConnector(ABC):
     """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
 
+    pending: Callable[[str], bool] = staticmethod(nothing_pending)
+    """A producer's answer to whether an entry is on its way into the store."""
+
     @abstractmethod
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
+    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         """Store an entry; returns what consumers need to find it (for `ec_transfer_params`), None
         while entries that must stay leave no room: try again later.
 
-        May evict entries that nobody was told of or has come for, least recently used first.
-        Raises `TransferError` if the entry can never be stored.
+        May evict entries that are kept for nobody, least recently used first. Raises
+        `TransferError` if the entry can never be stored.
         """
 
+    def wanted(self, mm_hash: str) -> bool:
+        """Whether a consumer is waiting for an entry that is not stored."""
+        return False
+
+    def swap(self, mm_hash: str, entry: Entry) -> Swapped | None:
+        """`put` for an entry that is wanted now: entries that are kept for somebody who has not
+        come yet make room and are handed back, to be put again later. None if what is being read
+        leaves no room."""
+        params = self.put(mm_hash, entry)
+        return None if params is None else Swapped(params, {})
+
     @abstractmethod
-    def find(self, mm_hash: str) -> dict[str, Any] | None:
-        """What `put` returned for an entry that is still held, else None. Counts as a use, and as
-        telling somebody."""
+    def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
+        """What `put` returned for an entry that is still held, else None. Counts as a use; it is
+        kept for `holder` from here on."""
 
     @abstractmethod
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         """Ask for an entry; `params` is its `ec_transfer_params` value, None to look it up."""
 
-    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:  # noqa: B027
-        """Somebody who was told of an entry does not need it."""
+    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:  # noqa: B027
+        """The request `holder`, here at the consumer, does not need an entry any more."""
 
     def endpoint(self) -> dict[str, Any]:
         """The part of `put`'s answer that is known before there is any entry; empty if entries are
@@ -105,7 +140,20 @@ class KVArrival:
 
 
 class KVLoad(ABC):
-    """A fetch of KV blocks on its way into this engine's cache."""
+    """A request's KV on its way here: asked for at once, copied once it has a place."""
+
+    @property
+    @abstractmethod
+    def fed(self) -> bool:
+        """Whether the producer has told of anything that can be copied."""
+
+    @abstractmethod
+    def place(self, first: int, blocks: Sequence[int]) -> None:
+        """Copy into `blocks` of ours, which stand at first, first + 1, … in the request's table."""
+
+    @abstractmethod
+    def unplace(self) -> None:
+        """Take the place away again; the blocks may be written to until `settled`."""
 
     @abstractmethod
     def poll(self) -> KVArrival | None:
@@ -126,7 +174,7 @@ class KVConnector(ABC):
     """KV blocks between the pools of two engines.
 
     Producer: `open` an offer, `extend` it as blocks are computed, `end` it; or `withdraw` it.
-    Consumer: `fetch` an offer that a `KVRef` names, or `decline` it.
+    Consumer: `fetch` an offer that a `KVRef` names.
     """
 
     shares: bool = True
@@ -150,6 +198,10 @@ class KVConnector(ABC):
         """These blocks, from the start of the request's table, are complete."""
 
     @abstractmethod
+    def restart(self, request_id: str) -> None:
+        """Nothing of what was extended holds any more; it is computed again."""
+
+    @abstractmethod
     def end(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
@@ -161,16 +213,9 @@ class KVConnector(ABC):
         """End an offer from the producer's own side; idempotent. `poll` then returns it."""
 
     @abstractmethod
-    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
-        """Fill `blocks` of ours, which stand at first, first + 1, … in the request's table."""
-
-    @abstractmethod
-    def keep(self, refs: Sequence[KVRef]) -> None:
-        """Offers that wait to be fetched here: their leases are renewed."""
-
-    @abstractmethod
-    def decline(self, ref: KVRef) -> None:
-        """Tell the producer that its blocks will not be fetched."""
+    def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
+        """Ask for the first `num_blocks` blocks of a request's table. The offer's lease is renewed
+        until the load has ended."""
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:

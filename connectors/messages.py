@@ -107,13 +107,27 @@ class ECGrant(msgspec.Struct, tag=True):
     tensors: list[ECTensor]
 
 
+class ECLost(msgspec.Struct, tag=True):
+    """The entry is not here, and nobody has asked for it to be made."""
+
+    query: int
+
+
 class ECDone(msgspec.Struct, tag=True):
-    """The asker is done with an entry, whether it was read or is not wanted; `grant` is 0 if there
-    was none. Was the grant still good? It ends here either way."""
+    """The asker has read an entry, or does not want it any more; `grant` is 0 if there was none.
+    Was the grant still good? It ends here either way."""
 
     query: int
     mm_hash: str
     grant: int
+    version: int = PROTOCOL_VERSION
+
+
+class ECForget(msgspec.Struct, tag=True):
+    """The request `holder`, which an entry is kept for, does not need it any more."""
+
+    mm_hash: str
+    holder: str
     version: int = PROTOCOL_VERSION
 
 
@@ -145,5 +159,5 @@ class Heartbeat(msgspec.Struct, tag=True):
     version: int = PROTOCOL_VERSION
 
 
-FromConsumer = Hello | KVWant | KVFetched | ECWant | ECDone | Release | Heartbeat
-FromProducer = Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | ECHeld | Held
+FromConsumer = Hello | KVWant | KVFetched | ECWant | ECDone | ECForget | Release | Heartbeat
+FromProducer = Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | ECLost | ECHeld | Held

@@ -139,6 +139,11 @@ class SideClient:
             handler(peer, message)
 
     @property
+    def peers(self) -> list[Address]:
+        """Whom there is a connection to."""
+        return list(self._connections)
+
+    @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [connection.socket for connection in self._connections.values()]
 

@@ -14,8 +14,9 @@ TriptychError
 │   ├── DeadlineExceeded      504
 │   └── InternalError         500
 ├── RequestAborted            499  the client left
-├── TransferError             an embedding or KV transfer failed; the caller may recompute
+├── TransferError             503  an embedding or KV transfer failed; the caller may recompute
 │   ├── TransferTimeout
+│   ├── EmbeddingLost         nobody has it any more: encode the item again
 │   └── IncompatiblePeer      the two sides disagree on model, dtype, layout or version
 └── ConfigError               a flag, variable or file is wrong; the process does not start
 """
@@ -138,11 +139,16 @@ class RequestAborted(TriptychError):
 
 
 class TransferError(TriptychError):
+    status = 503
     code = "transfer_failed"
 
 
 class TransferTimeout(TransferError):
     code = "transfer_timeout"
+
+
+class EmbeddingLost(TransferError):
+    code = "embedding_lost"
 
 
 class IncompatiblePeer(TransferError):

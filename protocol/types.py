@@ -131,9 +131,14 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
 
 
 class EncodeRequest(msgspec.Struct, omit_defaults=True):
+    """`holder` is the id of the generate request that needs the items: their embeddings are kept
+    until its worker says that it is done with them, or a lease has passed. "" if it is not known.
+    """
+
     request_id: str
     items: list[EncodeItem]
     deadline_s: float | None = None
+    holder: str = ""
 
 
 class EncodeOutput(msgspec.Struct, omit_defaults=True):

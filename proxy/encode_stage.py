@@ -68,20 +68,31 @@ class EncodeStage:
             run.exception()
 
     async def _join(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
-        """Wait for the item's flight, starting it if there is none; the last to leave ends it."""
+        """Wait for the item's flight, starting it if there is none; the last to leave ends it.
+
+        Whoever joined asks again, without bytes: the encoder keeps an entry for every request that
+        has asked for it.
+        """
         flight = self._flights.get(item.mm_hash)
+        joined = flight is not None
         if flight is None:
             task = asyncio.create_task(self._encode(request_id, item, data))
             flight = self._flights[item.mm_hash] = _Flight(task)
         flight.waiters += 1
         try:
-            return await asyncio.shield(flight.task)
+            entry = await asyncio.shield(flight.task)
         finally:
             flight.waiters -= 1
             if not flight.waiters:
                 flight.task.cancel()
                 if self._flights.get(item.mm_hash) is flight:
                     del self._flights[item.mm_hash]
+        return await self._encode(request_id, item, data) if joined else entry
+
+    def forget(self, items: Sequence[MMItem]) -> None:
+        """The encoders have lost these: bytes are sent again."""
+        for item in items:
+            self._known.pop(item.mm_hash, None)
 
     async def _encode(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
         encoder = self.fleet.by_content(item.mm_hash)
@@ -101,7 +112,8 @@ class EncodeStage:
     ) -> EncodeOutput:
         wanted = EncodeItem(item.mm_hash, item.modality, item.length, item.grid, data)
         name = f"{request_id}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
-        body = encode_encode(EncodeRequest(name, [wanted], deadline_s=self.timeout_s))
+        call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=request_id)
+        body = encode_encode(call)
         headers = {"content-type": MSGPACK}
         with encoder.serving():
             answer = await self.client.post(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_info
+from protocol.errors import DeadlineExceeded, EmbeddingLost, TriptychError, UpstreamError, from_info
 from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateAnswer, encode_generate
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.client import UpstreamClient
@@ -22,6 +22,7 @@ from proxy.steps import Ahead, first, fresh, outputs_of, uncounted, unless_faile
 _T = TypeVar("_T")
 _JSON = {"content-type": "application/json"}
 _ABORT_S = 2.0
+_RETRIES = 2  # of a request whose embeddings are lost
 
 
 @dataclass
@@ -54,13 +55,22 @@ class Pipeline:
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """E+PD: one worker prefills and decodes, and waits inside for embeddings."""
         worker = self.fleet.least_loaded("decode")
-        with worker.serving():
-            async with (
-                self._encoding(request, media) as encoding,
-                contextlib.aclosing(self._stream(worker, request, deadline)) as steps,
-            ):
-                while outputs := await unless_failed(anext(steps, []), encoding):
-                    yield outputs
+        for last in (False,) * _RETRIES + (True,):
+            begun = False
+            try:
+                with worker.serving():
+                    async with (
+                        self._encoding(request, media) as encoding,
+                        contextlib.aclosing(self._stream(worker, request, deadline)) as steps,
+                    ):
+                        while outputs := await unless_failed(anext(steps, []), encoding):
+                            begun = True
+                            yield outputs
+                        return
+            except TriptychError as error:
+                if last or begun or error.code != EmbeddingLost.code:
+                    raise
+            self.encode_stage.forget(request.mm_items)
 
     async def _split(
         self, request: GenerateRequest, media: Mapping[str, bytes], deadline: float
@@ -71,9 +81,7 @@ class Pipeline:
         async with contextlib.AsyncExitStack() as stack:
             ahead = await self._placed_ahead(stack, worker, request, deadline)
             with worker.serving():
-                async with self._encoding(request, media) as encoding:
-                    work = self._prefill(worker, request, deadline)
-                    answer = await unless_failed(work, encoding)
+                answer = await self._prefilled(worker, request, media, deadline)
             handed = answer.kv_transfer_params
             outputs = [first(out, request) for out in outputs_of(answer)]
             try:
@@ -89,6 +97,25 @@ class Pipeline:
             finally:
                 if handed is not None:
                     await self._release(worker, request.request_id)
+
+    async def _prefilled(
+        self,
+        worker: Instance,
+        request: GenerateRequest,
+        media: Mapping[str, bytes],
+        deadline: float,
+    ) -> GenerateAnswer:
+        """Prefill beside encode; pictures whose embeddings are lost are encoded again."""
+        for last in (False,) * _RETRIES + (True,):
+            try:
+                async with self._encoding(request, media) as encoding:
+                    work = self._prefill(worker, request, deadline)
+                    return await unless_failed(work, encoding)
+            except TriptychError as error:
+                if last or error.code != EmbeddingLost.code:
+                    raise
+            self.encode_stage.forget(request.mm_items)
+        raise AssertionError("unreachable")
 
     async def _placed_ahead(
         self,

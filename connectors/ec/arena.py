@@ -8,8 +8,8 @@ from typing import Any
 
 import zmq
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
-from connectors.ec.directory import Entry, producers
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry, Swapped
+from connectors.ec.directory import Listing, producers
 from connectors.ec.reader import REGION, ECReader, Landing
 from connectors.ec.space import Space
 from connectors.ec.store import ECStore
@@ -40,7 +40,7 @@ class ArenaEC(ECConnector):
         self._node = node
         self._options = options
         self._store: ECStore | None = None
-        self._entry: Entry | None = None
+        self._listing: Listing | None = None
         node.share(REGION, compatibility)
         landing = None
         if options.produces:
@@ -57,9 +57,11 @@ class ArenaEC(ECConnector):
         def commit(offset: int, size: int) -> None:
             node.transport.commit(REGION, offset, size)
 
-        self._store = ECStore(node.server, memory, commit, options.lease_s)
+        self._store = ECStore(
+            node.server, memory, commit, lambda mm_hash: self.pending(mm_hash), options.lease_s
+        )
         address = (node.server.host, node.server.port)
-        self._entry = Entry(options.folder, node.instance_id, address)
+        self._listing = Listing(options.folder, node.instance_id, address)
 
     def _producers(self) -> list[Address]:
         return [*self._options.peers, *producers(self._options.folder)]
@@ -70,15 +72,25 @@ class ArenaEC(ECConnector):
             raise TransferError("this worker's ec_role is ec_consumer: it stores no embeddings")
         return self._store
 
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
-        if not self.store.put(mm_hash, tensors):
+    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
+        if not self.store.put(mm_hash, entry):
             return None
         described = self.store.tensors(mm_hash)
         assert described is not None
         return self._params(described)
 
-    def find(self, mm_hash: str) -> dict[str, Any] | None:
-        tensors = self.store.tell(mm_hash) if self._store is not None else None
+    def wanted(self, mm_hash: str) -> bool:
+        return self.store.wanted(mm_hash)
+
+    def swap(self, mm_hash: str, entry: Entry) -> Swapped | None:
+        left = self.store.swap(mm_hash, entry)
+        described = self.store.tensors(mm_hash)
+        if left is None or described is None:
+            return None
+        return Swapped(self._params(described), left)
+
+    def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
+        tensors = self.store.keep(mm_hash, holder) if self._store is not None else None
         return None if tensors is None else self._params(tensors)
 
     def _params(self, tensors: list[ECTensor]) -> dict[str, Any]:
@@ -94,8 +106,8 @@ class ArenaEC(ECConnector):
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         return self._reader.get(mm_hash, params)
 
-    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
-        self._reader.decline(mm_hash, params)
+    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+        self._reader.forget(mm_hash, params, holder)
 
     def poll(self) -> None:
         self._node.poll()
@@ -116,8 +128,8 @@ class ArenaEC(ECConnector):
             self._store.clear()
 
     def close(self) -> None:
-        if self._entry is not None:
-            self._entry.close()
+        if self._listing is not None:
+            self._listing.close()
         self._node.close()
 
     def check_integrity(self) -> list[str]:

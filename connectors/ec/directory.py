@@ -15,7 +15,7 @@ from protocol.errors import ConfigError
 _PREFIX = "ec-producer-"
 
 
-class Entry:
+class Listing:
     """A producer's address in a folder, for as long as its process lives: whoever finds the file
     without its lock removes it."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
+import contextlib
+import uuid
 from pathlib import Path
 
 import torch
@@ -15,29 +15,46 @@ from connectors.base import Tensors
 from protocol.errors import TransferError
 
 _CHECKSUM = "blake3"
+_TRIES = 100
 
 
-def save(path: Path, tensors: Tensors) -> None:
-    """Write beside `path`, then rename. `TransferError` if the disk does not take it."""
+def save(path: Path, tensors: Tensors) -> int:
+    """Write beside the entry's folder, then rename; the file's size in bytes. `TransferError` if
+    the disk does not take it."""
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    temporary = path.with_name(f".{os.getpid()}.{time.monotonic_ns()}.tmp")
+    temporary = path.parent.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(exist_ok=True)
         save_file(host, temporary, metadata={_CHECKSUM: _checksum(host)})
-        temporary.replace(path)
+        size = temporary.stat().st_size
+        _move(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise TransferError(f"cannot write {path.parent.name[:16]}: {error}") from error
+    return size
+
+
+def _move(temporary: Path, path: Path) -> None:
+    """Into a folder that another writer may be removing at this moment."""
+    for _ in range(_TRIES):
+        path.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            temporary.replace(path)
+            return
+    raise TransferError(f"the folder of {path.parent.name[:16]} vanishes again and again")
 
 
 def load(path: Path) -> Tensors:
-    """`TransferError` if the file is not one, or not what was written. One without a checksum (of
-    another writer) is taken as it is."""
+    """In memory of its own, as a mapped file that is cut short would end the process.
+
+    `TransferError` if the file is not one, or not what was written. One without a checksum (of
+    another writer) is taken as it is.
+    """
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            tensors = {name: file.get_tensor(name).clone() for name in names}
             metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
     expected = metadata.get(_CHECKSUM)
     if expected is not None and _checksum(tensors) != expected:

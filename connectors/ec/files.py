@@ -1,9 +1,9 @@
 """EC over shared storage, in vLLM's layout: `{root}/{mm_hash}/encoder_cache.safetensors`.
 
 A file appears complete, by rename, and never changes; its checksum is verified on reading. Beside
-it lie the name of the instance that answers for it (`.owner`) and one `.told-N` for everybody who
-was told of it and has not come yet: a consumer removes one when it is done. Entries of an instance
-that died are taken over by the next one that starts.
+it lie the name of the instance that answers for it (`.owner`) and a mark for every request that it
+is kept for (`.kept-…`), which the consumer takes away. Entries of an instance that died are taken
+over by the next one that starts.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ import re
 import shutil
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
+from blake3 import blake3
+
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Swapped, Tensors
+from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.owners import Owner
 from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 
 FILE_NAME = "encoder_cache.safetensors"
 _OWNER = ".owner"
-_TOLD = ".told-"
+_KEPT = ".kept-"
+_WANT = ".want-"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 @dataclass(frozen=True)
 class FileStoreOptions:
-    """`capacity` in bytes bounds what this instance answers for; `lease_s` how long an entry waits
-    for those that were told of it; `load_timeout_s` how long a consumer waits for an entry."""
+    """`capacity` in bytes bounds what this instance answers for; `lease_s` how long an entry is
+    kept for a request; `load_timeout_s` how long a consumer waits for an entry."""
 
     root: Path
     capacity: int
@@ -42,11 +46,11 @@ class FileStoreOptions:
 
 @dataclass
 class _Entry:
-    """`size` on disk in bytes; `told`: until when whose mark is waited for."""
+    """`size` on disk in bytes; `holders`: for which requests it is kept, and until when."""
 
     size: int
     params: dict[str, Any]
-    told: deque[tuple[float, Path]] = field(default_factory=deque)
+    holders: dict[str, float] = field(default_factory=dict)
 
 
 class FileEC(ECConnector):
@@ -80,67 +84,106 @@ class FileEC(ECConnector):
             raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
         return self._options.root / mm_hash / FILE_NAME
 
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
+    def put(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
+        return self._put(mm_hash, entry, None)
+
+    def wanted(self, mm_hash: str) -> bool:
+        return any(self._options.root.glob(f"{_WANT}{mm_hash}.*"))
+
+    def swap(self, mm_hash: str, entry: NewEntry) -> Swapped | None:
+        left: dict[str, NewEntry] = {}
+        params = self._put(mm_hash, entry, left)
+        return None if params is None else Swapped(params, left)
+
+    def _put(
+        self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None
+    ) -> dict[str, Any] | None:
+        """`left` takes what is pushed out although it is kept for somebody."""
         path = self._path(mm_hash)
         if mm_hash not in self._entries:
-            size = sum(tensor.nbytes for tensor in tensors.values())
+            size = sum(tensor.nbytes for tensor in entry.tensors.values())
             if size > self._options.capacity:
                 raise TransferError(f"media item {mm_hash[:16]}: {size} bytes exceed the EC store")
-            if not self._make_room(size):
+            if not self._make_room(size) and (left is None or not self._push_out(size, left)):
                 return None
-            file_format.save(path, tensors)
+            stored = file_format.save(path, entry.tensors)
             with contextlib.suppress(OSError):
                 (path.parent / _OWNER).write_text(self._owner.name)
-            self._record(mm_hash, _Entry(path.stat().st_size, _params(tensors)))
-        return self._tell(mm_hash)
+            self._record(mm_hash, _Entry(stored, _params(entry.tensors)))
+        for holder in entry.holders:
+            self._keep(mm_hash, holder)
+        return self._entries[mm_hash].params
 
     def _make_room(self, size: int) -> bool:
         for mm_hash in list(self._entries):
             if self._size + size <= self._options.capacity:
                 break
-            if not self._pinned(self._entries[mm_hash]):
+            if not self._pinned(mm_hash):
                 self.evictions += 1
                 self._remove(mm_hash)
         return self._size + size <= self._options.capacity
 
-    def _pinned(self, entry: _Entry) -> bool:
-        now = time.monotonic()
-        while entry.told and (entry.told[0][0] <= now or not entry.told[0][1].exists()):
-            deadline, mark = entry.told.popleft()
-            self.lapsed += deadline <= now and mark.exists()
-            mark.unlink(missing_ok=True)
-        return bool(entry.told)
+    def _push_out(self, size: int, left: dict[str, NewEntry]) -> bool:
+        """Make room with entries that are kept for somebody, least recently used first."""
+        for mm_hash in list(self._entries):
+            if self._size + size <= self._options.capacity:
+                break
+            with contextlib.suppress(TransferError):
+                tensors = file_format.load(self._path(mm_hash))
+                left[mm_hash] = NewEntry(tensors, tuple(self._entries[mm_hash].holders))
+            self._remove(mm_hash)
+        return self._size + size <= self._options.capacity
+
+    def _pinned(self, mm_hash: str) -> bool:
+        """Whether an entry is kept for somebody, whose mark is still there."""
+        entry, now = self._entries[mm_hash], time.monotonic()
+        for holder, until in list(entry.holders.items()):
+            mark = self._mark(mm_hash, holder)
+            if until <= now or not mark.exists():
+                self.lapsed += mark.exists()
+                mark.unlink(missing_ok=True)
+                del entry.holders[holder]
+        return bool(entry.holders)
+
+    def _mark(self, mm_hash: str, holder: str) -> Path:
+        name = blake3(holder.encode()).hexdigest()[:32]
+        return self._path(mm_hash).with_name(f"{_KEPT}{name}")
 
     def _record(self, mm_hash: str, entry: _Entry) -> None:
         self._entries[mm_hash] = entry
         self._size += entry.size
 
-    def _tell(self, mm_hash: str) -> dict[str, Any]:
-        entry = self._entries[mm_hash]
+    def _keep(self, mm_hash: str, holder: str) -> None:
         self._entries.move_to_end(mm_hash)
-        mark = self._path(mm_hash).with_name(f"{_TOLD}{uuid.uuid4().hex[:16]}")
         with contextlib.suppress(OSError):
-            mark.touch(exist_ok=False)
-            entry.told.append((time.monotonic() + self._options.lease_s, mark))
-        return entry.params
+            self._mark(mm_hash, holder).touch()
+            until = time.monotonic() + self._options.lease_s
+            self._entries[mm_hash].holders[holder] = until
 
-    def find(self, mm_hash: str) -> dict[str, Any] | None:
+    def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         if mm_hash not in self._entries:
             return None
         if not self._path(mm_hash).exists():
             self._size -= self._entries.pop(mm_hash).size
             return None
-        return self._tell(mm_hash)
+        self._keep(mm_hash, holder)
+        return self._entries[mm_hash].params
 
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
-        return _FileLoad(self._path(mm_hash), time.monotonic() + self._options.load_timeout_s)
+        want = self._options.root / f"{_WANT}{mm_hash}.{uuid.uuid4().hex[:16]}"
+        deadline = time.monotonic() + self._options.load_timeout_s
+        return _FileLoad(self._path(mm_hash), want, deadline)
 
-    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
-        _come(self._path(mm_hash))
+    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+        self._mark(mm_hash, holder).unlink(missing_ok=True)
 
     def _remove(self, mm_hash: str) -> None:
+        """Forget an entry, and remove its folder unless another writer has taken it over."""
         self._size -= self._entries.pop(mm_hash).size
-        shutil.rmtree(self._path(mm_hash).parent, ignore_errors=True)
+        folder = self._path(mm_hash).parent
+        with contextlib.suppress(OSError):
+            if (folder / _OWNER).read_text() == self._owner.name:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):
@@ -165,29 +208,29 @@ def _params(tensors: Tensors) -> dict[str, Any]:
     return {"size_bytes": size, "shape": list(tensors[EC_TENSOR].shape)}
 
 
-def _come(path: Path) -> None:
-    """Take away one mark of those that were told of an entry."""
-    with contextlib.suppress(OSError, StopIteration):
-        next(path.parent.glob(f"{_TOLD}*")).unlink(missing_ok=True)
-
-
 class _FileLoad(ECLoad):
-    """Waits for a file to appear."""
+    """Waits for a file to appear; until then a file of the name `want` says that it does."""
 
-    def __init__(self, path: Path, deadline: float) -> None:
+    def __init__(self, path: Path, want: Path, deadline: float) -> None:
         self._path = path
+        self._want = want
         self._deadline = deadline
         self._done = False
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                want.touch()
 
     def poll(self) -> Tensors | None:
         if self._path.exists():
             try:
-                return file_format.load(self._path)
+                tensors = file_format.load(self._path)
             except TransferError:
+                if not self._path.exists():
+                    return None  # evicted at this moment
                 self._path.unlink(missing_ok=True)  # so that it is made again
                 raise
-            finally:
-                self.cancel()
+            self.cancel()
+            return tensors
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]
             raise TransferTimeout(f"no embedding for media item {name} in time")
@@ -196,4 +239,4 @@ class _FileLoad(ECLoad):
     def cancel(self) -> None:
         if not self._done:
             self._done = True
-            _come(self._path)
+            self._want.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from connectors.base import ECConnector, ECLoad, Tensors
+from connectors.base import ECConnector, ECLoad, Entry, Tensors
 from protocol.errors import TransferTimeout
 
 
@@ -19,15 +19,15 @@ class LocalEC(ECConnector):
         self._entries: OrderedDict[str, Tensors] = OrderedDict()
         self._size = 0
 
-    def put(self, mm_hash: str, tensors: Tensors) -> dict[str, Any] | None:
+    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         self._discard(mm_hash)
-        self._entries[mm_hash] = tensors
-        self._size += _nbytes(tensors)
+        self._entries[mm_hash] = entry.tensors
+        self._size += _nbytes(entry.tensors)
         while self._size > self._capacity and len(self._entries) > 1:
             self._discard(next(iter(self._entries)))
         return {}
 
-    def find(self, mm_hash: str) -> dict[str, Any] | None:
+    def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         if mm_hash not in self._entries:
             return None
         self._entries.move_to_end(mm_hash)

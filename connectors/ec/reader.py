@@ -12,19 +12,16 @@ from typing import Any
 import torch
 
 from connectors.base import ECLoad, Tensors
-from connectors.ec.space import ALIGNMENT, Space
-from connectors.messages import ECDone, ECGrant, ECHeld, ECTensor, ECWant
+from connectors.ec.space import Space
+from connectors.ec.tensors import check, copies, span
+from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECTensor, ECWant
 from connectors.node import Node
 from connectors.side_channel import Address
 from connectors.transports.base import Range, Transfer
-from protocol.errors import TransferError, TransferTimeout
+from protocol.errors import EmbeddingLost, TransferError, TransferTimeout
 
 REGION = "ec"
 _LOOK_S = 0.25  # how often producers are looked for while an entry has not been found
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-}
 
 
 @dataclass
@@ -62,6 +59,7 @@ class ECReader:
         self._loads: dict[int, ArenaLoad] = {}
         self._settling: list[tuple[Transfer, int]] = []
         node.client.on(ECGrant, self._granted)
+        node.client.on(ECLost, self._lost)
         node.client.on(ECHeld, self._held)
 
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ArenaLoad:
@@ -70,11 +68,11 @@ class ECReader:
         load = self._loads[query] = ArenaLoad(self, query, mm_hash, _peer(params))
         return load
 
-    def decline(self, mm_hash: str, params: dict[str, Any] | None) -> None:
-        """An entry that this engine was told of is not needed."""
+    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+        """Tell the producer that was named, or all that have been asked for anything."""
         peer = _peer(params)
-        if peer is not None:
-            self.node.client.send(peer, ECDone(next(self._queries), mm_hash, 0))
+        for address in [peer] if peer is not None else self.node.client.peers:
+            self.node.client.send(address, ECForget(mm_hash, holder))
 
     def _granted(self, address: Address, message: ECGrant) -> None:
         load = self._loads.get(message.query)
@@ -82,12 +80,17 @@ class ECReader:
             done = ECDone(message.query, "" if load is None else load.mm_hash, message.grant)
             self.node.client.send(address, done)
 
+    def _lost(self, address: Address, message: ECLost) -> None:
+        load = self._loads.get(message.query)
+        if load is not None:
+            load.lost.add(address)
+
     def _held(self, _: Address, message: ECHeld) -> None:
         load = self._loads.get(message.query)
         if load is not None:
             load.held = message.held
 
-    def forget(self, query: int) -> None:
+    def ended(self, query: int) -> None:
         self._loads.pop(query, None)
 
     def settle(self, transfer: Transfer, offset: int) -> None:
@@ -122,6 +125,7 @@ class ArenaLoad(ECLoad):
     mm_hash: str
     peer: Address | None
     held: bool | None = None
+    lost: set[Address] = field(default_factory=set)
     _asked: set[Address] = field(default_factory=set)
     _told: _Told | None = None
     _transfer: Transfer | None = None
@@ -158,6 +162,8 @@ class ArenaLoad(ECLoad):
 
     def _ask(self) -> None:
         """Ask the producer that was named, or all there are, each once."""
+        if self._asked and self._asked <= self.lost:
+            raise EmbeddingLost(f"no encoder holds media item {self.mm_hash[:16]}")
         now = time.monotonic()
         if self.peer is not None:
             self._ask_one(self.peer)
@@ -195,23 +201,23 @@ class ArenaLoad(ECLoad):
             return False
         self._send_done(told)
         if self._transfer is not None and self._offset is not None:
-            self._tensors = _copies(self._landed(told.grant.tensors), told.grant.tensors)
+            self._tensors = copies(self._landed(told.grant.tensors), told.grant.tensors)
             self._free()
         return True
 
     def _start(self, told: _Told) -> bool:
         """Begin to read. With memory that can be mapped it is over at once."""
-        _check(self.mm_hash, told.grant.tensors)
+        check(self.mm_hash, told.grant.tensors)
         node = self.reader.node
         peer = node.peers.ready(told.address, REGION)
         if peer is None:
             return False
-        start, end = _span(told.grant.tensors)
+        start, end = span(told.grant.tensors)
         self.reader.bytes += end - start
         landing = self.reader.landing
         if landing is None:
             memory = node.transport.view(peer, REGION, start, end - start)
-            self._tensors = _copies(memory, told.grant.tensors)
+            self._tensors = copies(memory, told.grant.tensors)
             return True
         if end - start > landing.space.capacity:
             raise TransferError(f"EC entry {self.mm_hash[:16]}: {end - start} bytes are too many")
@@ -225,7 +231,7 @@ class ArenaLoad(ECLoad):
 
     def _landed(self, tensors: Sequence[ECTensor]) -> torch.Tensor:
         assert self.reader.landing is not None and self._offset is not None
-        start, end = _span(tensors)
+        start, end = span(tensors)
         return self.reader.landing.memory[self._offset : self._offset + end - start]
 
     def _send_done(self, told: _Told | None) -> None:
@@ -248,7 +254,7 @@ class ArenaLoad(ECLoad):
 
     def _finish(self) -> None:
         self._done = True
-        self.reader.forget(self.query)
+        self.reader.ended(self.query)
 
     def cancel(self) -> None:
         if self._done:
@@ -264,36 +270,3 @@ class ArenaLoad(ECLoad):
 def _peer(params: dict[str, Any] | None) -> Address | None:
     host, port = (params or {}).get("peer_host"), (params or {}).get("peer_port")
     return (host, port) if isinstance(host, str) and isinstance(port, int) else None
-
-
-def _span(tensors: Sequence[ECTensor]) -> tuple[int, int]:
-    """First byte and end of an entry in the producer's region."""
-    start = min(tensor.offset for tensor in tensors)
-    return start, max(tensor.offset + tensor.nbytes for tensor in tensors)
-
-
-def _check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
-    """`TransferError` unless every tensor is one and they lie side by side."""
-    total = sum(tensor.nbytes for tensor in tensors)
-    span = _span(tensors)[1] - _span(tensors)[0] if tensors else 0
-    for tensor in tensors:
-        dtype = _DTYPES.get(tensor.dtype)
-        size = 1
-        for length in tensor.shape:
-            size *= length if length > 0 else 0
-        if dtype is None or size <= 0 or size * dtype.itemsize != tensor.nbytes:
-            raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} is no tensor")
-    if not tensors or span > total + ALIGNMENT * len(tensors):
-        raise TransferError(f"EC entry {mm_hash[:16]}: its tensors do not lie together")
-
-
-def _copies(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:
-    """The tensors in `memory`, which begins where the entry begins, as memory of their own."""
-    start, _ = _span(tensors)
-    return {
-        tensor.name: memory[tensor.offset - start :][: tensor.nbytes]
-        .clone()
-        .view(_DTYPES[tensor.dtype])
-        .view(tensor.shape)
-        for tensor in tensors
-    }

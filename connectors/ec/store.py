@@ -4,51 +4,56 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from connectors.base import Entry as NewEntry
 from connectors.base import Tensors
 from connectors.ec.space import Space, aligned
+from connectors.ec.tensors import copies
 from connectors.leases import LeaseTable
-from connectors.messages import ECDone, ECGrant, ECHeld, ECTensor, ECWant
+from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECTensor, ECWant
 from connectors.side_channel import Sender, SideServer
 from protocol.errors import TransferError
 
 _MAX_WANTS = 100_000
-_CREDIT_S = 2.0
+_UNNAMED = "?"
+_MAX_WAIT_S = 3600.0
+_LOST_S = 2.0  # how long a call that brings the item may come after a consumer that wants it
 _POLL_S = 0.05  # leases are looked through this often
 
 
 @dataclass
 class _Entry:
-    """`told` are the deadlines of those that were told of the entry and have yet to come for it;
-    `readers` counts grants. With either it is pinned."""
+    """`holders` are the requests that it is kept for, and until when; `readers` counts grants. With
+    either it is pinned."""
 
     offset: int
     tensors: list[ECTensor]
-    told: deque[float] = field(default_factory=deque)
+    holders: dict[str, float] = field(default_factory=dict)
     readers: int = 0
 
     @property
     def pinned(self) -> bool:
-        return bool(self.told or self.readers)
+        return bool(self.holders or self.readers)
 
 
 @dataclass
 class _Want:
     query: int
     consumer: Sender
+    since: float
     deadline: float
 
 
 class ECStore:
     """Entries in `memory`, least recently used first out, never while pinned.
 
-    Somebody who says "done" without having been told of the entry came before its announcement: the
-    next one, if it comes soon, pins nothing.
+    A request may be done with an entry before the encoder has heard that it will need it: that is
+    remembered for a lease's time.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class ECStore:
         server: SideServer,
         memory: torch.Tensor,
         commit: Callable[[int, int], None],
+        pending: Callable[[str], bool],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +71,7 @@ class ECStore:
         self.evictions = 0
         self._memory = memory
         self._commit = commit
+        self._pending = pending
         self._lease_s = lease_s
         self._clock = clock
         self._numbers = itertools.count(1)
@@ -72,24 +79,36 @@ class ECStore:
         self._granted: dict[int, _Entry] = {}
         self._leaving: list[_Entry] = []
         self._wants: OrderedDict[str, list[_Want]] = OrderedDict()
-        self._credits: dict[str, list[float]] = {}
+        self._forgotten: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._next_poll = 0.0
         server.on(ECWant, self._wanted)
         server.on(ECDone, self._done)
+        server.on(ECForget, self._forget)
 
-    def put(self, mm_hash: str, tensors: Tensors) -> bool:
+    def put(self, mm_hash: str, entry: NewEntry) -> bool:
         """Store an entry, and tell those who wait for it. False while the pinned leave no room.
 
         `TransferError` if it can never fit.
         """
+        return self._put(mm_hash, entry, None)
+
+    def swap(self, mm_hash: str, entry: NewEntry) -> dict[str, NewEntry] | None:
+        """`put` that may also take the place of entries that nobody reads; copies of those that are
+        kept for somebody are returned. None if what is read leaves no room."""
+        left: dict[str, NewEntry] = {}
+        return left if self._put(mm_hash, entry, left) else None
+
+    def _put(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None) -> bool:
         if mm_hash not in self._entries:
-            size = sum(aligned(tensor.nbytes) for tensor in tensors.values())
+            size = sum(aligned(tensor.nbytes) for tensor in entry.tensors.values())
             if size > self.space.capacity:
                 raise TransferError(
                     f"media item {mm_hash[:16]} has {size} bytes of embeddings, the EC store "
                     f"{self.space.capacity}"
                 )
             offset = self._make_room(size)
+            if offset is None and left is not None:
+                offset = self._push_out(size, left)
             if offset is None:
                 return False
             try:
@@ -97,9 +116,10 @@ class ECStore:
             except TransferError:
                 self.space.give(offset)
                 raise
-            self._entries[mm_hash] = _Entry(offset, self._copy(offset, tensors))
+            self._entries[mm_hash] = _Entry(offset, self._copy(offset, entry.tensors))
         self._serve_wants(mm_hash)
-        self.tell(mm_hash)
+        for holder in entry.holders:
+            self.keep(mm_hash, holder)
         return True
 
     def _make_room(self, size: int) -> int | None:
@@ -112,6 +132,22 @@ class ECStore:
             offset = self.space.take(size)
         return offset
 
+    def _push_out(self, size: int, left: dict[str, NewEntry]) -> int | None:
+        """Make room with entries that are kept for somebody, least recently used first."""
+        offset = None
+        for mm_hash in [name for name, entry in self._entries.items() if not entry.readers]:
+            entry = self._entries[mm_hash]
+            tensors = copies(self._memory[entry.offset :], entry.tensors)
+            left[mm_hash] = NewEntry(tensors, tuple(entry.holders))
+            self._drop(mm_hash)
+            offset = self.space.take(size)
+            if offset is not None:
+                break
+        return offset
+
+    def wanted(self, mm_hash: str) -> bool:
+        return mm_hash in self._wants
+
     def _copy(self, offset: int, tensors: Tensors) -> list[ECTensor]:
         described = []
         for name, tensor in tensors.items():
@@ -122,30 +158,38 @@ class ECStore:
             offset += aligned(flat.numel())
         return described
 
-    def tell(self, mm_hash: str) -> list[ECTensor] | None:
-        """Somebody is being told of an entry, which is pinned until they have come, or a lease has
-        passed. Its tensors, None if it is not held."""
+    def keep(self, mm_hash: str, holder: str) -> list[ECTensor] | None:
+        """A request will need an entry, which is pinned until it says that it is done, or a lease
+        has passed. Its tensors, None if it is not held."""
         entry = self._entries.get(mm_hash)
         if entry is None:
             return None
         self._entries.move_to_end(mm_hash)
-        if not self._use_credit(mm_hash):
-            entry.told.append(self._clock() + self._lease_s)
+        if self._forgotten.pop((mm_hash, holder), None) is None:
+            name = holder or f"{_UNNAMED}{next(self._numbers)}"
+            entry.holders[name] = self._clock() + self._lease_s
         return entry.tensors
+
+    def _forget(self, message: ECForget, _: Sender) -> None:
+        entry = self._entries.get(message.mm_hash)
+        if entry is not None:
+            unnamed = (name for name in entry.holders if name.startswith(_UNNAMED))
+            name = message.holder if message.holder in entry.holders else next(unnamed, None)
+            if name is not None:
+                del entry.holders[name]
+                return
+        key = (message.mm_hash, message.holder)
+        self._forgotten[key] = self._clock() + self._lease_s
+        if len(self._forgotten) > _MAX_WANTS:
+            self._forgotten.popitem(last=False)
 
     def tensors(self, mm_hash: str) -> list[ECTensor] | None:
         entry = self._entries.get(mm_hash)
         return None if entry is None else entry.tensors
 
-    def _use_credit(self, mm_hash: str) -> bool:
-        credits = self._credits.pop(mm_hash, [])
-        alive = [deadline for deadline in credits if deadline > self._clock()]
-        if len(alive) > 1:
-            self._credits[mm_hash] = alive[1:]
-        return bool(alive)
-
     def _wanted(self, message: ECWant, consumer: Sender) -> None:
-        want = _Want(message.query, consumer, self._clock() + min(message.wait_s, 3600.0))
+        now = self._clock()
+        want = _Want(message.query, consumer, now, now + min(message.wait_s, _MAX_WAIT_S))
         if message.mm_hash in self._entries:
             return self._grant(message.mm_hash, want)
         if sum(map(len, self._wants.values())) >= _MAX_WANTS:
@@ -174,12 +218,6 @@ class ECStore:
                 self._end_grant(message.grant)
         else:
             self._forget_want(message)
-        entry = self._entries.get(message.mm_hash)
-        if entry is not None and entry.told:
-            entry.told.popleft()
-        elif len(self._credits) < _MAX_WANTS:
-            credit = self._clock() + _CREDIT_S
-            self._credits.setdefault(message.mm_hash, []).append(credit)
 
     def _forget_want(self, message: ECDone) -> None:
         wants = self._wants.get(message.mm_hash, [])
@@ -212,18 +250,22 @@ class ECStore:
         for number in self.grants.expire():
             self._end_grant(number)
         for entry in self._entries.values():
-            while entry.told and entry.told[0] <= now:
-                entry.told.popleft()
+            for name in [name for name, until in entry.holders.items() if until <= now]:
+                del entry.holders[name]
                 self.lapsed += 1
+        while self._forgotten and next(iter(self._forgotten.values())) <= now:
+            self._forgotten.popitem(last=False)
+        self._poll_wants(now)
+
+    def _poll_wants(self, now: float) -> None:
+        """Forget those that wait no longer, and tell those that wait in vain."""
         for mm_hash, wants in list(self._wants.items()):
-            wants[:] = [want for want in wants if want.deadline > now]
+            lost = [w for w in wants if w.since + _LOST_S <= now and not self._pending(mm_hash)]
+            for want in lost:
+                want.consumer(ECLost(want.query))
+            wants[:] = [want for want in wants if want.deadline > now and want not in lost]
             if not wants:
                 del self._wants[mm_hash]
-        self._credits = {
-            name: alive
-            for name, credits in self._credits.items()
-            if (alive := [deadline for deadline in credits if deadline > now])
-        }
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):

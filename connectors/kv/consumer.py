@@ -42,7 +42,6 @@ class KVConsumer:
         self._queries = itertools.count()
         self._confirmations: dict[int, Fetch] = {}
         self._next_heartbeat = 0.0
-        self._kept: Sequence[KVRef] = ()
         client.on(KVReady, lambda _, m: self._to_fetch(m.request_id, Fetch.on_ready, m))
         client.on(KVEnd, lambda _, m: self._to_fetch(m.request_id, Fetch.on_end, m))
         client.on(KVGone, lambda _, m: self._to_fetch(m.request_id, Fetch.on_gone, m))
@@ -58,9 +57,9 @@ class KVConsumer:
         if fetch is not None:
             fetch.held = message.held
 
-    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> Fetch:
-        """Fill `blocks`, which are blocks first, first + 1, … of the request's table."""
-        fetch = Fetch(self, ref, first, blocks)
+    def fetch(self, ref: KVRef, num_blocks: int) -> Fetch:
+        """Ask for the first `num_blocks` blocks of a request's table."""
+        fetch = Fetch(self, ref, num_blocks)
         self._fetches[ref.request_id] = fetch
         return fetch
 
@@ -74,10 +73,6 @@ class KVConsumer:
         self._fetches.pop(fetch.ref.request_id, None)
         self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
 
-    def keep(self, refs: Sequence[KVRef]) -> None:
-        """Renew the leases of KV that waits to be fetched. What is still growing has none."""
-        self._kept = [ref for ref in refs if not ref.growing]
-
     def release(self, ref: KVRef) -> None:
         self.client.send((ref.host, ref.port), Release([ref.request_id]))
 
@@ -87,9 +82,9 @@ class KVConsumer:
             return
         self._next_heartbeat = now + self.options.heartbeat_s
         wanted: dict[Address, list[str]] = {}
-        asked = (fetch.ref for fetch in self._fetches.values() if fetch.asked)
-        for ref in (*self._kept, *asked):
-            wanted.setdefault((ref.host, ref.port), []).append(ref.request_id)
+        for fetch in self._fetches.values():
+            if fetch.asked:
+                wanted.setdefault(fetch.address, []).append(fetch.ref.request_id)
         for address, request_ids in wanted.items():
             self.client.send(address, Heartbeat(request_ids))
 
@@ -99,44 +94,49 @@ class KVConsumer:
 
 
 class Fetch(KVLoad):
-    """One request's KV on its way: handshake, blocks as they are told, confirmation."""
+    """One request's KV on its way: handshake, blocks as they are told, copies once there is a place
+    for them, confirmation."""
 
-    def __init__(self, consumer: KVConsumer, ref: KVRef, first: int, blocks: Sequence[int]) -> None:
+    def __init__(self, consumer: KVConsumer, ref: KVRef, num_blocks: int) -> None:
         self.ref = ref
         self.address: Address = (ref.host, ref.port)
         self.generation = 0
         self.held: bool | None = None
         self._consumer = consumer
-        self._first = first
-        self._blocks = blocks
+        self._num_blocks = num_blocks
         self._peer: str | None = None
-        self._known = first
+        self._ready: list[int] = []
+        self._place: Sequence[int] | None = None
+        self._first = 0
+        self._read = 0
         self._transfers: list[Transfer] = []
+        self._stale: list[Transfer] = []
         self._end: KVEnd | None = None
         self._confirming = False
         self._error: TransferError | None = None
 
     def on_ready(self, message: KVReady) -> None:
-        """Start reading blocks that are complete on the other side."""
-        if self._error is not None or self._peer is None:
-            return
-        count = len(message.blocks)
-        fits = message.first == self._known and self._known + count <= self._limit
-        if not fits or (self.generation and message.generation != self.generation):
+        """Blocks are complete on the other side, or it has begun anew."""
+        if message.generation != self.generation and message.first == 0:
+            self.generation = message.generation
+            self._ready = []
+            self._drop_reads()
+        fits = len(self._ready) + len(message.blocks) <= self._num_blocks
+        if message.generation != self.generation or message.first != len(self._ready) or not fits:
             self._error = TransferError(
-                f"request {self.ref.request_id}: blocks {message.first}+{count} told, "
-                f"{self._known} of {self._limit} known"
+                f"request {self.ref.request_id}: blocks {message.first}+{len(message.blocks)} "
+                f"told, {len(self._ready)} of {self._num_blocks} known"
             )
             return
-        self.generation = message.generation
-        targets = self._blocks[self._known - self._first :][:count]
-        self._known += count
-        ranges = _merged(message.blocks, targets, self._consumer.options.block_bytes)
-        try:
-            transfer = self._consumer.transport.read(self._peer, REGION, ranges)
-            self._transfers.append(transfer)
-        except TransferError as error:
-            self._error = error
+        self._ready += message.blocks
+
+    def _drop_reads(self) -> None:
+        """Forget what has been read; it is read again once nothing of it is under way."""
+        for transfer in self._transfers:
+            transfer.cancel()
+        self._stale += self._transfers
+        self._transfers = []
+        self._read = self._first
 
     @property
     def asked(self) -> bool:
@@ -144,8 +144,18 @@ class Fetch(KVLoad):
         return self._peer is not None
 
     @property
-    def _limit(self) -> int:
-        return self._first + len(self._blocks)
+    def fed(self) -> bool:
+        return bool(self._ready) or self._end is not None
+
+    def place(self, first: int, blocks: Sequence[int]) -> None:
+        self._place, self._first, self._read = blocks, first, first
+
+    def unplace(self) -> None:
+        if self._confirming:
+            # The producer has let go of its copy.
+            self._error = TransferError(f"request {self.ref.request_id}: its place was taken")
+        self._drop_reads()
+        self._place = None
 
     def on_end(self, message: KVEnd) -> None:
         self._end = message
@@ -158,10 +168,11 @@ class Fetch(KVLoad):
         self._check_peer()
         if self._peer is None:
             self._connect()
-        self._transfers = [t for t in self._transfers if not t.poll()]
+        if self._error is None and self._place is not None:
+            self._advance(self._place)
         if self._error is not None:
             raise self._error
-        if self._end is None or self._transfers:
+        if self._end is None or self._place is None or self._transfers or self._stale:
             return None
         if not self._confirming:
             self._confirming = True
@@ -173,10 +184,22 @@ class Fetch(KVLoad):
         self._consumer.forget(self)
         return KVArrival(self._end.num_tokens, self._end.rope_delta, self._end.outputs)
 
+    def _advance(self, place: Sequence[int]) -> None:
+        """Copy what is complete and not under way yet."""
+        self._stale = [transfer for transfer in self._stale if not transfer.settled]
+        self._transfers = [transfer for transfer in self._transfers if not transfer.poll()]
+        if self._stale or self._read >= len(self._ready) or self._peer is None:
+            return
+        sources = self._ready[self._read :]
+        targets = place[self._read - self._first :][: len(sources)]
+        self._read = len(self._ready)
+        ranges = _merged(sources, targets, self._consumer.options.block_bytes)
+        self._transfers.append(self._consumer.transport.read(self._peer, REGION, ranges))
+
     def _connect(self) -> None:
         self._peer = self._consumer.peers.ready(self.address, REGION)
         if self._peer is not None:
-            self._consumer.client.send(self.address, KVWant(self.ref.request_id, self._first))
+            self._consumer.client.send(self.address, KVWant(self.ref.request_id, 0))
 
     def _check_peer(self) -> None:
         client = self._consumer.client
@@ -189,14 +212,13 @@ class Fetch(KVLoad):
     def cancel(self) -> None:
         """Stop reading; the producer is told once nothing is in flight any more."""
         self._consumer.forget(self)
-        for transfer in self._transfers:
-            transfer.cancel()
+        self._drop_reads()
         self._error = self._error or TransferError("cancelled")
         self._consumer.release(self.ref)
 
     @property
     def settled(self) -> bool:
-        return all(transfer.settled for transfer in self._transfers)
+        return all(transfer.settled for transfer in (*self._transfers, *self._stale))
 
 
 def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:

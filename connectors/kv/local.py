@@ -26,6 +26,9 @@ class LocalKV(KVConnector):
     def extend(self, request_id: str, blocks: Sequence[int]) -> None:
         raise AssertionError("nothing is open")
 
+    def restart(self, request_id: str) -> None:
+        raise AssertionError("nothing is open")
+
     def end(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
@@ -34,14 +37,8 @@ class LocalKV(KVConnector):
     def withdraw(self, request_id: str, reason: str) -> None:
         pass
 
-    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
+    def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
         raise IncompatiblePeer("this worker has no KV connector: it cannot fetch KV blocks")
-
-    def keep(self, refs: Sequence[KVRef]) -> None:
-        pass
-
-    def decline(self, ref: KVRef) -> None:
-        pass
 
     def poll(self) -> list[str]:
         return []

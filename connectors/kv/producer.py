@@ -64,6 +64,14 @@ class KVProducer:
         offer.blocks = list(blocks)
         self._tell(request_id, offer)
 
+    def restart(self, request_id: str) -> None:
+        """What was complete is not any more: the consumer is told to forget it."""
+        offer = self._offers[request_id]
+        offer.generation = self.leases.grant(request_id, lapses=False)
+        offer.blocks, offer.sent = [], 0
+        if offer.consumer is not None:
+            offer.consumer(KVReady(request_id, offer.generation, 0, []))
+
     def end(self, request_id: str, end: KVEnd) -> None:
         """Nothing more comes; from here on the consumer has one lease's time."""
         offer = self._offers[request_id]

@@ -71,6 +71,10 @@ class PullKV(KVConnector):
         self._blocks[request_id] = tuple(blocks)
         self.producer.extend(request_id, blocks)
 
+    def restart(self, request_id: str) -> None:
+        self._blocks.pop(request_id, None)
+        self.producer.restart(request_id)
+
     def end(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
@@ -94,14 +98,8 @@ class PullKV(KVConnector):
         self._blocks.pop(request_id, None)
         self.producer.withdraw(request_id, reason)
 
-    def fetch(self, ref: KVRef, first: int, blocks: Sequence[int]) -> KVLoad:
-        return self.consumer.fetch(ref, first, blocks)
-
-    def keep(self, refs: Sequence[KVRef]) -> None:
-        self.consumer.keep(refs)
-
-    def decline(self, ref: KVRef) -> None:
-        self.consumer.release(ref)
+    def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
+        return self.consumer.fetch(ref, num_blocks)
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:

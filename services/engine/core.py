@@ -54,14 +54,17 @@ class GenerateCore:
             return [
                 RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
             ]
+        ref = _remote(source)
         self._register(request)
-        if request.remote is None:
+        if ref is not None:
+            self.transfers.subscribe(request, ref)
+        else:
+            self.scheduler.add(request)
             self.scheduler.embeddings.pin(request)
         return []
 
     def _register(self, request: Request) -> None:
         self._requests.setdefault(request.source.request_id, {})[request.index] = request
-        self.scheduler.add(request)
 
     def _unregister(self, request: Request) -> None:
         choices = self._requests[request.source.request_id]
@@ -94,6 +97,7 @@ class GenerateCore:
                 param="kv_transfer_params",
             )
         _validate_items(source)
+        self.scheduler.embeddings.validate(source.mm_items)
         longest = max((item.length for item in source.mm_items), default=0)
         if self.scheduler.limits.whole_media and longest > self.scheduler.limits.whole_media_tokens:
             raise InvalidRequest(
@@ -116,7 +120,6 @@ class GenerateCore:
             keys=BlockKeyChain(root, config.block_size, source.mm_items),
             deadline=None if deadline is None else time.monotonic() + deadline,
             siblings=tuple(others),
-            remote=_remote(source),
         )
 
     def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
@@ -137,8 +140,7 @@ class GenerateCore:
     def _drop(self, request: Request) -> None:
         self._unregister(request)
         self.transfers.stop_growing(request.source.request_id, "the request was aborted")
-        if not self.transfers.abort(request):
-            self.scheduler.finish(request)
+        self.transfers.abort(request)
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
@@ -153,7 +155,7 @@ class GenerateCore:
 
     def _tell_of_preemptions(self) -> None:
         for request in self.scheduler.preempted:
-            self.transfers.stop_growing(request.source.request_id, "the request was preempted")
+            self.transfers.restart(request.source.request_id)
         self.scheduler.preempted.clear()
 
     def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
@@ -234,6 +236,7 @@ class GenerateCore:
         request.siblings = ()
         for sibling in siblings:
             self._register(sibling)
+            self.scheduler.add(sibling)
         return siblings
 
     def _gained(self, sampled: Sampled) -> RequestOutput:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from connectors.base import ECConnector, Tensors
+from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TransferError, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.engine.vision import Prepared, VisionModel
@@ -16,14 +16,15 @@ from services.engine.vision import Prepared, VisionModel
 @dataclass
 class _Waiter:
     request_id: str
+    holder: str
     deadline: float | None
 
 
 @dataclass
 class _Job:
-    """One picture, however many requests wait for it."""
+    """One picture, however many requests wait for it. `prepared` is None if it has been encoded."""
 
-    prepared: Future[Prepared]
+    prepared: Future[Prepared] | None
     waiters: list[_Waiter] = field(default_factory=list)
 
 
@@ -31,8 +32,8 @@ class EncodeQueue:
     """Encodes each mm_hash once; later requests for it join or are served from the EC store.
 
     A run takes what is prepared, oldest first, up to `max_patches`; it never waits to fill up.
-    While the store has no room for what has been encoded, nothing more is: the queue is the only
-    place where pictures pile up, and it is bounded by its requests' deadlines.
+    While the store has no room for what has been encoded, only what a consumer waits for is: so
+    pictures pile up in the queue alone, which its requests' deadlines bound.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class EncodeQueue:
         """`wake` is called, from another thread, whenever a picture becomes ready to run."""
         self._vision = vision
         self._store = store
+        store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self._max_patches = max_patches
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._jobs: dict[str, _Job] = {}
-        self._unstored: dict[str, Tensors] = {}
+        self._unstored: dict[str, Entry] = {}
         self.encoded = 0
         self.runs = 0
         self.hits = 0
@@ -65,26 +67,33 @@ class EncodeQueue:
         deadline = None
         if request.deadline_s is not None:
             deadline = time.monotonic() + request.deadline_s
-        outputs = (self._add_item(request.request_id, item, deadline) for item in request.items)
+        waiter = _Waiter(request.request_id, request.holder, deadline)
+        outputs = (self._add_item(item, waiter) for item in request.items)
         return [output for output in outputs if output is not None]
 
-    def _add_item(
-        self, request_id: str, item: EncodeItem, deadline: float | None
-    ) -> EncodeOutput | None:
+    def _add_item(self, item: EncodeItem, waiter: _Waiter) -> EncodeOutput | None:
+        request_id = waiter.request_id
         self.queries += 1
         self.received_bytes += len(item.data or b"")
         job = self._jobs.get(item.mm_hash)
         if job is None:
-            params = self._store.find(item.mm_hash)
+            params = self._store.find(item.mm_hash, waiter.holder)
             if params is not None:
                 self.hits += 1
                 return EncodeOutput(request_id, item.mm_hash, params, cached=True)
-            if item.data is None:
+            if item.mm_hash not in self._unstored and item.data is None:
                 return EncodeOutput(request_id, item.mm_hash, missing=True)
-            job = self._jobs[item.mm_hash] = _Job(self._pool.submit(self._vision.prepare, item))
-            job.prepared.add_done_callback(lambda _: self._wake())
-        job.waiters.append(_Waiter(request_id, deadline))
+            job = self._jobs[item.mm_hash] = self._job(item)
+        job.waiters.append(waiter)
         return None
+
+    def _job(self, item: EncodeItem) -> _Job:
+        if item.mm_hash in self._unstored:
+            self.hits += 1
+            return _Job(None)
+        prepared = self._pool.submit(self._vision.prepare, item)
+        prepared.add_done_callback(lambda _: self._wake())
+        return _Job(prepared)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """The requests wait no longer; a job nobody waits for is dropped if it has not begun."""
@@ -95,20 +104,17 @@ class EncodeQueue:
                 self._discard(mm_hash)
 
     def _discard(self, mm_hash: str) -> None:
-        self._jobs.pop(mm_hash).prepared.cancel()
-        self._unstored.pop(mm_hash, None)
+        prepared = self._jobs.pop(mm_hash).prepared
+        if prepared is not None:
+            prepared.cancel()
 
     def step(self) -> list[EncodeOutput]:
         """Encode one batch of what is prepared; returns every answer that is due."""
         outputs = self._expire() + self._store_all()
-        if self._unstored:
-            return outputs
         batch: list[Prepared] = []
         patches = 0
-        for mm_hash, job in list(self._jobs.items()):
-            if not job.prepared.done():
-                continue
-            prepared = job.prepared.exception() or job.prepared.result()
+        for mm_hash, future in self._runnable():
+            prepared = future.exception() or future.result()
             if isinstance(prepared, BaseException):
                 outputs += self._fail(mm_hash, prepared)
             elif not batch or patches + prepared.patches <= self._max_patches:
@@ -116,9 +122,21 @@ class EncodeQueue:
                 patches += prepared.patches
         return outputs + self._run(batch)
 
+    def _runnable(self) -> list[tuple[str, Future[Prepared]]]:
+        """What can be encoded now, oldest first. While results wait for room in the store, only
+        what a consumer is waiting for, as its place will be free again at once."""
+        ready = [
+            (mm_hash, job.prepared)
+            for mm_hash, job in self._jobs.items()
+            if job.prepared is not None and job.prepared.done() and mm_hash not in self._unstored
+        ]
+        if not self._unstored:
+            return ready
+        return [pair for pair in ready if self._store.wanted(pair[0])]
+
     @property
     def runnable(self) -> bool:
-        return not self._unstored and any(job.prepared.done() for job in self._jobs.values())
+        return bool(self._runnable())
 
     @property
     def blocked(self) -> bool:
@@ -134,30 +152,50 @@ class EncodeQueue:
             if isinstance(result, TriptychError):
                 outputs += self._fail(prepared.item.mm_hash, result)
             else:
-                self._unstored[prepared.item.mm_hash] = result
+                self.encoded += 1
+                self._unstored[prepared.item.mm_hash] = Entry(result, ())
         return outputs + self._store_all()
 
     def _store_all(self) -> list[EncodeOutput]:
-        """Store what has been encoded, in that order, as far as there is room."""
+        """Store what has been encoded, as far as there is room: what a consumer is waiting for in
+        place of what nobody has come for yet, the rest in the order of encoding."""
         outputs: list[EncodeOutput] = []
-        for mm_hash, tensors in list(self._unstored.items()):
-            try:
-                params = self._store.put(mm_hash, tensors)
-            except TransferError as error:
-                outputs += self._fail(mm_hash, error)
-                continue
-            if params is None:
+        wanted = [mm_hash for mm_hash in self._unstored if self._store.wanted(mm_hash)]
+        for mm_hash in wanted:
+            outputs += self._store_one(mm_hash, wanted=True) or []
+        for mm_hash in list(self._unstored):
+            stored = self._store_one(mm_hash, wanted=False)
+            if stored is None:
                 break
-            self.encoded += 1
-            del self._unstored[mm_hash]
-            job = self._jobs.pop(mm_hash)
-            outputs += [EncodeOutput(w.request_id, mm_hash, params) for w in job.waiters]
+            outputs += stored
         return outputs
 
+    def _store_one(self, mm_hash: str, *, wanted: bool) -> list[EncodeOutput] | None:
+        """The answers that are due, None if there is no room."""
+        job = self._jobs.get(mm_hash)
+        waiters = job.waiters if job is not None else []
+        encoded = self._unstored[mm_hash]
+        holders = (*encoded.holders, *(waiter.holder for waiter in waiters))
+        entry = Entry(encoded.tensors, holders)
+        try:
+            if wanted:
+                swapped = self._store.swap(mm_hash, entry)
+                params = None if swapped is None else swapped.params
+                self._unstored |= {} if swapped is None else swapped.left
+            else:
+                params = self._store.put(mm_hash, entry)
+        except TransferError as error:
+            return self._fail(mm_hash, error)
+        if params is None:
+            return None
+        del self._unstored[mm_hash]
+        self._jobs.pop(mm_hash, None)
+        return [EncodeOutput(w.request_id, mm_hash, params) for w in waiters]
+
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
-        job = self._jobs.pop(mm_hash)
+        job = self._jobs.pop(mm_hash, None)
         self._unstored.pop(mm_hash, None)
-        return [_failed(waiter, mm_hash, error) for waiter in job.waiters]
+        return [_failed(waiter, mm_hash, error) for waiter in (job.waiters if job else ())]
 
     def _expire(self) -> list[EncodeOutput]:
         expired: list[EncodeOutput] = []

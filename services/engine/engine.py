@@ -65,7 +65,9 @@ class Engine:
         self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
-        embeddings = EmbeddingCache(self.ec, config.device, config.embedding_cache_bytes)
+        embeddings = EmbeddingCache(
+            self.ec, config.device, config.embedding_cache_bytes, model.embedding_bytes
+        )
         limits = Limits(
             config.max_num_seqs, config.max_num_batched_tokens, model.bidirectional_media
         )
@@ -73,6 +75,7 @@ class Engine:
         transfers = Transfers(
             self.kv, scheduler, fail_on_error=config.kv.load_failure_policy == "fail"
         )
+        scheduler.unplace = transfers.unplace
         runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
         capacity = num_blocks * config.block_size
         self.max_model_len = min(config.max_model_len, capacity)
@@ -140,7 +143,7 @@ class Engine:
             scheduler = self.generate.scheduler
             values |= {
                 "num_requests_running": len(scheduler.running) + len(scheduler.loading),
-                "num_requests_waiting": len(scheduler.waiting),
+                "num_requests_waiting": len(scheduler.waiting) + len(scheduler.remote),
                 "kv_cache_usage_perc": scheduler.blocks.usage,
                 "kv_blocks_free": scheduler.blocks.num_free,
                 "embedding_cache_bytes": scheduler.embeddings.size,

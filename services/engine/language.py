@@ -135,6 +135,13 @@ class LanguageModel:
             )
         return shapes
 
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of one media token's embeddings, those for early layers (deepstack) included."""
+        vision = getattr(self.config, "vision_config", None)
+        levels = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return levels * int(self.text_config.hidden_size) * self.dtype.itemsize
+
     def kv_layout(self, block_size: int) -> KVLayout:
         """The layout of this model's KV blocks; layers of one shape form a group."""
         groups: dict[LayerShape, list[int]] = {}

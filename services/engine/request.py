@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol.keys import BlockKeyChain
-from protocol.refs import KVRef, wants_remote_decode
+from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.engine.positions import Positions
 
@@ -20,15 +20,15 @@ class Status(enum.Enum):
 
 
 RequestKey = tuple[str, int]
+Order = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class Request:
     """`tokens` are the prompt, then what this choice has put out (emitted elsewhere or here).
 
-    The first `num_computed` tokens have KV in `blocks`; `remote` is KV that another worker still
-    holds for this request, None once it has been fetched or given up. `positions` covers the
-    prompt: int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
+    The first `num_computed` tokens have KV in `blocks`. `positions` covers the prompt:
+    int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
     """
 
     source: GenerateRequest
@@ -45,7 +45,6 @@ class Request:
     num_computed: int = 0
     num_stored: int = 0
     num_cached: int | None = None
-    remote: KVRef | None = None
 
     @property
     def key(self) -> RequestKey:
@@ -72,7 +71,7 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> Order:
         """Who runs first: lower priority value, then the older, then the lower choice."""
         return self.source.priority, self.arrival, self.index
 

@@ -8,7 +8,7 @@ is preempted and starts again later; the oldest can therefore always finish.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from services.engine.block_manager import BlockManager
@@ -47,14 +47,20 @@ class Limits:
 
 @dataclass
 class Scheduler:
+    """`remote` wait for blocks to put KV from elsewhere in, `loading` have them; `unplace` takes
+    them back. `starved` is a request that could start if others did not hold blocks or slots."""
+
     blocks: BlockManager
     embeddings: EmbeddingCache
     limits: Limits
     waiting: list[Request] = field(default_factory=list)
+    remote: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     loading: list[Request] = field(default_factory=list)
     preemptions: int = 0
     preempted: list[Request] = field(default_factory=list)
+    starved: Request | None = None
+    unplace: Callable[[Request], None] | None = None
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
@@ -64,6 +70,7 @@ class Scheduler:
         yield from self.running
         yield from self.loading
         yield from self.waiting
+        yield from self.remote
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; their blocks are allocated.
@@ -85,11 +92,14 @@ class Scheduler:
         return chunks
 
     def _admit_waiting(self, budget: int, chunks: list[Chunk]) -> None:
+        """Start waiting requests in order; those that wait for embeddings are passed by."""
+        self.starved = None
         for request in list(self.waiting):
-            if budget == 0 or not self.has_room() or request.remote is not None:
+            if budget == 0:
                 break
             taken = self._admit(request, budget, chunks)
             if taken is None:
+                self.starved = request
                 break
             budget -= taken
 
@@ -104,7 +114,10 @@ class Scheduler:
         return count
 
     def _admit(self, request: Request, budget: int, chunks: list[Chunk]) -> int | None:
-        """Start a waiting request; tokens taken, None if it must keep waiting."""
+        """Start a waiting request; tokens taken (0 if it waits for embeddings), None if it must
+        wait for others to end."""
+        if not self.has_room():
+            return None
         matched = self.match_prefix(request)
         request.num_computed = len(matched) * self.blocks.block_size
         self.embeddings.pin(request)
@@ -112,7 +125,7 @@ class Scheduler:
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
         if count == 0 or not self.blocks.can_allocate(needed, matched):
             request.num_computed = 0
-            return None
+            return 0 if count == 0 else None
         self.take_prefix(request, matched)
         self._extend(request, needed)
         self.waiting.remove(request)
@@ -161,8 +174,12 @@ class Scheduler:
         """Give a running request room for `num_tokens`, preempting younger ones if needed."""
         needed = self.blocks.blocks_for(num_tokens) - len(request.blocks)
         while not self.blocks.can_allocate(needed):
-            victim = max((r for r in self.running), key=lambda r: r.order)
-            self.preempt(victim)
+            victim = max((*self.running, *self.loading), key=lambda r: r.order)
+            if victim in self.loading:
+                assert self.unplace is not None
+                self.unplace(victim)
+            else:
+                self.preempt(victim)
             if victim is request:
                 return False
         self._extend(request, needed)
@@ -190,6 +207,8 @@ class Scheduler:
         self.store_prefix(request)
         if request.num_computed >= request.num_prompt:
             self.embeddings.unpin(request.key)
+        elif request.mm_items:
+            self.embeddings.release(request)
 
     def store_prefix(self, request: Request) -> None:
         keys = request.keys.extend(request.tokens)
@@ -200,7 +219,7 @@ class Scheduler:
 
     def finish(self, request: Request, *, keep_blocks: bool = False) -> list[int]:
         """Remove a request; returns its blocks if they are to outlive it, else releases them."""
-        for queue in (self.running, self.loading, self.waiting):
+        for queue in (self.running, self.loading, self.waiting, self.remote):
             if request in queue:
                 queue.remove(request)
         request.status = Status.FINISHED

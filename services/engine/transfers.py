@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from connectors.base import KVArrival, KVConnector, KVLoad
 from protocol.errors import TransferError
 from protocol.refs import KVRef
 from protocol.types import RequestOutput
-from services.engine.request import Request, Status
+from services.engine.request import Request, RequestKey, Status
 from services.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,15 @@ class _Held:
 
 @dataclass
 class _Fetch:
+    """`num_blocks` of the request's table come from elsewhere."""
+
     request: Request
-    ref: KVRef
+    num_blocks: int
     load: KVLoad
+
+    @property
+    def placed(self) -> bool:
+        return self.request.status is Status.LOADING
 
 
 class Transfers:
@@ -40,7 +47,7 @@ class Transfers:
         self._scheduler = scheduler
         self._fail_on_error = fail_on_error
         self._published: dict[str, list[int]] = {}
-        self._fetches: list[_Fetch] = []
+        self._fetches: dict[RequestKey, _Fetch] = {}
         self._open: set[str] = set()
         self._held: dict[str, _Held] = {}
         self.arrived: list[tuple[Request, KVArrival]] = []
@@ -97,6 +104,11 @@ class Transfers:
         self._connector.extend(request_id, blocks[:kept])
         return self._connector.end(request_id, request.num_prompt, request.rope_delta, outputs)
 
+    def restart(self, request_id: str) -> None:
+        """A request was preempted: what was offered of its KV is gone; it is computed anew."""
+        if request_id in self._open:
+            self._connector.restart(request_id)
+
     def stop_growing(self, request_id: str, reason: str) -> None:
         """The KV that was being offered will not be completed here."""
         if request_id in self._open:
@@ -109,51 +121,87 @@ class Transfers:
         if request_id in self._published:
             self._connector.withdraw(request_id, "the request was aborted")
 
-    def begin(self) -> None:
-        """Start fetching for waiting requests, oldest first, as far as there is room."""
-        scheduler = self._scheduler
-        while scheduler.waiting and scheduler.has_room():
-            request = scheduler.waiting[0]
-            if request.remote is None or not self._begin(request, request.remote):
-                return
+    def subscribe(self, request: Request, ref: KVRef) -> None:
+        """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
+        needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
+        insort(self._scheduler.remote, request, key=lambda r: r.order)
+        try:
+            _check_ref(ref, request, self._scheduler.blocks.block_size)
+            self._fetches[request.key] = _Fetch(request, needed, self._connector.fetch(ref, needed))
+        except TransferError as error:
+            self._fall_back(request, error)
 
-    def _begin(self, request: Request, ref: KVRef) -> bool:
-        """False if the request must keep waiting for blocks."""
-        blocks = self._scheduler.blocks
+    def begin(self) -> None:
+        """Give blocks to requests whose KV comes from elsewhere: those that can be copied now, then
+        those that are still being computed there, each oldest first.
+
+        The latter give theirs up again for the former, and for an older request that cannot start:
+        they hold nothing yet, while their producer may be waiting for the former's to be fetched.
+        """
+        starved = self._scheduler.starved
+        if starved is not None:
+            self._unplace(lambda request: request.order > starved.order)
+        fetches = [self._fetches[request.key] for request in self._scheduler.remote]
+        for fetch in sorted(fetches, key=lambda f: not f.load.fed):
+            if starved is not None and fetch.request.order > starved.order:
+                continue
+            if any(load is fetch.load for load, _ in self._quarantine):
+                continue
+            while not self._place(fetch):
+                if not fetch.load.fed or not self._unplace(lambda _: True, count=1):
+                    return
+
+    def _unplace(self, which: Callable[[Request], bool], count: int | None = None) -> int:
+        """Take blocks back from loads that nothing has arrived for, youngest first."""
+        unfed = [f.request for f in self._fetches.values() if f.placed and not f.load.fed]
+        chosen = sorted(filter(which, unfed), key=lambda r: r.order, reverse=True)[:count]
+        for request in chosen:
+            self.unplace(request)
+        return len(chosen)
+
+    def unplace(self, request: Request) -> None:
+        """A load gives its blocks up and waits for others."""
+        fetch = self._fetches[request.key]
+        fetch.load.unplace()
+        self._scheduler.loading.remove(request)
+        self._retire(fetch.load, request)
+        request.status = Status.WAITING
+        insort(self._scheduler.remote, request, key=lambda r: r.order)
+
+    def _retire(self, load: KVLoad, request: Request) -> None:
+        """A load's blocks are free, at once or when nothing writes to them any more."""
+        if load.settled:
+            self._scheduler.blocks.release(request.blocks)
+        else:
+            self._quarantine.append((load, request.blocks))
+        request.reset()
+
+    def _place(self, fetch: _Fetch) -> bool:
+        """False if there are no blocks, or too many requests."""
+        request, blocks = fetch.request, self._scheduler.blocks
         total = blocks.blocks_for(len(request.tokens))
         matched = self._scheduler.match_prefix(request)
-        if not blocks.can_allocate(total - len(matched), matched):
+        room = blocks.can_allocate(total - len(matched), matched)
+        if not room or not self._scheduler.has_room():
             return False
-        request.remote = None
-        self._scheduler.waiting.remove(request)
+        self._scheduler.remote.remove(request)
         self._scheduler.take_prefix(request, matched)
         request.blocks += blocks.allocate(total - len(matched)) or []
         request.num_cached = request.num_prompt
-        self._start(request, ref, len(matched))
-        return True
-
-    def _start(self, request: Request, ref: KVRef, held: int) -> None:
-        needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
-        try:
-            _check_ref(ref, request, self._scheduler.blocks.block_size)
-            load = self._connector.fetch(ref, held, request.blocks[held:needed])
-            self._fetches.append(_Fetch(request, ref, load))
-        except TransferError as error:
-            self._connector.decline(ref)
-            self._fall_back(request, error)
+        held = min(len(matched), fetch.num_blocks)
+        fetch.load.place(held, request.blocks[held : fetch.num_blocks])
+        return True
 
     def poll(self) -> list[tuple[Request, TransferError]]:
         """Advance transfers; returns requests that fail because of one. Those whose KV is here are
         running, and in `arrived` until the caller takes them."""
-        waiting = [r.remote for r in self._scheduler.waiting if r.remote is not None]
-        self._connector.keep(waiting)
         for request_id in self._connector.poll():
             self._scheduler.blocks.release(self._published.pop(request_id, []))
         self._settle()
         failed: list[tuple[Request, TransferError]] = []
-        for fetch in list(self._fetches):
+        for fetch in list(self._fetches.values()):
             try:
                 arrival = fetch.load.poll()
                 if arrival is not None:
@@ -165,18 +213,16 @@ class Transfers:
         return failed
 
     def _give_up(self, fetch: _Fetch, error: TransferError) -> None:
-        """The fetch has failed: its blocks wait until nothing writes to them, its request computes
+        """The load has failed: its blocks wait until nothing writes to them, its request computes
         its KV in others."""
-        request = fetch.request
-        self._fetches.remove(fetch)
+        del self._fetches[fetch.request.key]
         fetch.load.cancel()
-        self._quarantine.append((fetch.load, request.blocks))
-        request.blocks = []
-        self._fall_back(request, error)
+        self._retire(fetch.load, fetch.request)
+        self._fall_back(fetch.request, error)
 
     def _arrived(self, fetch: _Fetch, arrival: KVArrival) -> None:
         request = fetch.request
-        self._fetches.remove(fetch)
+        del self._fetches[request.key]
         self.fetched += 1
         request.num_computed = min(arrival.num_tokens, len(request.tokens) - 1)
         request.rope_delta = arrival.rope_delta
@@ -189,23 +235,20 @@ class Transfers:
         """The request computes its KV itself, from scratch."""
         logger.warning("request %s: KV not fetched, computing it: %s", *request.key[:1], error)
         self.failed += 1
-        self._scheduler.loading.remove(request)
-        self._scheduler.blocks.release(request.blocks)
-        request.reset()
+        for queue in (self._scheduler.loading, self._scheduler.remote):
+            if request in queue:
+                queue.remove(request)
         request.num_cached = None
         self._scheduler.add(request)
 
-    def abort(self, request: Request) -> bool:
-        """Stop a fetch under way; True if its blocks stay in quarantine until it has settled."""
-        fetch = next((f for f in self._fetches if f.request is request), None)
-        if fetch is None:
-            if request.remote is not None:
-                self._connector.decline(request.remote)
-            return False
-        self._fetches.remove(fetch)
-        fetch.load.cancel()
-        self._quarantine.append((fetch.load, self._scheduler.finish(request, keep_blocks=True)))
-        return True
+    def abort(self, request: Request) -> None:
+        """Stop loading a request's KV, and remove it; blocks that may still be written to follow
+        when they are free."""
+        fetch = self._fetches.pop(request.key, None)
+        if fetch is not None:
+            fetch.load.cancel()
+            self._retire(fetch.load, request)
+        self._scheduler.finish(request)
 
     def _settle(self) -> None:
         for load, blocks in list(self._quarantine):

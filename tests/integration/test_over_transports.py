@@ -1,40 +1,23 @@
 """E+P+D over each transport, through real processes: the tokens of `generate()`, nothing left."""
 
-import importlib.util
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
 from tests.integration.clients import all_tokens, tokens
+from tests.integration.transports import TRANSPORTS, flags_of, need
 from tests.reference import reference_generate
 from tests.stack import Process, Stack, call, idle, proxy, running
 
-PACKAGES = {"shm": "", "shared_storage": "", "nixl": "nixl", "ucx": "ucxx"}
 TOKENS = 12
 
 
-@pytest.fixture(scope="module", params=list(PACKAGES))
+@pytest.fixture(scope="module", params=list(TRANSPORTS))
 def transport(request: pytest.FixtureRequest) -> str:
-    package = PACKAGES[request.param]
-    if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    need(request.param)
     return str(request.param)
-
-
-def configs(transport: str, root: Path) -> tuple[str, ...]:
-    """The flags of a worker. Files are given as vLLM's JSON, the others by their short names."""
-    if transport != "shared_storage":
-        return ("--ec-transfer-config", transport, "--kv-transfer-config", transport)
-    ec = {
-        "ec_connector": "ECExampleConnector",
-        "ec_role": "ec_both",
-        "ec_connector_extra_config": {"shared_storage_path": str(root)},
-    }
-    return ("--ec-transfer-config", json.dumps(ec))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +26,7 @@ def fleet(
 ) -> Iterator[tuple[Stack, Process]]:
     """Two encoders, a prefill and a decode worker behind a proxy."""
     root = tmp_path_factory.mktemp("shared")
-    flags = configs(transport, root)
+    flags = flags_of(transport, root)
     with running(model_dir("qwen3_vl")) as stack:
         encoders = [stack.start("services.encoder", *flags) for _ in range(2)]
         chunks = ("--max-num-batched-tokens", "96")

@@ -1,0 +1,47 @@
+"""Pools that hold one request, and 32 requests at once: all are answered, and rightly."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.conversations import LONG, asking, picture
+from tests.integration.clients import all_tokens, complete
+from tests.integration.transports import TRANSPORTS, flags_of, need
+from tests.reference import reference_generate
+from tests.stack import call, idle, proxy, running
+
+TOKENS = 6
+ROWS = 64  # embeddings of a picture
+ROW_BYTES = 128 * 4  # of the tiny model, fp32
+FILE_HEADERS = 1024  # of two files; memory has none
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_32_requests_through_pools_for_one(
+    transport: str, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """Two pictures each; EC store, embedding cache and both KV pools have room for one request."""
+    need(transport)
+    model = model_dir("qwen2_5_vl")
+    cases = [asking(picture(100 + i), "or", picture(200 + i % 5), LONG) for i in range(32)]
+    expected = [reference_generate(model, case, TOKENS) for case in cases]
+    with running(model) as stack:
+        size = 2 * ROWS * ROW_BYTES
+        blocks = ("--num-gpu-blocks-override", "16", "--max-num-batched-tokens", "64")
+        config = flags_of(transport, tmp_path, ec_buffer_size=size + FILE_HEADERS)
+        held = ("--embedding-cache-bytes", str(size))
+        encoder = stack.start("services.encoder", *config)
+        prefill = stack.start("services.prefill", *config, *held, *blocks)
+        decode = stack.start("services.decode", *config, *held, *blocks)
+        for worker in (encoder, prefill, decode):
+            worker.wait_ready()
+        server = proxy(stack, [encoder], [prefill], [decode])
+        usage = complete(server, cases[0], max_tokens=TOKENS)["usage"]
+        assert 8 * 16 < usage["total_tokens"] <= 16 * 16
+        assert all_tokens(server, cases, max_tokens=TOKENS) == expected
+        for worker in (encoder, prefill, decode):
+            idle(worker)
+        counters = call(f"{decode.url}/integrity")[1]["counters"]
+        assert counters["kv_fetched"] == 33
+        assert counters["kv_failed"] == 0
