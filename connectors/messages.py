@@ -37,10 +37,11 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class KVWant(msgspec.Struct, tag=True):
-    """Send me the KV of a request as it becomes ready, from block `first` of its table on."""
+    """Send me the KV of a request as it becomes ready. It may not have come to the producer yet if
+    it is `growing`."""
 
     request_id: str
-    first: int
+    growing: bool
     version: int = PROTOCOL_VERSION
 
 
@@ -159,5 +160,11 @@ class Heartbeat(msgspec.Struct, tag=True):
     version: int = PROTOCOL_VERSION
 
 
+class Alive(msgspec.Struct, tag=True):
+    """Answer to `Heartbeat`: there may be nothing to tell for long."""
+
+
 FromConsumer = Hello | KVWant | KVFetched | ECWant | ECDone | ECForget | Release | Heartbeat
-FromProducer = Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | ECLost | ECHeld | Held
+FromProducer = (
+    Welcome | Refused | KVReady | KVEnd | KVGone | ECGrant | ECLost | ECHeld | Held | Alive
+)

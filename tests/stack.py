@@ -149,6 +149,7 @@ def idle(process: Process, timeout_s: float = 10.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         _, report = call(f"{process.url}/integrity")
+        assert "gauges" in report, "\n".join((str(report), *process.log))
         gauges = report["gauges"]
         busy = sum(
             gauges.get(name, 0.0)

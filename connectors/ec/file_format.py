@@ -36,8 +36,8 @@ def save(path: Path, tensors: Tensors) -> int:
 def _move(temporary: Path, path: Path) -> None:
     """Into a folder that another writer may be removing at this moment."""
     for _ in range(_TRIES):
-        path.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            path.parent.mkdir(exist_ok=True)
             temporary.replace(path)
             return
     raise TransferError(f"the folder of {path.parent.name[:16]} vanishes again and again")

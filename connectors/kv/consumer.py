@@ -104,6 +104,7 @@ class Fetch(KVLoad):
         self.held: bool | None = None
         self._consumer = consumer
         self._num_blocks = num_blocks
+        self._since = time.monotonic()
         self._peer: str | None = None
         self._ready: list[int] = []
         self._place: Sequence[int] | None = None
@@ -199,14 +200,16 @@ class Fetch(KVLoad):
     def _connect(self) -> None:
         self._peer = self._consumer.peers.ready(self.address, REGION)
         if self._peer is not None:
-            self._consumer.client.send(self.address, KVWant(self.ref.request_id, 0))
+            self._consumer.client.send(self.address, KVWant(self.ref.request_id, self.ref.growing))
 
     def _check_peer(self) -> None:
+        """Notice a producer that is gone, or has said nothing for too long since it was asked."""
         client = self._consumer.client
+        silent_s = min(client.silent_s(self.address), time.monotonic() - self._since)
         if client.broken(self.address):
             self._consumer.peers.lost(self.address)
             self._error = self._error or TransferError("the producer is gone")
-        elif client.silent_s(self.address) > self._consumer.options.silence_s:
+        elif silent_s > self._consumer.options.silence_s:
             self._error = self._error or TransferTimeout("the producer is silent")
 
     def cancel(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from connectors.leases import LeaseTable
 from connectors.messages import (
+    Alive,
     Heartbeat,
     Held,
     KVEnd,
@@ -35,6 +37,14 @@ class _Offer:
     end: KVEnd | None = None
 
 
+@dataclass(frozen=True)
+class _Early:
+    """A consumer that was placed before the request came here."""
+
+    consumer: Sender
+    until: float
+
+
 class KVProducer:
     """An offer begins with `open`, grows with `extend`, is complete with `end`, and ends when its
     consumer has it, gives it up, stops renewing its lease, or the engine withdraws it."""
@@ -43,7 +53,7 @@ class KVProducer:
         self.leases: LeaseTable[str] = LeaseTable(lease_s)
         self._offers: dict[str, _Offer] = {}
         self._ended: list[str] = []
-        self._early: OrderedDict[str, tuple[KVWant, Sender]] = OrderedDict()
+        self._early: OrderedDict[str, _Early] = OrderedDict()
         server.on(KVWant, self._wanted)
         server.on(KVFetched, self._fetched)
         server.on(Release, self._released)
@@ -55,7 +65,7 @@ class KVProducer:
         self._offers[request_id] = _Offer(generation)
         early = self._early.pop(request_id, None)
         if early is not None:
-            self._wanted(*early)
+            self._offers[request_id].consumer = early.consumer
         return generation
 
     def extend(self, request_id: str, blocks: Sequence[int]) -> None:
@@ -99,6 +109,9 @@ class KVProducer:
             self._ended.append(request_id)
             if offer.consumer is not None:
                 offer.consumer(KVGone(request_id, "the lease has lapsed"))
+        while self._early and next(iter(self._early.values())).until <= time.monotonic():
+            request_id, early = self._early.popitem(last=False)
+            early.consumer(KVGone(request_id, "the request never came"))
         ended, self._ended = self._ended, []
         return ended
 
@@ -114,15 +127,14 @@ class KVProducer:
 
     def _wanted(self, message: KVWant, consumer: Sender) -> None:
         offer = self._offers.get(message.request_id)
-        if offer is None:
-            # The consumer was placed before the request came here: it is told later.
-            self._early[message.request_id] = message, consumer
-            if len(self._early) > _MAX_EARLY:
-                self._early.popitem(last=False)
-            return
-        offer.consumer = consumer
-        offer.sent = max(0, message.first)
-        self._tell(message.request_id, offer)
+        if offer is not None:
+            offer.consumer, offer.sent = consumer, 0
+            self._tell(message.request_id, offer)
+        elif message.growing and len(self._early) < _MAX_EARLY:
+            until = time.monotonic() + self.leases.seconds
+            self._early[message.request_id] = _Early(consumer, until)
+        else:
+            consumer(KVGone(message.request_id, "nothing is held under this name"))
 
     def _fetched(self, message: KVFetched, consumer: Sender) -> None:
         held = self.leases.holds(message.request_id, message.generation)
@@ -145,6 +157,7 @@ class KVProducer:
         self._ended.append(request_id)
 
     def _heartbeat(self, message: Heartbeat, consumer: Sender) -> None:
+        consumer(Alive())
         for request_id in message.request_ids:
             if not self.leases.renew(request_id) and request_id not in self._early:
                 consumer(KVGone(request_id, "nothing is held under this name"))

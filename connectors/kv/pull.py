@@ -42,7 +42,8 @@ class PullKV(KVConnector):
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         block_bytes = elements * dtype.itemsize
         memory = self._node.transport.allocate(REGION, num_blocks * block_bytes, self._device)
-        options = ConsumerOptions(block_bytes, self._options.lease_s / 3, self._options.timeout_s)
+        heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
+        options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
         self._consumer = KVConsumer(node.client, node.peers, node.transport, options)
         return memory.view(dtype).view(num_blocks, elements)

@@ -50,17 +50,19 @@ class GenerateCore:
         try:
             self._validate(source)
             request = self._make(source)
+            ref = _remote(source)
         except TriptychError as error:
             return [
                 RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
             ]
-        ref = _remote(source)
         self._register(request)
         if ref is not None:
             self.transfers.subscribe(request, ref)
         else:
             self.scheduler.add(request)
             self.scheduler.embeddings.pin(request)
+        if request.hands_over:
+            self.transfers.open(request)
         return []
 
     def _register(self, request: Request) -> None:
@@ -280,6 +282,7 @@ class GenerateCore:
         if request.hands_over and request.blocks:
             self.transfers.hold(request)
         else:
+            self.transfers.stop_growing(request.source.request_id, "every choice has ended")
             self.scheduler.finish(request)
 
     def check_integrity(self) -> list[str]:

@@ -64,14 +64,15 @@ class Transfers:
         """Whether requests can be handed over to and from here at all."""
         return self._connector.shares
 
+    def open(self, request: Request) -> None:
+        """A request that another worker will decode is here; that worker may be asking already."""
+        self._open.add(request.source.request_id)
+        self._connector.open(request.source.request_id)
+
     def grown(self, request: Request) -> None:
         """Tell whoever will decode a request which of its blocks are complete by now."""
-        request_id = request.source.request_id
-        if request_id not in self._open:
-            self._open.add(request_id)
-            self._connector.open(request_id)
         full = request.num_computed // self._scheduler.blocks.block_size
-        self._connector.extend(request_id, request.blocks[:full])
+        self._connector.extend(request.source.request_id, request.blocks[:full])
 
     def hold(self, request: Request) -> None:
         """A request that hands over has put out its token: keep its KV until `hand_over`."""

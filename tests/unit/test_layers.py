@@ -24,6 +24,7 @@ ALLOWED = {
         "connectors", "protocol",
     },
     "services.master": {"services.master", "services.http", "protocol"},
+    "services.mock": {"services.mock", "services.http", "services.frontend", "protocol"},
     "proxy": {"proxy", "services.frontend", "services.http", "protocol"},
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
     "services": set(),
@@ -32,7 +33,7 @@ ALLOWED = {
 OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")
 LIGHT = (
     "protocol.generate", "services.frontend.render", "services.http.server", "proxy.__main__",
-    "services.worker.main",
+    "services.worker.main", "services.master.__main__", "services.mock.main",
 )  # fmt: skip
 
 

@@ -1,0 +1,230 @@
+"""A mock engine on an event loop's clock: requests in, outputs to whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Coroutine
+from typing import Any
+
+from protocol.errors import from_info
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.mock.engine import Engine, Step
+from services.mock.loads import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
+from services.mock.offers import OfferBody
+from services.mock.peers import Peers
+from services.mock.publisher import Publisher
+
+_STEPS_AT_ONCE = 64
+_TICK_S = 0.001  # the resolution of the loop's timers
+
+
+class _Sink:
+    """Outputs of one request. With `whole` its reader is woken only when all choices have ended."""
+
+    def __init__(self, choices: int, *, whole: bool) -> None:
+        self.left = choices
+        self.outputs: list[RequestOutput] = []
+        self.waiter: asyncio.Future[None] | None = None
+        self._whole = whole
+
+    def put(self, output: RequestOutput) -> None:
+        self.outputs.append(output)
+        failed = output.error is not None
+        self.left = 0 if failed else self.left - (output.finish_reason is not None)
+        if (
+            self.waiter is not None
+            and not self.waiter.done()
+            and (not self._whole or not self.left)
+        ):
+            self.waiter.set_result(None)
+
+    async def take(self) -> list[RequestOutput]:
+        """What has come since the last time; raises the request's error."""
+        if not self.outputs or (self._whole and self.left):
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        outputs, self.outputs = self.outputs, []
+        if outputs[-1].error is not None:
+            raise from_info(outputs[-1].error)
+        return outputs
+
+
+class Driver:
+    """Owns an engine; every use of it goes through here, on one event loop."""
+
+    def __init__(self, engine: Engine, peers: Peers, publisher: Publisher | None = None) -> None:
+        self.engine = engine
+        self._peers = peers
+        self._publisher = publisher
+        self._sinks: dict[str, _Sink] = {}
+        self._encoding: dict[str, asyncio.Queue[EncodeOutput]] = {}
+        self._offered: dict[str, list[asyncio.Future[None]]] = {}
+        self._stored: dict[str, list[asyncio.Future[None]]] = {}
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._timer: asyncio.Handle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def generate(
+        self, request: GenerateRequest, local: Collection[str] = (), *, whole: bool = False
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Run a request; yields what it gains, all at once if `whole`.
+
+        Ends when every choice has finished. Closing the iterator earlier aborts the request. An
+        error of the engine is raised.
+        """
+        sink = _Sink(len(request.emitted) or request.sampling.n, whole=whole)
+        self.engine.add(request, time.monotonic(), local)
+        self._sinks[request.request_id] = sink
+        self.wake()
+        try:
+            while sink.left or sink.outputs:
+                yield await sink.take()
+        finally:
+            del self._sinks[request.request_id]
+            if sink.left:
+                self.abort([request.request_id])
+
+    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
+        """Encode items; one output each, in the order of `request.items`."""
+        queue: asyncio.Queue[EncodeOutput] = asyncio.Queue()
+        wanted = {item.mm_hash for item in request.items}
+        outputs: dict[str, EncodeOutput] = {}
+        for output in self.engine.add_encode(request, time.monotonic()):
+            outputs[output.mm_hash] = output
+        self._encoding[request.request_id] = queue
+        self.wake()
+        try:
+            while wanted - outputs.keys():
+                output = await queue.get()
+                outputs[output.mm_hash] = output
+        finally:
+            del self._encoding[request.request_id]
+            if wanted - outputs.keys():
+                self.abort([request.request_id])
+        return [outputs[item.mm_hash] for item in request.items]
+
+    def abort(self, request_ids: Collection[str], index: int | None = None) -> None:
+        """Stop requests, or one choice of each; their iterators yield nothing more."""
+        self.engine.abort(request_ids, index)
+        self.wake()
+
+    async def offer(self, request_id: str, wait_s: float) -> OfferBody | str | None:
+        """The KV offered for a request, waiting for one that is still computed or not here yet.
+
+        None after `wait_s`; the reason if it has become certain that there will be no offer.
+        """
+        found = self.engine.offers.find(request_id, time.monotonic())
+        if found is not None or wait_s <= 0:
+            return found
+        settled = await self._wait(self._offered, request_id, wait_s)
+        found = self.engine.offers.find(request_id, time.monotonic())
+        if found is None and settled:
+            return "the request has ended and nothing is held for it"
+        return found
+
+    async def embedding(self, mm_hash: str, wait_s: float) -> int | None:
+        """Rows of an embedding in the store, waiting until it is there."""
+        found = self.engine.store.find(mm_hash)
+        if found is None and wait_s > 0:
+            await self._wait(self._stored, mm_hash, wait_s)
+            found = self.engine.store.find(mm_hash)
+        return found
+
+    async def _wait(
+        self, waiters: dict[str, list[asyncio.Future[None]]], name: str, seconds: float
+    ) -> bool:
+        future = self._loop.create_future()
+        waiters.setdefault(name, []).append(future)
+        try:
+            done, _ = await asyncio.wait((future,), timeout=seconds)
+            return bool(done)
+        finally:
+            waiters[name].remove(future)
+            if not waiters[name]:
+                del waiters[name]
+
+    def wake(self) -> None:
+        """Run the engine soon: something has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        for _ in range(_STEPS_AT_ONCE):
+            now = time.monotonic()
+            step = self.engine.step(now)
+            self._dispatch(step)
+            if step.next_time is None:
+                return
+            if step.next_time > now:
+                delay = max(_TICK_S, step.next_time - time.monotonic())
+                self._timer = self._timer or self._loop.call_later(delay, self._run)
+                return
+        self.wake()
+
+    def _dispatch(self, step: Step) -> None:
+        for output in step.outputs:
+            sink = self._sinks.get(output.request_id)
+            if sink is not None:
+                sink.put(output)
+        for item in step.encoded:
+            _release(self._stored.get(item.mm_hash))
+            queue = self._encoding.get(item.request_id)
+            if queue is not None:
+                queue.put_nowait(item)
+        for request_id in step.settled:
+            _release(self._offered.get(request_id))
+        for action in step.actions:
+            self._act(action)
+        if self._publisher is not None:
+            self._publisher.publish(step.kv_events, step.ec_events)
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case AskKV(request_id):
+                self._start(self._ask_kv(action), request_id)
+            case ConfirmKV(request_id):
+                self._start(self._confirm_kv(action), request_id)
+            case KeepKV(ref):
+                self._start(self._peers.keep(ref), "")
+            case ReleaseKV(ref):
+                for task in [t for t, name in self._tasks.items() if name == ref.request_id]:
+                    task.cancel()
+                self._start(self._peers.release(ref), "")
+            case AskEmbedding(mm_hash):
+                self._start(self._ask_embedding(action), mm_hash)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work)
+        self._tasks[task] = name
+        task.add_done_callback(self._tasks.pop)
+
+    async def _ask_kv(self, action: AskKV) -> None:
+        answer = await self._peers.ask(action.ref)
+        self.engine.kv_answered(action.request_id, answer, time.monotonic())
+        self.wake()
+
+    async def _confirm_kv(self, action: ConfirmKV) -> None:
+        held = await self._peers.confirm(action.ref, action.generation)
+        self.engine.kv_confirmed(action.request_id, held)
+        self.wake()
+
+    async def _ask_embedding(self, action: AskEmbedding) -> None:
+        answer = await self._peers.embedding(action.mm_hash, action.host, action.port)
+        self.engine.embedding_found(action.mm_hash, answer, time.monotonic())
+        self.wake()
+
+    def close(self) -> None:
+        """Stop; whoever still waits is left waiting."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _release(waiters: list[asyncio.Future[None]] | None) -> None:
+    for future in waiters or ():
+        if not future.done():
+            future.set_result(None)

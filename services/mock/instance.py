@@ -1,0 +1,183 @@
+"""One mock worker: its engine, its name, its faults and the requests it has taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from protocol.errors import ModelNotFound, RequestAborted, TriptychError, Unavailable
+from protocol.registry import InstanceInfo
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.mock.config import MockConfig
+from services.mock.driver import Driver
+from services.mock.engine import Engine
+from services.mock.faults import Fault, Faults, parse_faults
+from services.mock.offers import kv_ref
+from services.mock.peers import Peers
+from services.mock.publisher import Publisher
+from services.mock.reports import counters_of, gauges_of, load_of
+from services.mock.settings import EngineSettings
+from services.mock.timing import Noise
+
+_RETRY_AFTER_S = 1.0
+_ANSWERED_S = 0.01  # until the answer to the request for a fault is on its way
+
+
+@dataclass
+class Instance:
+    """Handed to every route; owns nothing global. `refuse` closes the port for some seconds, 0 for
+    good."""
+
+    config: MockConfig
+    settings: EngineSettings
+    engine: Engine
+    driver: Driver
+    faults: Faults
+    publisher: Publisher | None = None
+    draining: bool = False
+    in_flight: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    started: float = field(default_factory=time.time)
+    refuse: Callable[[float], None] = lambda duration_s: None
+    _calm: asyncio.TimerHandle | None = None
+
+    @staticmethod
+    def create(
+        config: MockConfig,
+        shared: EngineSettings,
+        port: int,
+        number: int,
+        peers: Peers,
+        publisher: Publisher | None,
+    ) -> Instance:
+        """The worker number `number` of this process."""
+        settings = replace(
+            shared, instance_id=uuid.uuid4().hex, generation=uuid.uuid4().hex[:16], port=port
+        )
+        engine = Engine(settings, config.timing(), Noise(config.jitter, config.seed + number))
+        faults = Faults(parse_faults(config.faults or "[]"), config.seed + number)
+        driver = Driver(engine, peers, publisher)
+        return Instance(config, settings, engine, driver, faults, publisher)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.settings.host}:{self.settings.port}"
+
+    def check_model(self, name: str | None) -> None:
+        """`ModelNotFound` unless `name` is empty or the model served here."""
+        names = {self.config.model, *self.config.served_model_name.replace(" ", "").split(",")}
+        if name and name not in names:
+            raise ModelNotFound(f"the model '{name}' is not served here", param="model")
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in while it is here; `Unavailable` if the worker is full or drains."""
+        if self.draining:
+            raise Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        if self.in_flight >= self.config.max_num_queued:
+            raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def generate(
+        self, request: GenerateRequest, local: Collection[str] = (), *, whole: bool = False
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """Run a request here; see `Driver.generate`."""
+        with self.admitted():
+            steps = self.driver.generate(request, local, whole=whole)
+            async with contextlib.aclosing(steps):
+                async for outputs in steps:
+                    self.finished.update(o.finish_reason for o in outputs if o.finish_reason)
+                    yield outputs
+
+    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
+        with self.admitted():
+            return await self.driver.encode(request)
+
+    def observe(self, error: TriptychError) -> None:
+        """Count an error that is about to be answered."""
+        self.errors["aborted" if isinstance(error, RequestAborted) else error.code] += 1
+
+    def info(self) -> InstanceInfo:
+        """For the master."""
+        settings = self.settings
+        growing = settings.generates and self.config.growing_kv and settings.role != "pdfusion"
+        return InstanceInfo(
+            instance_id=settings.instance_id,
+            role=settings.role,
+            url=self.url,
+            model=self.config.name,
+            generation=settings.generation,
+            revision=settings.revision,
+            dialect="openai" if self.config.dialect == "openai" else "tokens",
+            block_size=settings.block_size,
+            max_running=settings.max_num_seqs,
+            kv_bytes_per_token=settings.kv_bytes_per_token if settings.generates else 0,
+            kv_endpoint=kv_ref(settings).to_params() if growing else None,
+            events=self.publisher.sources if self.publisher is not None else [],
+            load=load_of(self.engine),
+        )
+
+    def server_info(self) -> dict[str, Any]:
+        """What a proxy or master needs to know; the keys are the real workers'."""
+        info = self.info()
+        return {
+            "instance_id": info.instance_id,
+            "role": info.role,
+            "dialect": info.dialect,
+            "model": info.model,
+            "revision": info.revision,
+            "parameter_bytes": {},
+            "num_blocks": self.settings.num_blocks if self.settings.generates else 0,
+            "block_size": info.block_size,
+            "max_model_len": self.settings.max_model_len,
+            "kv_transfer_params": info.kv_endpoint,
+        }
+
+    def begin(self, faults: Sequence[Fault]) -> None:
+        """Rules that concern the worker as a whole take effect."""
+        loop = asyncio.get_running_loop()
+        for fault in faults:
+            if fault.kind == "refuse":
+                loop.call_later(_ANSWERED_S, self.refuse, fault.duration_s)
+            elif fault.kind == "slow":
+                self.calm()
+                self.engine.noise.slow = fault.factor
+                if fault.duration_s:
+                    self._calm = loop.call_later(fault.duration_s, self.calm)
+
+    def calm(self) -> None:
+        """Work takes its usual time again."""
+        self.engine.noise.slow = 1.0
+        if self._calm is not None:
+            self._calm.cancel()
+            self._calm = None
+
+    def metrics(self) -> bytes:
+        """Prometheus text format, under the real workers' names."""
+        lines: list[str] = []
+
+        def add(kind: str, name: str, value: float, labels: str = "") -> None:
+            label = f'{{role="{self.settings.role}"{labels}}}'
+            lines.append(f"# TYPE triptych:{name} {kind}\ntriptych:{name}{label} {value}\n")
+
+        for name, value in gauges_of(self.engine).items():
+            add("gauge", name, value)
+        add("gauge", "num_requests_in_flight", self.in_flight)
+        for name, value in counters_of(self.engine).items():
+            add("counter", f"{name}_total", value)
+        for reason, count in sorted(self.finished.items()):
+            add("counter", "request_success_total", count, f',finished_reason="{reason}"')
+        for code, count in sorted(self.errors.items()):
+            add("counter", "request_errors_total", count, f',code="{code}"')
+        return "".join(lines).encode()

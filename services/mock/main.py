@@ -1,0 +1,153 @@
+"""Start mock workers of one role and serve until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+import zmq.asyncio
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.settings import describe, resolve
+from services.http.server import bind
+from services.mock import openai_api, status_api, tokens_api
+from services.mock.config import MockConfig
+from services.mock.instance import Instance
+from services.mock.peers import (
+    ASK_PATH,
+    CONFIRM_PATH,
+    EMBEDDINGS_PATH,
+    RELEASE_PATH,
+    Peers,
+)
+from services.mock.publisher import Publisher
+from services.mock.registration import Registration
+from services.mock.server import Handler, Routes, Server
+from services.mock.settings import EngineSettings
+
+logger = logging.getLogger("mock")
+_MAX_SOCKETS = 65_536
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for a bad configuration."""
+    try:
+        config = resolve(MockConfig, sys.argv[1:] if argv is None else argv, prog="services.mock")
+        logging.basicConfig(
+            level=config.log_level.upper(), format="%(asctime)s %(levelname)s mock: %(message)s"
+        )
+        logger.info("configuration:\n%s", describe(config))
+        uvloop.run(serve(config))
+    except (ConfigError, InvalidRequest) as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def serve(config: MockConfig) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    _allow_many_files()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        peers = Peers(config.encoders)
+        stack.push_async_callback(peers.close)
+        servers = await _open_all(config, peers, stack)
+        registration = Registration(
+            [server.instance for server in servers], config.masters, config.heartbeat_interval
+        )
+        stack.push_async_callback(registration.close)
+        registration.start()
+        for server in servers:
+            server.instance.begin(server.instance.faults.rules)
+        await stop.wait()
+
+
+async def _open_all(
+    config: MockConfig, peers: Peers, stack: contextlib.AsyncExitStack
+) -> list[Server]:
+    """Every worker listens, and says so in a line of its own: scripts and tests wait for it."""
+    shared = config.settings()
+    context = zmq.asyncio.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    stack.callback(context.destroy, linger=0)
+    table = routes(config)
+    servers = []
+    for number in range(config.count):
+        port = config.port + number if config.port else 0
+        listener = bind(config.host, port)
+        publisher = _publisher(config, shared, context)
+        if publisher is not None:
+            stack.push_async_callback(publisher.close)
+        port = listener.getsockname()[1]
+        instance = Instance.create(config, shared, port, number, peers, publisher)
+        server = Server(instance, table)
+        await server.open(listener)
+        stack.push_async_callback(server.close)
+        servers.append(server)
+    lines = [f"mock-{config.role} ready on {server.instance.url}" for server in servers]
+    print("\n".join(lines), flush=True)
+    return servers
+
+
+def _publisher(
+    config: MockConfig, shared: EngineSettings, context: zmq.asyncio.Context
+) -> Publisher | None:
+    if not config.publishes:
+        return None
+    return Publisher(context, config.host, blocks=shared.generates, embeddings=shared.encodes)
+
+
+def routes(config: MockConfig) -> Routes:
+    """What a worker of this role answers."""
+    table: dict[tuple[str, str], Handler] = {
+        ("GET", "/health"): status_api.health,
+        ("GET", "/ready"): status_api.ready,
+        ("GET", "/version"): status_api.show_version,
+        ("GET", "/load"): status_api.load,
+        ("GET", "/metrics"): status_api.metrics,
+        ("GET", "/integrity"): status_api.integrity,
+        ("GET", "/v1/models"): status_api.list_models,
+        ("POST", "/tokenize"): status_api.tokenize,
+        ("POST", "/detokenize"): status_api.detokenize,
+        ("GET", "/faults"): status_api.show_faults,
+        ("POST", "/faults"): status_api.add_faults,
+        ("DELETE", "/faults"): status_api.clear_faults,
+        ("POST", "/reset_prefix_cache"): status_api.reset_prefix_cache,
+        ("POST", "/reset_encoder_cache"): status_api.reset_encoder_cache,
+        ("POST", "/drain"): status_api.drain,
+        ("POST", "/abort_requests"): tokens_api.abort,
+        ("POST", ASK_PATH): tokens_api.kv_ask,
+        ("POST", CONFIRM_PATH): tokens_api.kv_confirm,
+        ("POST", RELEASE_PATH): tokens_api.kv_release,
+        ("GET", EMBEDDINGS_PATH): tokens_api.embedding,
+        ("POST", CHAT_PATH): openai_api.chat,
+    }
+    if config.role != "encode":
+        table["POST", COMPLETIONS_PATH] = openai_api.completions
+    if config.dialect == "openai":
+        return table
+    table["GET", "/server_info"] = status_api.server_info
+    table["POST", ABORT_PATH] = tokens_api.abort
+    if config.role != "encode":
+        table["POST", GENERATE_PATH] = tokens_api.generate
+    if config.role in ("encode", "pdfusion"):
+        table["POST", ENCODE_PATH] = tokens_api.encode
+    return table
+
+
+def _allow_many_files() -> None:
+    """Hundreds of workers need more descriptors than the usual soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))

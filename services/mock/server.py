@@ -1,0 +1,129 @@
+"""The HTTP side of a mock worker: a socket, routes, answers that can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from protocol.errors import InternalError, PayloadTooLarge, TriptychError
+from services.http.server import bind
+from services.mock.answering import Answering, Cut
+from services.mock.instance import Instance
+
+logger = logging.getLogger("mock")
+Handler = Callable[[Instance, Answering], Awaitable[web.StreamResponse]]
+Routes = Mapping[tuple[str, str], Handler]
+_BACKLOG = 1024
+
+
+class Server:
+    """Listens for one instance. Call `open`, then `close`; it may be opened again."""
+
+    def __init__(self, instance: Instance, routes: Routes) -> None:
+        self.instance = instance
+        self._routes = routes
+        instance.refuse = self.refuse
+        self._listening: asyncio.Server | None = None
+        self._reopen: asyncio.TimerHandle | None = None
+        self._protocols = web.Server(
+            self._handle,
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=75.0,
+        )
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        size = self.instance.config.max_body_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+
+    async def open(self, listener: socket.socket | None = None) -> None:
+        """Accept connections on the instance's port, bound already or bound here; `ConfigError` if
+        it is taken."""
+        if self._listening is not None:
+            return
+        settings = self.instance.settings
+        listener = listener or bind(settings.host, settings.port)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._protocols, sock=listener, backlog=_BACKLOG)
+
+    def refuse(self, duration_s: float) -> None:
+        """Close the port and cut every connection; open it again after `duration_s`, if not 0."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        for protocol in self._protocols.connections:
+            if protocol.transport is not None:
+                protocol.transport.abort()
+        if self._reopen is not None:
+            self._reopen.cancel()
+        if duration_s:
+            loop = asyncio.get_running_loop()
+            self._reopen = loop.call_later(
+                duration_s, lambda: asyncio.ensure_future(self._open_again())
+            )
+
+    async def _open_again(self) -> None:
+        try:
+            await self.open()
+        except TriptychError as error:
+            logger.error("%s cannot be opened again: %s", self.instance.url, error)
+
+    async def close(self) -> None:
+        """Stop listening; connections are cut."""
+        if self._reopen is not None:
+            self._reopen.cancel()
+        self.refuse(0.0)
+        await self._protocols.shutdown(timeout=0.1)
+        self.instance.driver.close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        instance = self.instance
+        answering = Answering(instance, request)
+        try:
+            handler = self._route(request)
+            await answering.begin()
+            return await handler(instance, answering)
+        except Cut:
+            answering.cut()
+            return web.Response()
+        except web.HTTPRequestEntityTooLarge:
+            limit = instance.config.max_body_bytes
+            return answering.error(PayloadTooLarge(f"the request is larger than {limit} bytes"))
+        except TriptychError as error:
+            return answering.error(error)
+        except (asyncio.CancelledError, ConnectionError):
+            instance.errors["aborted"] += 1
+            raise
+        except Exception as error:
+            logger.error("%s %s", request.method, request.path, exc_info=error)
+            return answering.error(InternalError("internal error"))
+
+    def _route(self, request: web.BaseRequest) -> Handler:
+        path = request.path
+        found = self._routes.get((request.method, path))
+        if found is None and path.count("/") == 3:
+            found = self._routes.get((request.method, path.rpartition("/")[0] + "/"))
+        if found is None:
+            missing = TriptychError(f"{request.method} {path}: Not Found")
+            known = any(route[1] == path for route in self._routes)
+            missing.status, missing.code = 405 if known else 404, "invalid_request"
+            missing.type = "invalid_request_error"
+            raise missing
+        return found

@@ -1,0 +1,126 @@
+"""Routes of a mock worker around its work: health, load, caches, faults."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from protocol.errors import InvalidRequest
+from services.http.server import version
+from services.mock.answering import Answering
+from services.mock.chat import text_of
+from services.mock.faults import parse_faults
+from services.mock.instance import Instance
+from services.mock.openai_api import models
+from services.mock.reports import counters_of, gauges_of
+
+_T = TypeVar("_T")
+
+
+class _Tokenize(msgspec.Struct):
+    prompt: str
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[int]
+
+
+def _decoded(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+async def health(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.empty()
+
+
+async def ready(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """200 while requests are taken, 503 while draining."""
+    return answering.empty(503 if instance.draining else 200)
+
+
+async def show_version(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.json({"version": version()})
+
+
+async def load(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.json({"server_load": instance.in_flight})
+
+
+async def metrics(instance: Instance, answering: Answering) -> web.StreamResponse:
+    text = instance.metrics()
+    return web.Response(body=text, headers={"content-type": "text/plain; version=0.0.4"})
+
+
+async def server_info(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.json(instance.server_info())
+
+
+async def list_models(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.json(models(instance))
+
+
+async def tokenize(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Token ids of a text: its UTF-8 bytes."""
+    ids = list(_decoded(answering.body, _Tokenize).prompt.encode())
+    return answering.json(
+        {"tokens": ids, "count": len(ids), "max_model_len": instance.settings.max_model_len}
+    )
+
+
+async def detokenize(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Text of token ids."""
+    tokens = _decoded(answering.body, _Detokenize).tokens
+    return answering.json({"prompt": text_of(tokens)})
+
+
+async def integrity(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Compare the engine's books; `problems` is empty if nothing leaked."""
+    engine = instance.engine
+    report = {
+        "problems": engine.check_integrity(),
+        "gauges": gauges_of(engine),
+        "counters": counters_of(engine),
+    }
+    return answering.json(report)
+
+
+async def reset_prefix_cache(instance: Instance, answering: Answering) -> web.StreamResponse:
+    instance.engine.reset_caches(prefix=True)
+    instance.driver.wake()
+    return answering.empty()
+
+
+async def reset_encoder_cache(instance: Instance, answering: Answering) -> web.StreamResponse:
+    instance.engine.reset_caches(encoder=True)
+    instance.driver.wake()
+    return answering.empty()
+
+
+async def drain(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Take no more requests; those under way finish."""
+    instance.draining = True
+    return answering.json({"in_flight": instance.in_flight})
+
+
+async def show_faults(instance: Instance, answering: Answering) -> web.StreamResponse:
+    return answering.json({"faults": instance.faults.rules, "drawn": instance.faults.drawn})
+
+
+async def add_faults(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """`POST /faults`: a rule or a list of rules, beside those there are."""
+    rules = parse_faults(answering.body)
+    instance.faults.rules += rules
+    instance.begin(rules)
+    return await show_faults(instance, answering)
+
+
+async def clear_faults(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """`DELETE /faults`: everything is right again."""
+    instance.faults.rules.clear()
+    instance.calm()
+    return await show_faults(instance, answering)

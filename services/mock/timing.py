@@ -1,0 +1,105 @@
+"""The timing model: how long a worker with a model would have taken."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from protocol.registry import Rates
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of each kind of work; every duration is divided by `speed`.
+
+    A step takes decode_base_ms + decode_request_ms · batch + decode_context_ms · context for the
+    choices that decode in it, and prefill_base_ms + prefill_token_ms · computed +
+    prefill_cached_ms · reused tokens for the chunks that prefill in it. An encoder run takes
+    encode_base_ms + encode_patch_ms · patches + encode_token_ms · tokens. `speed` inf means that
+    nothing takes any time.
+    """
+
+    encode_base_ms: float = 0.0
+    encode_patch_ms: float = 0.0
+    encode_token_ms: float = 0.0
+    prefill_base_ms: float = 0.0
+    prefill_token_ms: float = 0.0
+    prefill_cached_ms: float = 0.0
+    decode_base_ms: float = 0.0
+    decode_request_ms: float = 0.0
+    decode_context_ms: float = 0.0
+    kv_block_ms: float = 0.0
+    ec_token_ms: float = 0.0
+    speed: float = 1.0
+
+    def encode_s(self, patches: int, tokens: int) -> float:
+        """One encoder run over `patches` patches that become `tokens` embeddings."""
+        total = self.encode_base_ms + self.encode_patch_ms * patches
+        return self._seconds(total + self.encode_token_ms * tokens)
+
+    def prefill_s(self, tokens: int, cached: int) -> float:
+        """The chunks of one step: `tokens` computed, `cached` reused; 0 if there are neither."""
+        if not tokens and not cached:
+            return 0.0
+        total = self.prefill_base_ms + self.prefill_token_ms * tokens
+        return self._seconds(total + self.prefill_cached_ms * cached)
+
+    def decode_s(self, tokens: int, context: int, steps: int = 1) -> float:
+        """`steps` steps that put out `tokens` tokens; `context` adds up, over all of these, the
+        tokens before each."""
+        if not tokens:
+            return 0.0
+        total = self.decode_base_ms * steps + self.decode_request_ms * tokens
+        return self._seconds(total + self.decode_context_ms * context)
+
+    def kv_s(self, blocks: int) -> float:
+        """KV blocks from one worker to another."""
+        return self._seconds(self.kv_block_ms * blocks)
+
+    def embedding_s(self, tokens: int) -> float:
+        """An embedding of `tokens` rows from an encoder."""
+        return self._seconds(self.ec_token_ms * tokens)
+
+    @property
+    def instant_decode(self) -> bool:
+        """True if a decode step takes no time, so that no order of steps can be observed."""
+        return self.decode_s(1, 1) == 0.0
+
+    def rates(self, patches_per_token: float, row_bytes: int) -> Rates:
+        """What a worker of this speed measures of itself."""
+        per_token = self.encode_token_ms + self.encode_patch_ms * patches_per_token
+        row_ms = self.ec_token_ms / self.speed
+        return Rates(
+            encode_base_ms=self.encode_base_ms / self.speed,
+            encode_ms_per_token=per_token / self.speed,
+            prefill_base_ms=self.prefill_base_ms / self.speed,
+            prefill_ms_per_token=self.prefill_token_ms / self.speed,
+            prefill_ms_per_cached_token=self.prefill_cached_ms / self.speed,
+            decode_base_ms=self.decode_base_ms / self.speed,
+            decode_ms_per_request=self.decode_request_ms / self.speed,
+            decode_ms_per_context_token=self.decode_context_ms / self.speed,
+            transfer_bytes_per_ms=row_bytes / row_ms if row_ms else 0.0,
+        )
+
+    def _seconds(self, ms: float) -> float:
+        return ms / 1000.0 / self.speed
+
+
+@dataclass
+class Noise:
+    """Factors on durations, uniform in 1 ± `jitter`, the same for the same seed; `slow` multiplies
+    on top."""
+
+    jitter: float = 0.0
+    seed: int = 0
+    slow: float = 1.0
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def on(self, seconds: float) -> float:
+        """`seconds` as they come out this time."""
+        if seconds and self.jitter:
+            seconds *= 1.0 + self.jitter * (2.0 * self._random.random() - 1.0)
+        return seconds * self.slow

@@ -1,0 +1,212 @@
+"""Token-in token-out routes of a mock worker, and what mock workers ask each other."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from protocol.errors import InvalidRequest, TriptychError, error_info
+from protocol.generate import (
+    ChoiceBody,
+    EncodeAnswer,
+    GenerateAnswer,
+    LogprobsBody,
+    UsageBody,
+    answer_of,
+    decode_encode,
+    decode_generate,
+)
+from protocol.types import GenerateRequest, RequestOutput
+from services.mock.answering import Answering
+from services.mock.instance import Instance
+from services.mock.peers import KVAnswer, KVQuestion, Rows
+
+_LONGEST_WAIT_S = 30.0
+
+
+async def generate(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """`POST /inference/v1/generate`, streamed or whole."""
+    wanted, stream = decode_generate(answering.body)
+    instance.check_model(wanted.model)
+    if not wanted.request_id:
+        wanted.request_id = answering.request_id
+    async with contextlib.aclosing(instance.generate(wanted, whole=not stream)) as steps:
+        outputs = await anext(steps)
+        answering.spoil(outputs)
+        if stream:
+            return await _stream(answering, wanted, outputs, steps)
+        with contextlib.suppress(StopAsyncIteration):
+            await anext(steps)
+    return await answering.whole(msgspec.json.encode(whole_answer(wanted, outputs)))
+
+
+async def _stream(
+    answering: Answering,
+    request: GenerateRequest,
+    first: list[RequestOutput],
+    rest: AsyncGenerator[list[RequestOutput], None],
+) -> web.StreamResponse:
+    """Every token is an event, then comes the usage, then the end mark."""
+    usage = Usage(request)
+    writer = await answering.stream()
+    try:
+        await writer.send(_events(usage, first))
+        async for outputs in rest:
+            answering.spoil(outputs)
+            await writer.send(_events(usage, outputs))
+        final = GenerateAnswer(request.request_id, [], usage.body())
+    except TriptychError as error:
+        final = GenerateAnswer(request.request_id, [], error=error_info(error))
+    await writer.send([(msgspec.json.encode(final), 0)])
+    return await writer.end()
+
+
+def _events(usage: Usage, outputs: list[RequestOutput]) -> list[tuple[bytes, int]]:
+    usage.count(outputs)
+    return [
+        (msgspec.json.encode(answer_of(step)), sum(len(output.token_ids) for output in step))
+        for step in singles(outputs)
+    ]
+
+
+def singles(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
+    """Outputs of many tokens as steps in which every choice gains one."""
+    if len(outputs) == 1 and len(outputs[0].token_ids) <= 1:
+        return [outputs]
+    lines: dict[int, list[RequestOutput]] = {}
+    for output in outputs:
+        last = max(0, len(output.token_ids) - 1)
+        line = lines.setdefault(output.index, [])
+        line += [_part(output, i, last) for i in range(last + 1)]
+    longest = max(len(line) for line in lines.values())
+    return [[line[i] for line in lines.values() if i < len(line)] for i in range(longest)]
+
+
+def _part(output: RequestOutput, i: int, last: int) -> RequestOutput:
+    return RequestOutput(
+        output.request_id,
+        output.index,
+        output.token_ids[i : i + 1],
+        output.logprobs[i : i + 1] if output.logprobs is not None else None,
+        output.finish_reason if i == last else None,
+        output.stop_reason if i == last else None,
+        output.cached_tokens if i == 0 else None,
+        output.kv_transfer_params if i == last else None,
+    )
+
+
+class Usage:
+    """Token counts of one request."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.prompt = len(request.token_ids)
+        self.completion = sum(len(tokens) for tokens in request.emitted.values())
+        self.cached = 0
+
+    def count(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self.completion += len(output.token_ids)
+            self.cached = max(self.cached, output.cached_tokens or 0)
+
+    def body(self) -> UsageBody:
+        return UsageBody(self.prompt, self.completion, self.cached)
+
+
+def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> GenerateAnswer:
+    """All outputs of a request as one answer, choices in order."""
+    usage = Usage(request)
+    usage.count(outputs)
+    choices: dict[int, ChoiceBody] = {}
+    for output in outputs:
+        choice = choices.setdefault(output.index, ChoiceBody(output.index, []))
+        choice.token_ids += output.token_ids
+        choice.finish_reason = output.finish_reason or choice.finish_reason
+        choice.stop_reason = output.stop_reason
+        if output.logprobs:
+            choice.logprobs = choice.logprobs or LogprobsBody([])
+            choice.logprobs.content += output.logprobs
+    kv = next((o.kv_transfer_params for o in outputs if o.kv_transfer_params), None)
+    ordered = [choices[index] for index in sorted(choices)]
+    return GenerateAnswer(request.request_id, ordered, usage.body(), kv)
+
+
+async def encode(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """`POST /inference/v1/encode`: each item has its own result or error in the answer."""
+    wanted = decode_encode(answering.body)
+    if not wanted.request_id:
+        wanted.request_id = answering.request_id
+    outputs = await instance.encode(wanted)
+    if answering.wrong_handles:
+        outputs = [msgspec.structs.replace(o, mm_hash=o.mm_hash[::-1]) for o in outputs]
+    return await answering.whole(msgspec.json.encode(EncodeAnswer(outputs)))
+
+
+async def abort(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Stop requests by id, and free what is held for them."""
+    ids = _request_ids(answering.body)
+    instance.driver.abort(ids)
+    return answering.json({"aborted": len(ids)})
+
+
+def _request_ids(body: bytes) -> list[str]:
+    try:
+        content: Any = msgspec.json.decode(body)
+        return msgspec.convert(content["request_ids"], list[str])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise InvalidRequest("request_ids must be a list of strings", param="request_ids") from None
+
+
+async def kv_ask(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """A consumer asks for the KV behind a handle."""
+    question = _question(answering.body)
+    if question.instance_id != instance.settings.instance_id:
+        return answering.json(KVAnswer(reason="the producer has restarted"))
+    wait_s = min(question.wait_s, _LONGEST_WAIT_S)
+    offer = await instance.driver.offer(question.request_id, wait_s)
+    if isinstance(offer, str):
+        return answering.json(KVAnswer(reason=offer))
+    return answering.json(KVAnswer(offer))
+
+
+async def kv_confirm(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """A consumer has copied the KV: it is let go, and the consumer told whether it was held."""
+    question = _question(answering.body)
+    held = instance.engine.offers.confirm(
+        question.request_id, question.generation, time.monotonic()
+    )
+    instance.driver.wake()
+    return answering.json(KVAnswer(held=held))
+
+
+async def kv_release(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """A consumer does not want the KV."""
+    question = _question(answering.body)
+    if question.instance_id == instance.settings.instance_id:
+        instance.engine.offers.release(question.request_id)
+        instance.driver.wake()
+    return answering.json(KVAnswer())
+
+
+def _question(body: bytes) -> KVQuestion:
+    try:
+        return msgspec.json.decode(body, type=KVQuestion)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+async def embedding(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """A prefill worker asks for an embedding by its hash, and may wait for it."""
+    request = answering.request
+    try:
+        wait_s = min(float(request.query.get("wait_s", "0")), _LONGEST_WAIT_S)
+    except ValueError:
+        raise InvalidRequest("wait_s must be a number", param="wait_s") from None
+    rows = await instance.driver.embedding(request.path.rpartition("/")[2], wait_s)
+    if rows is None:
+        return answering.empty(404)
+    return answering.json(Rows(rows))
