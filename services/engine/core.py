@@ -282,7 +282,6 @@ class GenerateCore:
         if request.hands_over and request.blocks:
             self.transfers.hold(request)
         else:
-            self.transfers.stop_growing(request.source.request_id, "every choice has ended")
             self.scheduler.finish(request)
 
     def check_integrity(self) -> list[str]:
