@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import zmq
 
+from connectors.meter import Meter, TransferStats
 from protocol.refs import KVRef
 
 Tensors = dict[str, torch.Tensor]
@@ -63,6 +64,7 @@ def nothing_pending(_: str) -> bool:
 class ECConnector(ABC):
     """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
 
+    meter: Meter
     pending: Callable[[str], bool] = staticmethod(nothing_pending)
     """A producer's answer to whether an entry is on its way into the store."""
 
@@ -115,6 +117,9 @@ class ECConnector(ABC):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Readable when `poll` has something to do."""
         return []
+
+    def stats(self) -> TransferStats:
+        return self.meter.snapshot()
 
     @abstractmethod
     def clear(self) -> None:
@@ -177,6 +182,7 @@ class KVConnector(ABC):
     Consumer: `fetch` an offer that a `KVRef` names.
     """
 
+    meter: Meter
     shares: bool = True
     """Whether other engines can fetch from here and be fetched from."""
 
@@ -221,6 +227,9 @@ class KVConnector(ABC):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Readable when `poll` has something to do."""
         return []
+
+    def stats(self) -> TransferStats:
+        return self.meter.snapshot()
 
     @abstractmethod
     def poll(self) -> list[str]:

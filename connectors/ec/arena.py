@@ -14,6 +14,7 @@ from connectors.ec.reader import REGION, ECReader, Landing
 from connectors.ec.space import Space
 from connectors.ec.store import ECStore
 from connectors.messages import ECTensor
+from connectors.meter import Meter, TransferStats
 from connectors.node import Node
 from connectors.side_channel import Address
 from protocol.errors import TransferError
@@ -37,6 +38,7 @@ class ArenaEC(ECConnector):
     """A producer or a consumer of embeddings; owns the "ec" region of its node."""
 
     def __init__(self, node: Node, compatibility: str, options: ArenaOptions) -> None:
+        self.meter = Meter("ec", node.transport.name)
         self._node = node
         self._options = options
         self._store: ECStore | None = None
@@ -48,7 +50,7 @@ class ArenaEC(ECConnector):
         elif not node.transport.maps:
             memory = node.transport.allocate(REGION, options.capacity, options.device)
             landing = Landing(memory, Space(options.capacity))
-        self._reader = ECReader(node, landing, self._producers, options.load_timeout_s)
+        self._reader = ECReader(node, landing, self._producers, options.load_timeout_s, self.meter)
 
     def _open_store(self) -> None:
         node, options = self._node, self._options
@@ -91,6 +93,7 @@ class ArenaEC(ECConnector):
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         tensors = self.store.keep(mm_hash, holder) if self._store is not None else None
+        self.meter.asked(hit=tensors is not None)
         return None if tensors is None else self._params(tensors)
 
     def _params(self, tensors: list[ECTensor]) -> dict[str, Any]:
@@ -122,6 +125,17 @@ class ArenaEC(ECConnector):
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return self._node.sockets
+
+    def stats(self) -> TransferStats:
+        refused = self._node.server.refused + self._node.client.refused
+        if self._store is None:
+            return self.meter.snapshot(refused=refused)
+        return self.meter.snapshot(
+            leases_expired=self._store.grants.expired + self._store.lapsed,
+            bytes_held=self._store.size,
+            evictions=self._store.evictions,
+            refused=refused,
+        )
 
     def clear(self) -> None:
         if self._store is not None:

@@ -24,6 +24,7 @@ from connectors.base import EC_TENSOR, ECConnector, ECLoad, Swapped, Tensors
 from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.owners import Owner
+from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 
 FILE_NAME = "encoder_cache.safetensors"
@@ -55,6 +56,7 @@ class _Entry:
 
 class FileEC(ECConnector):
     def __init__(self, options: FileStoreOptions) -> None:
+        self.meter = Meter("ec", "shared_storage")
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
@@ -161,10 +163,10 @@ class FileEC(ECConnector):
             self._entries[mm_hash].holders[holder] = until
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
-        if mm_hash not in self._entries:
-            return None
-        if not self._path(mm_hash).exists():
+        if mm_hash in self._entries and not self._path(mm_hash).exists():
             self._size -= self._entries.pop(mm_hash).size
+        self.meter.asked(hit=mm_hash in self._entries)
+        if mm_hash not in self._entries:
             return None
         self._keep(mm_hash, holder)
         return self._entries[mm_hash].params
@@ -172,7 +174,7 @@ class FileEC(ECConnector):
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         want = self._options.root / f"{_WANT}{mm_hash}.{uuid.uuid4().hex[:16]}"
         deadline = time.monotonic() + self._options.load_timeout_s
-        return _FileLoad(self._path(mm_hash), want, deadline)
+        return _FileLoad(self._path(mm_hash), want, deadline, self.meter)
 
     def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self._mark(mm_hash, holder).unlink(missing_ok=True)
@@ -184,6 +186,11 @@ class FileEC(ECConnector):
         with contextlib.suppress(OSError):
             if (folder / _OWNER).read_text() == self._owner.name:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def stats(self) -> TransferStats:
+        return self.meter.snapshot(
+            leases_expired=self.lapsed, bytes_held=self._size, evictions=self.evictions
+        )
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):
@@ -211,8 +218,9 @@ def _params(tensors: Tensors) -> dict[str, Any]:
 class _FileLoad(ECLoad):
     """Waits for a file to appear; until then a file of the name `want` says that it does."""
 
-    def __init__(self, path: Path, want: Path, deadline: float) -> None:
+    def __init__(self, path: Path, want: Path, deadline: float, meter: Meter) -> None:
         self._path = path
+        self._meter = meter
         self._want = want
         self._deadline = deadline
         self._done = False
@@ -222,6 +230,7 @@ class _FileLoad(ECLoad):
 
     def poll(self) -> Tensors | None:
         if self._path.exists():
+            begun = time.monotonic()
             try:
                 tensors = file_format.load(self._path)
             except TransferError:
@@ -230,6 +239,8 @@ class _FileLoad(ECLoad):
                 self._path.unlink(missing_ok=True)  # so that it is made again
                 raise
             self.cancel()
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            self._meter.moved(size, time.monotonic() - begun)
             return tensors
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from connectors.base import ECConnector, ECLoad, Entry, Tensors
+from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferTimeout
 
 
@@ -14,6 +15,7 @@ class LocalEC(ECConnector):
     """Entries live in this process, least recently used first out beyond `capacity` bytes."""
 
     def __init__(self, capacity: int, load_timeout_s: float) -> None:
+        self.meter = Meter("ec", "local")
         self._capacity = capacity
         self._timeout = load_timeout_s
         self._entries: OrderedDict[str, Tensors] = OrderedDict()
@@ -28,6 +30,7 @@ class LocalEC(ECConnector):
         return {}
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
+        self.meter.asked(hit=mm_hash in self._entries)
         if mm_hash not in self._entries:
             return None
         self._entries.move_to_end(mm_hash)
@@ -43,6 +46,9 @@ class LocalEC(ECConnector):
         tensors = self._entries.pop(mm_hash, None)
         if tensors is not None:
             self._size -= _nbytes(tensors)
+
+    def stats(self) -> TransferStats:
+        return self.meter.snapshot(bytes_held=self._size)
 
     def clear(self) -> None:
         self._entries.clear()

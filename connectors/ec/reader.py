@@ -15,6 +15,7 @@ from connectors.base import ECLoad, Tensors
 from connectors.ec.space import Space
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECTensor, ECWant
+from connectors.meter import Meter
 from connectors.node import Node
 from connectors.side_channel import Address
 from connectors.transports.base import Range, Transfer
@@ -49,12 +50,13 @@ class ECReader:
         landing: Landing | None,
         producers: Callable[[], Sequence[Address]],
         load_timeout_s: float,
+        meter: Meter,
     ) -> None:
         self.node = node
         self.landing = landing
         self.producers = producers
         self.load_timeout_s = load_timeout_s
-        self.bytes = 0
+        self.meter = meter
         self._queries = itertools.count(secrets.randbits(62))
         self._loads: dict[int, ArenaLoad] = {}
         self._settling: list[tuple[Transfer, int]] = []
@@ -136,6 +138,7 @@ class ArenaLoad(ECLoad):
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.reader.load_timeout_s
         self._next_look = 0.0
+        self._begun = 0.0
 
     def accept(self, told: _Told) -> bool:
         """False if the entry has been found elsewhere already."""
@@ -157,6 +160,8 @@ class ArenaLoad(ECLoad):
             return None
         if not self.held:
             raise TransferError(f"EC entry {self.mm_hash[:16]}: the lease lapsed while reading")
+        start, end = span(self._told.grant.tensors)
+        self.reader.meter.moved(end - start, time.monotonic() - self._begun)
         self._finish()
         return self._tensors
 
@@ -213,7 +218,7 @@ class ArenaLoad(ECLoad):
         if peer is None:
             return False
         start, end = span(told.grant.tensors)
-        self.reader.bytes += end - start
+        self._begun = time.monotonic()
         landing = self.reader.landing
         if landing is None:
             memory = node.transport.view(peer, REGION, start, end - start)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from connectors.base import KVArrival, KVLoad
 from connectors.messages import Heartbeat, Held, KVEnd, KVFetched, KVGone, KVReady, KVWant, Release
+from connectors.meter import Meter
 from connectors.peers import Peers
 from connectors.side_channel import Address, SideClient
 from connectors.transports.base import Range, Transfer, Transport
@@ -32,12 +33,18 @@ class KVConsumer:
     """All fetches of this engine."""
 
     def __init__(
-        self, client: SideClient, peers: Peers, transport: Transport, options: ConsumerOptions
+        self,
+        client: SideClient,
+        peers: Peers,
+        transport: Transport,
+        options: ConsumerOptions,
+        meter: Meter,
     ) -> None:
         self.client = client
         self.peers = peers
         self.transport = transport
         self.options = options
+        self.meter = meter
         self._fetches: dict[str, Fetch] = {}
         self._queries = itertools.count()
         self._confirmations: dict[int, Fetch] = {}
@@ -110,6 +117,7 @@ class Fetch(KVLoad):
         self._place: Sequence[int] | None = None
         self._first = 0
         self._read = 0
+        self._begun = 0.0
         self._transfers: list[Transfer] = []
         self._stale: list[Transfer] = []
         self._end: KVEnd | None = None
@@ -150,6 +158,7 @@ class Fetch(KVLoad):
 
     def place(self, first: int, blocks: Sequence[int]) -> None:
         self._place, self._first, self._read = blocks, first, first
+        self._begun = time.monotonic()
 
     def unplace(self) -> None:
         if self._confirming:
@@ -183,6 +192,8 @@ class Fetch(KVLoad):
         if not self.held:
             raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
         self._consumer.forget(self)
+        size = (self._read - self._first) * self._consumer.options.block_bytes
+        self._consumer.meter.moved(size, time.monotonic() - self._begun)
         return KVArrival(self._end.num_tokens, self._end.rope_delta, self._end.outputs)
 
     def _advance(self, place: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from connectors.base import KVConnector, KVLoad
+from connectors.meter import Meter
 from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef
 
@@ -15,6 +16,7 @@ class LocalKV(KVConnector):
     shares = False
 
     def __init__(self, device: str) -> None:
+        self.meter = Meter("kv", "local")
         self._device = device
 
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:

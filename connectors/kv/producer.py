@@ -163,5 +163,10 @@ class KVProducer:
                 consumer(KVGone(request_id, "nothing is held under this name"))
 
     @property
+    def blocks_held(self) -> int:
+        """Blocks that are offered to somebody."""
+        return sum(len(offer.blocks) for offer in self._offers.values())
+
+    @property
     def offered(self) -> list[str]:
         return list(self._offers)

@@ -14,6 +14,7 @@ from connectors.base import KVConnector, KVLoad
 from connectors.kv.consumer import REGION, ConsumerOptions, KVConsumer
 from connectors.kv.producer import KVProducer
 from connectors.messages import KVEnd
+from connectors.meter import Meter, TransferStats
 from connectors.node import Node
 from protocol.refs import KVRef
 
@@ -31,6 +32,7 @@ class PullKV(KVConnector):
     """Producer and consumer at once; owns the "kv" region of its node."""
 
     def __init__(self, node: Node, compatibility: str, device: str, options: PullOptions) -> None:
+        self.meter = Meter("kv", node.transport.name)
         self._node = node
         self._device = device
         self._options = options
@@ -45,7 +47,7 @@ class PullKV(KVConnector):
         heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
         options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
-        self._consumer = KVConsumer(node.client, node.peers, node.transport, options)
+        self._consumer = KVConsumer(node.client, node.peers, node.transport, options, self.meter)
         return memory.view(dtype).view(num_blocks, elements)
 
     @property
@@ -110,6 +112,13 @@ class PullKV(KVConnector):
         self._node.poll()
         self.consumer.poll()
         return self.producer.poll()
+
+    def stats(self) -> TransferStats:
+        return self.meter.snapshot(
+            leases_expired=self.producer.leases.expired,
+            bytes_held=self.producer.blocks_held * self.consumer.options.block_bytes,
+            refused=self._node.server.refused + self._node.client.refused,
+        )
 
     def close(self) -> None:
         self._node.close()

@@ -110,6 +110,7 @@ class EmbeddingCache:
             try:
                 self._advance(mm_hash, entry, entry.load)
             except TransferError as error:
+                self._connector.meter.failed(error.code)
                 lost = EmbeddingLost(error.message) if error.code != _MISMATCH else error
                 failed += [(owner, lost) for owner in entry.owners]
                 self._drop(mm_hash)

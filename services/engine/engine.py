@@ -14,6 +14,7 @@ from blake3 import blake3
 from connectors.base import KVConnector
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
+from connectors.meter import TransferStats
 from protocol.errors import ConfigError
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
@@ -173,6 +174,9 @@ class Engine:
                 "mm_received_bytes": self.encode.received_bytes,
             }
         return values
+
+    def transfer_stats(self) -> list[TransferStats]:
+        return [self.ec.stats(), *([self.kv.stats()] if self.kv is not None else [])]
 
     def check_integrity(self) -> list[str]:
         problems = self.ec.check_integrity()

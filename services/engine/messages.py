@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from connectors.meter import TransferStats
 from protocol.errors import ErrorInfo
 from protocol.refs import KVLayout
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
@@ -81,6 +82,7 @@ class Statistics(msgspec.Struct, tag=True):
     query_id: int
     gauges: dict[str, float]
     counters: dict[str, float]
+    transfers: list[TransferStats] = []
     problems: list[str] = []
 
 

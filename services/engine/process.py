@@ -121,9 +121,14 @@ class EngineProcess:
             case messages.ResetCaches(prefix, encoder):
                 engine.reset_caches(prefix=prefix, encoder=encoder)
             case messages.Query(query_id, check):
-                problems = engine.check_integrity() if check else []
                 self._send(
-                    messages.Statistics(query_id, engine.gauges(), engine.counters(), problems)
+                    messages.Statistics(
+                        query_id,
+                        engine.gauges(),
+                        engine.counters(),
+                        engine.transfer_stats(),
+                        engine.check_integrity() if check else [],
+                    )
                 )
             case messages.Shutdown():
                 self._stop()

@@ -236,6 +236,7 @@ class Transfers:
         """The request computes its KV itself, from scratch."""
         logger.warning("request %s: KV not fetched, computing it: %s", *request.key[:1], error)
         self.failed += 1
+        self._connector.meter.failed(error.code)
         for queue in (self._scheduler.loading, self._scheduler.remote):
             if request in queue:
                 queue.remove(request)

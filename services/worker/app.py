@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -85,7 +86,12 @@ def _status(worker: Worker) -> APIRouter:
     async def integrity() -> dict[str, Any]:
         """Compare the engine's books; `problems` is empty if nothing leaked."""
         report = await worker.engine.statistics(check=True)
-        return {"problems": report.problems, "gauges": report.gauges, "counters": report.counters}
+        return {
+            "problems": report.problems,
+            "gauges": report.gauges,
+            "counters": report.counters,
+            "transfers": msgspec.to_builtins(report.transfers),
+        }
 
     return routes
 

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
+from services.worker.transfer_metrics import transfer_families
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 1.0)
@@ -36,7 +37,7 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=["role"])
             counter.add_metric([self._role], value)
             families.append(counter)
-        return families
+        return families + transfer_families(self._role, self.snapshot.transfers)
 
 
 class WorkerMetrics:

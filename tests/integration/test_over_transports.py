@@ -1,5 +1,6 @@
 """E+P+D over each transport, through real processes: the tokens of `generate()`, nothing left."""
 
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -66,3 +67,36 @@ def test_many_pictures_one_after_another(fleet: tuple[Stack, Process]) -> None:
         case = asking(picture(seed), "What is in this image?")
         expected = reference_generate(stack.model, case, 4)
         assert tokens(server, case, max_tokens=4) == expected
+
+
+def test_what_was_moved_is_counted(fleet: tuple[Stack, Process], transport: str) -> None:
+    """By connector and transport, in the figures that an operator scrapes."""
+    stack, server = fleet
+    tokens(server, asking(picture(20), "What is in this image?"), max_tokens=4)
+    encoder, _, prefill, decode = stack.processes[:4]
+    kv_transport = transport if transport != "shared_storage" else "shm"
+    for worker, connector, name in (
+        (prefill, "ec", transport), (decode, "kv", kv_transport),
+    ):  # fmt: skip
+        text = scrape(worker)
+        labels = f'connector="{connector}",role="{worker.module.split(".")[1]}",transport="{name}"'
+        assert figure(text, "bytes_total", labels) > 0
+        assert figure(text, "transfers_total", labels) > 0
+        assert figure(text, "seconds_count", labels) == figure(text, "transfers_total", labels)
+        assert figure(text, "leases_expired_total", labels) == 0
+    assert "transfer_misses_total" in scrape(encoder)
+
+
+def scrape(worker: Process) -> str:
+    with urllib.request.urlopen(f"{worker.url}/metrics", timeout=10) as response:
+        return str(response.read().decode())
+
+
+def figure(text: str, name: str, labels: str) -> float:
+    (line,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith(f"triptych:transfer_{name}{{")
+        and set(labels.split(",")) <= set(line.split("{")[1].split("}")[0].split(","))
+    ]
+    return float(line.rpartition(" ")[2])

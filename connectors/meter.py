@@ -1,0 +1,68 @@
+"""What a connector has done, counted."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+BUCKETS_S = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
+)  # fmt: skip
+"""Upper bounds of the histogram of transfer times."""
+
+
+class TransferStats(msgspec.Struct):
+    """A snapshot. `connector` is "ec" or "kv". `buckets` counts transfers by duration, one more
+    than `BUCKETS_S`, not cumulative. `hits` and `misses` are an EC store's answers to whether it
+    holds an entry.
+    """
+
+    connector: str
+    transport: str
+    bytes: int = 0
+    transfers: int = 0
+    seconds: float = 0.0
+    buckets: list[int] = []
+    failures: dict[str, int] = {}
+    leases_expired: int = 0
+    bytes_held: int = 0
+    evictions: int = 0
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0
+
+
+class Meter:
+    """Counts what moves; what is held is added when a snapshot is taken."""
+
+    def __init__(self, connector: str, transport: str) -> None:
+        self._stats = TransferStats(connector, transport, buckets=[0] * (len(BUCKETS_S) + 1))
+
+    def moved(self, nbytes: int, seconds: float) -> None:
+        """A transfer into this process is complete."""
+        self._stats.bytes += nbytes
+        self._stats.transfers += 1
+        self._stats.seconds += seconds
+        self._stats.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+
+    def failed(self, code: str) -> None:
+        """A transfer has failed for a reason of our error tree."""
+        self._stats.failures[code] = self._stats.failures.get(code, 0) + 1
+
+    def asked(self, *, hit: bool) -> None:
+        """Somebody asked the store for an entry."""
+        self._stats.hits += hit
+        self._stats.misses += not hit
+
+    def snapshot(
+        self, *, leases_expired: int = 0, bytes_held: int = 0, evictions: int = 0, refused: int = 0
+    ) -> TransferStats:
+        """`refused`: messages on the side channel that made no sense."""
+        return msgspec.structs.replace(
+            self._stats,
+            leases_expired=leases_expired,
+            bytes_held=bytes_held,
+            evictions=evictions,
+            refused=refused,
+        )
