@@ -33,6 +33,9 @@ _KV_NAMES: dict[str, Transport] = {
     "NixlConnector": "nixl",
     "ucx": "ucx",
     "KVUcxConnector": "ucx",
+    "shared_storage": "shared_storage",
+    "SharedStorageConnector": "shared_storage",
+    "ExampleConnector": "shared_storage",
 }
 _SHM = Path("/dev/shm")
 
@@ -117,6 +120,12 @@ def parse_kv(text: str) -> KVConfig:
     fields = _object("--kv-transfer-config", text, "kv_connector")
     extra = fields.get("kv_connector_extra_config") or {}
     transport = _transport("--kv-transfer-config", fields.get("kv_connector"), _KV_NAMES)
+    path = extra.get("shared_storage_path") or extra.get("path") or ""
+    if transport == "shared_storage" and not path:
+        raise ConfigError(
+            "--kv-transfer-config: shared storage needs "
+            "kv_connector_extra_config.shared_storage_path"
+        )
     values = {
         "transport": transport,
         "role": fields.get("kv_role", "kv_both"),
@@ -125,7 +134,7 @@ def parse_kv(text: str) -> KVConfig:
         "lease_s": extra.get("kv_lease_duration", 30.0),
         "timeout_s": extra.get("kv_timeout", 20.0),
         "load_failure_policy": fields.get("kv_load_failure_policy", "recompute"),
-        "path": extra.get("path") or str(namespace_dir()),
+        "path": path or str(namespace_dir()),
     }
     return _convert("--kv-transfer-config", values, KVConfig)
 

@@ -13,6 +13,7 @@ from connectors.kv.local import LocalKV
 from connectors.kv.pull import PullKV, PullOptions
 from connectors.node import Node, NodeOptions
 from connectors.transports.base import Transport
+from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
 
 
@@ -83,4 +84,6 @@ def _transport(config: ECConfig | KVConfig, instance_id: str) -> Transport:
         from connectors.transports.ucx import UcxTransport
 
         return UcxTransport(config.host, read_timeout_s=config.timeout_s)
+    if config.transport == "shared_storage":
+        return FilesTransport(Path(config.path))
     return ShmTransport(Path(config.path), instance_id)

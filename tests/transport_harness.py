@@ -38,6 +38,7 @@ class Kind:
 
 KINDS = {
     "shm": Kind("shm", outlives=True),
+    "shared_storage": Kind("shared_storage", outlives=True),
     "nixl": Kind("nixl", package="nixl"),
     "nixl-tcp": Kind("nixl", {"UCX_TLS": "tcp"}, package="nixl"),
     "ucx": Kind("ucx", package="ucxx"),

@@ -23,6 +23,7 @@ from connectors.transports.base import Range, Transfer, Transport
 from protocol.errors import TriptychError
 
 _POLL_S = 0.001
+_GRANULE = 64 << 10
 
 
 def make(transport: str, instance_id: str, directory: Path, read_timeout_s: float) -> Transport:
@@ -30,6 +31,10 @@ def make(transport: str, instance_id: str, directory: Path, read_timeout_s: floa
         from connectors.transports.shm import ShmTransport
 
         return ShmTransport(directory, instance_id)
+    if transport == "shared_storage":
+        from connectors.transports.files import FilesTransport
+
+        return FilesTransport(directory)
     if transport == "nixl":
         from connectors.transports.nixl import NixlTransport
 
@@ -58,12 +63,16 @@ class Peer:
 
     def allocate(self, region: str, nbytes: int, device: str = "cpu") -> bool:
         """Whether the memory is as large as asked for and zeroed."""
-        memory = self.transport.allocate(region, nbytes, device).numpy()
+        memory = self.transport.allocate(region, nbytes, device, granule=_GRANULE).numpy()
         self._regions[region] = memory
         return memory.nbytes == nbytes and not memory.any()
 
     def fill(self, region: str, seed: int) -> None:
-        self._regions[region][:] = pattern(seed, self._regions[region].nbytes)
+        size = self._regions[region].nbytes
+        self._regions[region][:] = pattern(seed, size)
+        ticket = self.transport.publish(region, [(0, size)])
+        while ticket is not None and not ticket.poll():
+            time.sleep(_POLL_S)
 
     def describe(self, region: str) -> str:
         return base64.b64encode(self.transport.describe(region)).decode()

@@ -23,14 +23,16 @@ from blake3 import blake3
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Swapped, Tensors
 from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
-from connectors.ec.owners import Owner
 from connectors.meter import Meter, TransferStats
+from connectors.owners import LIVE, Owner
 from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 
 FILE_NAME = "encoder_cache.safetensors"
 _OWNER = ".owner"
 _KEPT = ".kept-"
 _WANT = ".want-"
+_DONE = ".done-"
+_SWEEP_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -60,6 +62,7 @@ class FileEC(ECConnector):
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
+        self._next_sweep = 0.0
         self.lapsed = 0
         self.evictions = 0
         options.root.mkdir(parents=True, exist_ok=True)
@@ -148,8 +151,11 @@ class FileEC(ECConnector):
         return bool(entry.holders)
 
     def _mark(self, mm_hash: str, holder: str) -> Path:
-        name = blake3(holder.encode()).hexdigest()[:32]
-        return self._path(mm_hash).with_name(f"{_KEPT}{name}")
+        return self._path(mm_hash).with_name(f"{_KEPT}{_short(holder)}")
+
+    def _done(self, mm_hash: str, holder: str) -> Path:
+        """Says that a request was done with an entry before the encoder heard of the request."""
+        return self._options.root / f"{_DONE}{mm_hash}.{_short(holder)}"
 
     def _record(self, mm_hash: str, entry: _Entry) -> None:
         self._entries[mm_hash] = entry
@@ -157,6 +163,10 @@ class FileEC(ECConnector):
 
     def _keep(self, mm_hash: str, holder: str) -> None:
         self._entries.move_to_end(mm_hash)
+        done = self._done(mm_hash, holder)
+        if done.exists():
+            done.unlink(missing_ok=True)
+            return
         with contextlib.suppress(OSError):
             self._mark(mm_hash, holder).touch()
             until = time.monotonic() + self._options.lease_s
@@ -177,7 +187,24 @@ class FileEC(ECConnector):
         return _FileLoad(self._path(mm_hash), want, deadline, self.meter)
 
     def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
-        self._mark(mm_hash, holder).unlink(missing_ok=True)
+        try:
+            self._mark(mm_hash, holder).unlink()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._done(mm_hash, holder).touch()
+
+    def poll(self) -> None:
+        """Now and then, remove what was left by requests that never came and readers that died."""
+        now = time.monotonic()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_S
+        for pattern in (f"{_DONE}*", f"{_WANT}*"):
+            for path in self._options.root.glob(pattern):
+                with contextlib.suppress(OSError):
+                    age_s = time.time() - path.stat().st_mtime
+                    if age_s > max(self._options.lease_s, self._options.load_timeout_s):
+                        path.unlink()
 
     def _remove(self, mm_hash: str) -> None:
         """Forget an entry, and remove its folder unless another writer has taken it over."""
@@ -197,9 +224,13 @@ class FileEC(ECConnector):
             self._remove(mm_hash)
 
     def close(self) -> None:
-        """Remove this instance's entries."""
+        """Remove this instance's entries, and the marks if nobody else is there."""
         self.clear()
         self._owner.close()
+        if not any(self._options.root.glob(f"{LIVE}*")):
+            for pattern in (f"{_DONE}*", f"{_WANT}*"):
+                for path in self._options.root.glob(pattern):
+                    path.unlink(missing_ok=True)
 
     def check_integrity(self) -> list[str]:
         missing = [name for name in self._entries if not self._path(name).exists()]
@@ -213,6 +244,10 @@ class FileEC(ECConnector):
 def _params(tensors: Tensors) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in tensors.values())
     return {"size_bytes": size, "shape": list(tensors[EC_TENSOR].shape)}
+
+
+def _short(holder: str) -> str:
+    return blake3(holder.encode()).hexdigest()[:32]
 
 
 class _FileLoad(ECLoad):

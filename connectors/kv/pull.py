@@ -3,7 +3,8 @@ are read where they lie, nothing is registered or copied aside per request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from connectors.kv.producer import KVProducer
 from connectors.messages import KVEnd
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
+from connectors.transports.base import Transfer
+from protocol.errors import TransferError
 from protocol.refs import KVRef
 
 
@@ -40,10 +43,13 @@ class PullKV(KVConnector):
         self.producer = KVProducer(node.server, options.lease_s)
         self._consumer: KVConsumer | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}
+        self._waiting: dict[str, deque[tuple[Transfer | None, Callable[[], None]]]] = {}
 
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         block_bytes = elements * dtype.itemsize
-        memory = self._node.transport.allocate(REGION, num_blocks * block_bytes, self._device)
+        memory = self._node.transport.allocate(
+            REGION, num_blocks * block_bytes, self._device, granule=block_bytes
+        )
         heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
         options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
@@ -68,14 +74,45 @@ class PullKV(KVConnector):
         return ref.to_params()
 
     def open(self, request_id: str) -> None:
+        self._blocks[request_id] = ()
         self.producer.open(request_id)
 
     def extend(self, request_id: str, blocks: Sequence[int]) -> None:
-        self._blocks[request_id] = tuple(blocks)
-        self.producer.extend(request_id, blocks)
+        known, self._blocks[request_id] = self._blocks[request_id], tuple(blocks)
+        ticket = self._node.transport.publish(REGION, self._pieces(blocks[len(known) :]))
+        self._then(request_id, ticket, lambda: self.producer.extend(request_id, blocks))
+
+    def _pieces(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        size = self.consumer.options.block_bytes
+        return [(block * size, size) for block in blocks]
+
+    def _then(self, request_id: str, ticket: Transfer | None, action: Callable[[], None]) -> None:
+        """Act once the ticket, and whatever was to be done for the request before, is through."""
+        waiting = self._waiting.get(request_id)
+        if ticket is None and not waiting:
+            action()
+        else:
+            self._waiting.setdefault(request_id, deque()).append((ticket, action))
+
+    def _act(self) -> None:
+        for request_id, waiting in list(self._waiting.items()):
+            try:
+                while waiting and (waiting[0][0] is None or waiting[0][0].poll()):
+                    waiting.popleft()[1]()
+            except TransferError as error:
+                self.withdraw(request_id, error.message)
+            if not waiting:
+                self._waiting.pop(request_id, None)
+
+    def _stop_waiting(self, request_id: str) -> None:
+        for ticket, _ in self._waiting.pop(request_id, ()):
+            if ticket is not None:
+                ticket.cancel()
 
     def restart(self, request_id: str) -> None:
-        self._blocks.pop(request_id, None)
+        self._stop_waiting(request_id)
+        self._node.transport.retract(REGION, self._pieces(self._blocks[request_id]))
+        self._blocks[request_id] = ()
         self.producer.restart(request_id)
 
     def end(
@@ -83,11 +120,11 @@ class PullKV(KVConnector):
     ) -> KVRef:
         generation = self.producer.generation(request_id)
         end = KVEnd(request_id, generation, num_tokens, rope_delta, outputs)
-        self.producer.end(request_id, end)
+        self._then(request_id, None, lambda: self.producer.end(request_id, end))
         return KVRef(
             request_id=request_id,
             instance_id=self._node.instance_id,
-            block_ids=self._blocks.pop(request_id, ()),
+            block_ids=self._blocks[request_id],
             num_tokens=num_tokens,
             rope_delta=rope_delta,
             host=self._node.server.host,
@@ -98,7 +135,7 @@ class PullKV(KVConnector):
         )
 
     def withdraw(self, request_id: str, reason: str) -> None:
-        self._blocks.pop(request_id, None)
+        self._stop_waiting(request_id)
         self.producer.withdraw(request_id, reason)
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
@@ -111,7 +148,12 @@ class PullKV(KVConnector):
     def poll(self) -> list[str]:
         self._node.poll()
         self.consumer.poll()
-        return self.producer.poll()
+        self._act()
+        ended = self.producer.poll()
+        for request_id in ended:
+            blocks = self._blocks.pop(request_id, ())
+            self._node.transport.retract(REGION, self._pieces(blocks))
+        return ended
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot(

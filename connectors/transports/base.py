@@ -52,17 +52,25 @@ class Transport(ABC):
 
     @abstractmethod
     def allocate(
-        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         """A registered, zeroed uint8[nbytes] that peers can read, on `device`.
 
         A `sparse` one may be larger than what is free: a range is used only once it has been
-        committed. `ConfigError` if the transport cannot register memory of that device, or if the
-        region exists.
+        committed. `granule` is the size of the pieces that are published. `ConfigError` if the
+        transport cannot register memory of that device, or if the region exists.
         """
 
     def commit(self, region: str, offset: int, size: int) -> None:  # noqa: B027 — see shm
         """Make sure that a range of a sparse region has memory. `TransferError` if none is left."""
+
+    def publish(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer | None:
+        """Peers are about to be told of (offset, size) pieces of ours, each of whole granules: what
+        to wait for before that, None if nothing."""
+        return None
+
+    def retract(self, region: str, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027
+        """Nobody may read these pieces any more."""
 
     def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
         """uint8[size], the peer's own memory. Errors as for `read`."""

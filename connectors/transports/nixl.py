@@ -118,7 +118,7 @@ class NixlTransport(Transport):
         return self._agent
 
     def allocate(
-        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         kind = torch.device(device).type
         if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):

@@ -55,7 +55,7 @@ class ShmTransport(Transport):
         self.swept = sweep(directory)
 
     def allocate(
-        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         if torch.device(device).type != "cpu":
             raise ConfigError(f"shm: memory of {device} cannot be shared; use staging")

@@ -67,7 +67,7 @@ class UcxTransport(Transport):
         return self._reader.late
 
     def allocate(
-        self, region: str, nbytes: int, device: str, *, sparse: bool = False
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         kind = torch.device(device).type
         if kind != "cpu" and not (kind == "cuda" and self._worker.cuda):

@@ -25,7 +25,8 @@ def version() -> str:
 def bind(host: str, port: int) -> socket.socket:
     """A bound TCP socket; port 0 takes any free one. `ConfigError` if the address is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio turns Nagle's algorithm off; answers would wait for it else.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -74,12 +74,11 @@ def test_what_was_moved_is_counted(fleet: tuple[Stack, Process], transport: str)
     stack, server = fleet
     tokens(server, asking(picture(20), "What is in this image?"), max_tokens=4)
     encoder, _, prefill, decode = stack.processes[:4]
-    kv_transport = transport if transport != "shared_storage" else "shm"
-    for worker, connector, name in (
-        (prefill, "ec", transport), (decode, "kv", kv_transport),
-    ):  # fmt: skip
+    for worker, connector in ((prefill, "ec"), (decode, "kv")):
         text = scrape(worker)
-        labels = f'connector="{connector}",role="{worker.module.split(".")[1]}",transport="{name}"'
+        labels = (
+            f'connector="{connector}",role="{worker.module.split(".")[1]}",transport="{transport}"'
+        )
         assert figure(text, "bytes_total", labels) > 0
         assert figure(text, "transfers_total", labels) > 0
         assert figure(text, "seconds_count", labels) == figure(text, "transfers_total", labels)

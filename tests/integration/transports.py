@@ -19,12 +19,7 @@ def need(transport: str) -> None:
 
 def flags_of(transport: str, root: Path, **ec: Any) -> tuple[str, ...]:
     """The flags of a worker; shared storage has its files in `root`."""
-    config = {
-        "ec_connector": transport,
-        "ec_connector_extra_config": {"shared_storage_path": str(root)},
-        **ec,
-    }
-    if transport != "shared_storage":
-        del config["ec_connector_extra_config"]
-    kv = {"kv_connector": transport if transport != "shared_storage" else "shm"}
-    return "--ec-transfer-config", json.dumps(config), "--kv-transfer-config", json.dumps(kv)
+    extra = {"shared_storage_path": str(root)} if transport == "shared_storage" else {}
+    ec = {"ec_connector": transport, "ec_connector_extra_config": extra, **ec}
+    kv = {"kv_connector": transport, "kv_connector_extra_config": extra}
+    return "--ec-transfer-config", json.dumps(ec), "--kv-transfer-config", json.dumps(kv)

@@ -86,6 +86,16 @@ def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
     assert writer.check_integrity() == []
 
 
+def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path, count=1), store(tmp_path)
+    reader.forget("a", None, "r")
+    assert writer.put("a", entry(1, "r"))
+    assert writer.put("b", entry(2))
+    writer.close()
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_lease_that_nobody_ends_lapses(tmp_path: Path) -> None:
     writer = store(tmp_path, count=1, lease_s=0.05)
     assert writer.put("a", entry(1, "r"))

@@ -8,7 +8,8 @@ import os
 import uuid
 from pathlib import Path
 
-_PREFIX = ".live-"
+LIVE = ".live-"
+"""How the files begin that say who lives."""
 
 
 class Owner:
@@ -17,13 +18,13 @@ class Owner:
     def __init__(self, root: Path) -> None:
         self.name = uuid.uuid4().hex
         self._root = root
-        self._path = root / f"{_PREFIX}{self.name}"
+        self._path = root / f"{LIVE}{self.name}"
         self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def alive(self, name: str) -> bool:
         """Whether the instance of that name lives; the file of a dead one is removed."""
-        path = self._root / f"{_PREFIX}{name}"
+        path = self._root / f"{LIVE}{name}"
         try:
             file = os.open(path, os.O_RDWR)
         except OSError:
