@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import Sequence
+
+import uvloop
 
 from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
@@ -17,6 +20,8 @@ from proxy.fleet import Fleet
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline
+from proxy.relay import serving
+from proxy.relay.relay import Relay
 from services.frontend.render import Frontend
 from services.http.server import bind, serve
 
@@ -31,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
         )
         logger.info("configuration:\n%s", describe(config))
-        asyncio.run(run(config))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(config))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
@@ -41,20 +47,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(config: ProxyConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
     with bind(config.host, config.port) as listener:
-        frontend = Frontend.load(config.to_config())
+        frontend = _frontend(config)
         client = UpstreamClient(config.connect_timeout)
+        gateway = make_gateway(config, frontend, client)
         try:
-            gateway = make_gateway(config, frontend, client)
-            await serve(create_app(gateway), listener, "proxy")
+            if config.dialect == "auto":
+                await gateway.fleet.probe_once(client)
+            await _serve(gateway, listener)
         finally:
             await client.close()
-            await frontend.close()
+            if frontend is not None:
+                await frontend.close()
 
 
-def make_gateway(config: ProxyConfig, frontend: Frontend, client: UpstreamClient) -> Gateway:
+def _frontend(config: ProxyConfig) -> Frontend | None:
+    """None if workers render; a model that cannot be read is an error unless that is forced."""
+    if config.dialect == "openai":
+        return None
+    try:
+        return Frontend.load(config.to_config())
+    except ConfigError as error:
+        hint = "workers that render by themselves need no model here: --dialect openai"
+        raise ConfigError(f"{error.message} ({hint})") from None
+
+
+async def _serve(gateway: Gateway, listener: socket.socket) -> None:
+    app = create_app(gateway)
+    if gateway.config.dialect == "tokens":
+        await serve(app, listener, "proxy")
+        return
+    relay = Relay(gateway.fleet, gateway.config, gateway.metrics)
+    try:
+        await serving.serve(app, listener, "proxy", relay)
+    finally:
+        await relay.close()
+
+
+def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
     fleet = Fleet.from_urls(
         config.encode_servers_urls, config.prefill_servers_urls, config.decode_servers_urls
     )
+    fleet.force_dialect(config.dialect)
     encode_stage = EncodeStage(fleet, client, config.encode_timeout)
     pipeline = Pipeline(fleet, client, encode_stage, config.request_timeout)
     return Gateway(config, frontend, fleet, client, pipeline, ProxyMetrics(fleet))

@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse
 
 from protocol.errors import RequestAborted, TriptychError
 from proxy.gateway import Gateway
+from proxy.relay import passing
+from services.frontend.render import Frontend
 from services.http import errors
 from services.http.openai import Service, generating, informing
 from services.http.server import version
@@ -27,8 +29,13 @@ def create_app(gateway: Gateway) -> FastAPI:
         task.cancel()
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
-    app.include_router(generating(_service(gateway)))
-    app.include_router(informing(gateway.frontend))
+    if gateway.frontend is not None:
+        app.include_router(generating(_service(gateway, gateway.frontend)))
+        app.include_router(informing(gateway.frontend))
+    else:
+        limit = gateway.config.max_body_bytes
+        app.include_router(passing.relayed())
+        app.include_router(passing.informing(gateway.fleet, gateway.client, limit))
     app.include_router(_status(gateway))
 
     def observe(error: TriptychError) -> None:
@@ -42,9 +49,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def _service(gateway: Gateway) -> Service:
+def _service(gateway: Gateway, frontend: Frontend) -> Service:
     return Service(
-        frontend=gateway.frontend,
+        frontend=frontend,
         run=gateway.run,
         stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
         check_room=gateway.check_room,

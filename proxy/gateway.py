@@ -20,10 +20,13 @@ _RETRY_AFTER_S = 1.0
 
 @dataclass
 class Gateway:
-    """Owns nothing that outlives a request but counts and connections."""
+    """Owns nothing that outlives a request but counts and connections.
+
+    Without a `frontend` the proxy renders nothing: every request is relayed.
+    """
 
     config: ProxyConfig
-    frontend: Frontend
+    frontend: Frontend | None
     fleet: Fleet
     client: UpstreamClient
     pipeline: Pipeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -45,8 +46,62 @@ class ProxyMetrics:
             registry=self._registry,
         )
 
+        self._of_relayed()
+
+    def _of_relayed(self) -> None:
+        """What only the `openai` dialect counts."""
+        registry = self._registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=registry)
+
+        self.per_event = Histogram(
+            PREFIX + "request_time_per_output_event_seconds",
+            "mean time between events of a relayed stream",
+            buckets=_GAPS,
+            registry=registry,
+        )
+        stage = Histogram(
+            PREFIX + "stage_seconds",
+            "time of a relayed request's stage",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.stage_encode, self.stage_prefill = stage.labels("encode"), stage.labels("prefill")
+        self._relayed = Gauge(
+            PREFIX + "relayed_requests_in_flight",
+            "relayed requests in the proxy",
+            registry=registry,
+        )
+        self._client_bytes = counter("client_bytes", "bytes of relayed requests")
+        self._upstream_bytes = counter("upstream_bytes", "bytes sent to workers for them")
+        self._received = self._sent = 0
+        self.retries = counter("retries", "further tries", "stage")
+        self.upstream_failures = counter("upstream_failures", "by role and kind", "role", "kind")
+        self._breaker = Gauge(
+            PREFIX + "instance_breaker_open", "1 if left alone", ["url"], registry=registry
+        )
+
+    def received(self, size: int) -> None:
+        """Bytes of a relayed request. Cheap: counted when the page is asked for."""
+        self._received += size
+
+    def sent(self, size: int) -> None:
+        """Bytes sent to a worker for a relayed request."""
+        self._sent += size
+
+    def watch_relayed(self, in_flight: Callable[[], int]) -> None:
+        self._relayed.set_function(in_flight)
+
+    def watch_breaker(self, url: str, is_open: Callable[[], bool]) -> None:
+        self._breaker.labels(url).set_function(is_open)
+
     def render(self) -> bytes:
         """Prometheus text format."""
+        self._client_bytes.inc(self._received)
+        self._upstream_bytes.inc(self._sent)
+        self._received = self._sent = 0
         for instance in self._fleet.all():
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)

@@ -1,0 +1,144 @@
+"""Which worker is next, what its failure means, and when to try again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from protocol.errors import Unavailable
+from protocol.types import Role
+from proxy.config import ProxyConfig
+from proxy.fleet import Fleet, Instance
+from proxy.metrics import ProxyMetrics
+from proxy.relay.answers import Refused
+from proxy.relay.breaker import Breaker
+from proxy.relay.connection import Broken
+from proxy.relay.lanes import Lane
+
+_T = TypeVar("_T")
+Failure = Broken | Refused
+_MAX_BACKOFF_S = 2.0
+
+
+def another_may_help(failure: Failure) -> bool:
+    return isinstance(failure, Broken) or failure.again
+
+
+def was_begun(failure: Failure) -> bool:
+    """Whether the worker may have done something with what it was handed."""
+    return failure.sent if isinstance(failure, Broken) else failure.charged
+
+
+class Attempts:
+    """Owns the lane of each worker; `close` closes them."""
+
+    def __init__(self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fleet = fleet
+        self._config = config
+        self._metrics = metrics
+        self._lanes: dict[str, Lane] = {}
+        self._turn = itertools.count()
+        self._random = random.Random()
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+
+    def lane(self, instance: Instance) -> Lane:
+        lane = self._lanes.get(instance.url)
+        if lane is None:
+            breaker = Breaker(self._config.breaker_failures, self._config.breaker_cooldown)
+            self._metrics.watch_breaker(instance.url, lambda: not breaker.closed)
+            lane = Lane(instance.url, breaker, self._config.connect_timeout)
+            self._lanes[instance.url] = lane
+        return lane
+
+    def admitted(self, role: Role) -> list[Instance]:
+        """The workers of a role that may be asked; `Unavailable` if there is none."""
+        now = self._loop.time()
+        able = [i for i in self._fleet.of(role) if i.up and self.lane(i).breaker.admits(now)]
+        if not able:
+            up = [instance for instance in self._fleet.of(role) if instance.up]
+            waits = [self.lane(instance).breaker.wait_s(now) for instance in up]
+            raise Unavailable(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+        return able
+
+    def pick(self, role: Role, avoid: Sequence[Instance]) -> Instance:
+        """The one with the fewest requests, in turn if several have; `avoid` only if need be."""
+        workers = self._fleet.of(role)
+        if len(workers) == 1 and workers[0].up and self.lane(workers[0]).breaker.closed:
+            return workers[0]
+        able = self.admitted(role)
+        turn = next(self._turn) % len(able)
+        in_turn = able[turn:] + able[:turn]
+        return min(in_turn, key=lambda instance: (instance in avoid, instance.in_flight))
+
+    async def once(
+        self, instance: Instance, avoid: list[Instance], work: Callable[[Lane, bool], Awaitable[_T]]
+    ) -> _T:
+        """Have one worker do `work`, its success or failure noted on its breaker.
+
+        `work` is handed the lane, and whether it must make a new connection: a kept one may turn
+        out to have been closed. A worker that fails is added to `avoid`.
+        """
+        lane = self.lane(instance)
+        lane.breaker.started(self._loop.time())
+        instance.in_flight += 1
+        fresh = False
+        try:
+            while True:
+                try:
+                    result = await work(lane, fresh)
+                    break
+                except Broken as failure:
+                    if fresh or not failure.stale:
+                        raise
+                fresh = True
+        except (Broken, Refused) as failure:
+            self._failed(instance, lane, failure)
+            avoid.append(instance)
+            raise
+        finally:
+            instance.in_flight -= 1
+        lane.breaker.succeeded()
+        return result
+
+    def _failed(self, instance: Instance, lane: Lane, failure: Failure) -> None:
+        kind = failure.kind if isinstance(failure, Broken) else str(failure.answer.status)
+        self._metrics.upstream_failures.labels(instance.role, kind).inc()
+        if isinstance(failure, Broken) or failure.charged:
+            lane.breaker.failed(self._loop.time())
+
+    async def retried(
+        self,
+        choose: Callable[[Sequence[Instance]], Instance],
+        work: Callable[[Lane, bool], Awaitable[_T]],
+    ) -> _T:
+        """`work` at the worker that `choose` names, then at others, as often as is allowed."""
+        avoid: list[Instance] = []
+        attempt = 0
+        while True:
+            instance = choose(avoid)
+            try:
+                return await self.once(instance, avoid, work)
+            except (Broken, Refused) as failure:
+                if not self.again(failure, attempt, instance.role):
+                    raise
+            await self.backoff(attempt)
+            attempt += 1
+
+    def again(self, failure: Failure, attempt: int, stage: str) -> bool:
+        """Whether to try again after the attempt with this number, from 0."""
+        if attempt >= self._config.max_retries or not another_may_help(failure):
+            return False
+        self._metrics.retries.labels(stage).inc()
+        return True
+
+    async def backoff(self, attempt: int) -> None:
+        """Wait longer with each attempt, and never in step with others."""
+        longest = min(_MAX_BACKOFF_S, self._config.retry_backoff * 2**attempt)
+        await asyncio.sleep(longest * self._random.uniform(0.5, 1.0))

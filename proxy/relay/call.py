@@ -1,0 +1,61 @@
+"""A client's request as the hot path reads it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from protocol.errors import InvalidRequest
+from protocol.openai import CHAT_PATH
+
+TIMEOUT_HEADER = b"x-request-timeout"
+_PASSED_ON = (b"authorization", b"traceparent", b"tracestate")
+_MAX_ID = 128
+
+
+@dataclass
+class Call:
+    """`headers` by lower-case name; the request id is the client's, or one is drawn."""
+
+    CHAT: ClassVar[str] = CHAT_PATH
+
+    path: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    request_id: bytes = field(init=False)
+    _fields: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.headers.get(b"x-request-id", b"")[:_MAX_ID]
+        self.request_id = given or b"%032x" % random.getrandbits(128)
+        self._fields = b"".join(
+            b"%b: %b\r\n" % (name, self.headers[name])
+            for name in _PASSED_ON
+            if name in self.headers
+        )
+
+    @property
+    def is_chat(self) -> bool:
+        return self.path == CHAT_PATH
+
+    @property
+    def authorization(self) -> bytes:
+        return self.headers.get(b"authorization", b"")
+
+    def fields(self, suffix: bytes = b"") -> bytes:
+        """Header lines that go to workers: the id, and what must not get lost on the way."""
+        return b"x-request-id: %b%b\r\n%b" % (self.request_id, suffix, self._fields)
+
+    def timeout_s(self, longest: float) -> float:
+        """Seconds that the request may take: the client's wish, but not more than `longest`."""
+        given = self.headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return longest
+        try:
+            wanted = float(given)
+        except ValueError:
+            wanted = 0.0
+        if not wanted > 0:
+            raise InvalidRequest("X-Request-Timeout must be a positive number of seconds")
+        return min(wanted, longest)

@@ -1,0 +1,38 @@
+"""Cutting a stream of server-sent events between events, never inside one."""
+
+from __future__ import annotations
+
+MAX_EVENT = 1 << 24
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_END_MARKS = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n")
+
+
+class EventTooLong(Exception):
+    """An event of more than `MAX_EVENT` bytes without an end."""
+
+
+class EventCutter:
+    """Gives out the bytes it is fed, but only up to the end of the last whole event."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Whole events, maybe none; nothing after the end mark. Raises `EventTooLong`."""
+        if self.ended:
+            return b""
+        if self._held:
+            data, self._held = self._held + data, b""
+        if not data.endswith(_EVENT_ENDS):
+            data, self._held = _cut(data)
+            if len(self._held) > MAX_EVENT:
+                raise EventTooLong
+        self.ended = data.endswith(_END_MARKS)
+        return data
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes]:
+    plain, long = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    cut = max(plain + 2 if plain >= 0 else 0, long + 4 if long >= 0 else 0)
+    return data[:cut], data[cut:]

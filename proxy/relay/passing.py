@@ -1,0 +1,65 @@
+"""Routes of a proxy that has no model of its own: what a worker says, passed on."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from protocol.errors import TriptychError
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from proxy.client import UpstreamClient
+from proxy.fleet import Fleet
+from services.http.openai import JSON, read_body
+
+_TOKENS_S = 10.0
+_PASSED = ("/tokenize", "/detokenize")
+
+
+class _NoRoute(TriptychError):
+    status = 404
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+def informing(fleet: Fleet, client: UpstreamClient, max_body_bytes: int) -> APIRouter:
+    """The model and its tokenizer, as a worker that decodes has them."""
+    routes = APIRouter()
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        """The models that a decode worker serves."""
+        worker = fleet.least_loaded("decode")
+        return Response(await client.get(f"{worker.url}/v1/models"), media_type=JSON)
+
+    async def passed(request: Request) -> Response:
+        """Answered by a decode worker."""
+        body = await read_body(request, max_body_bytes)
+        worker = fleet.least_loaded("decode")
+        headers = {"content-type": JSON}
+        answer = await client.post(worker.url + request.url.path, body, headers, _TOKENS_S)
+        return Response(answer, media_type=JSON)
+
+    for path in _PASSED:
+        routes.add_api_route(path, passed, methods=["POST"])
+    return routes
+
+
+def relayed() -> APIRouter:
+    """The relayed routes as the documentation shows them. The edge answers them before they could
+    come here, unless their path is spelled in another way."""
+    routes = APIRouter()
+
+    @routes.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        """OpenAI chat completions, media of every kind included.
+
+        `X-Request-Timeout`: seconds that the request may take. `X-Request-Id` and `Authorization`
+        go to the workers too.
+        """
+        raise _NoRoute(f"the path must be spelled {CHAT_PATH}")
+
+    @routes.post(COMPLETIONS_PATH)
+    async def completions(request: Request) -> Response:
+        """OpenAI text completions."""
+        raise _NoRoute(f"the path must be spelled {COMPLETIONS_PATH}")
+
+    return routes

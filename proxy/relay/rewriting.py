@@ -1,0 +1,195 @@
+"""What each stage is asked: the client's body with handles in it, without media where it can be.
+
+Nothing is rendered. A body that needs no change goes on byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from proxy.relay.stubs import Body, Stubs
+
+MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
+    {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+)
+_MARKS = (b'_url"', b'input_audio"')
+_EMBEDS = "_embeds"
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
+_FOR_ENCODERS = ("model", "mm_processor_kwargs", "media_io_kwargs")
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One media item: where its part stands, and which of its modality it is in the request."""
+
+    message: int
+    part: int
+    modality: str
+    index: int
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an encoder said of an item: its mm_hash and its entry of `ec_transfer_params`."""
+
+    mm_hash: str
+    entry: dict[str, Any]
+
+    def part(self, modality: str) -> dict[str, Any]:
+        """The content part that stands for the media: metadata and name, no bytes."""
+        kind = modality + _EMBEDS
+        return {"type": kind, kind: self.entry["metadata"], "uuid": self.mm_hash}
+
+
+@dataclass
+class RelayRequest:
+    """A client's request. `items` is filled by `find_media`."""
+
+    raw: bytes
+    stubs: Stubs
+    fields: dict[str, Any]
+    stream: bool
+    items: list[MediaItem] = field(default_factory=list)
+
+    @staticmethod
+    def parse(body: bytes) -> RelayRequest:
+        """Only what the proxy itself needs is checked; the rest is the workers' business."""
+        stubs = Stubs(body)
+        try:
+            fields = _DECODER.decode(stubs.small)
+        except msgspec.ValidationError:
+            raise InvalidRequest("the request must be a JSON object") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+        except RecursionError:
+            raise InvalidRequest("the JSON is nested too deeply", code="malformed_json") from None
+        stream = fields.get("stream")
+        if stream is not None and not isinstance(stream, bool):
+            raise InvalidRequest("stream must be true or false", param="stream")
+        return RelayRequest(body, stubs, fields, bool(stream))
+
+    def find_media(self, limit: int) -> None:
+        """Fill `items` with all media that an encoder could encode; `limit` is their number."""
+        if may_hold_media(self.stubs.small):
+            self.items = _media_of(self.fields.get("messages"))
+        if len(self.items) > limit:
+            raise InvalidRequest(
+                f"{len(self.items)} media items, but at most {limit} are allowed in one request",
+                param="messages",
+                code="too_many_media",
+            )
+
+    def encode_body(self, item: MediaItem) -> Body:
+        """One item alone, without text, with what decides how it is processed."""
+        body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
+        message = {"role": "user", "content": [item.content]}
+        body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
+        return self.stubs.fill(_ENCODER.encode(body))
+
+    def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
+        """One token, not streamed, its KV kept for a decode worker."""
+        body = {name: v for name, v in self.fields.items() if name not in _NOT_FOR_PREFILL}
+        body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _REMOTE_DECODE}
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = 1
+        return self.stubs.fill(_ENCODER.encode(self._with_media(body, media, references)))
+
+    def decode_body(
+        self, media: EncodedMedia | None, handed: dict[str, Any] | None, *, references: bool
+    ) -> Body:
+        """The whole request, with prefill's handles where there are some."""
+        if media is None and (handed is None or "kv_transfer_params" not in self.fields):
+            return (self.raw,) if handed is None else self._spliced(handed)
+        body = self.fields if handed is None else {**self.fields, "kv_transfer_params": handed}
+        return self.stubs.fill(_ENCODER.encode(self._with_media(body, media, references)))
+
+    def _spliced(self, handed: dict[str, Any]) -> Body:
+        """The client's own bytes with one field more, so that media need not be encoded again."""
+        end = self.raw.rindex(b"}")
+        comma = b"," if self.fields else b""
+        field = b'%b"kv_transfer_params":%b}' % (comma, _ENCODER.encode(handed))
+        return (memoryview(self.raw)[:end], field)
+
+    def _with_media(
+        self, body: dict[str, Any], media: EncodedMedia | None, references: bool
+    ) -> dict[str, Any]:
+        if media is None or not media.references:
+            return body
+        given = body.get("ec_transfer_params")
+        params = {**given, **media.params()} if isinstance(given, dict) else media.params()
+        messages = body["messages"]
+        if references:
+            messages = _replaced(messages, media.references)
+        return {**body, "messages": messages, "ec_transfer_params": params}
+
+
+@dataclass(frozen=True)
+class EncodedMedia:
+    """The items that encoders have, each with what they said of it."""
+
+    references: Sequence[tuple[MediaItem, Reference]]
+
+    def params(self) -> dict[str, Any]:
+        """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request."""
+        params: dict[str, Any] = {}
+        for item, reference in self.references:
+            entry = params.setdefault(reference.mm_hash, {**reference.entry, "item_indices": []})
+            entry["item_indices"].append(item.index)
+        return params
+
+
+def may_hold_media(body: bytes) -> bool:
+    """Whether a body could have media items, without parsing it. Large data URLs stand last in
+    their part, so that little is read before a mark is found."""
+    return any(mark in body for mark in _MARKS)
+
+
+def _media_of(messages: Any) -> list[MediaItem]:
+    """Items with content of their own; references and ready-made embeddings are counted only."""
+    found: list[MediaItem] = []
+    counts: Counter[str] = Counter()
+    for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            modality = _modality(kind)
+            if modality is None:
+                continue
+            if kind in MEDIA_TYPES and part.get(kind) is not None:
+                found.append(MediaItem(place, number, modality, counts[modality], part))
+            counts[modality] += 1
+    return found
+
+
+def _modality(kind: Any) -> str | None:
+    if not isinstance(kind, str):
+        return None
+    return MEDIA_TYPES.get(kind) or (kind[: -len(_EMBEDS)] if kind.endswith(_EMBEDS) else None)
+
+
+def _replaced(messages: list[Any], references: Sequence[tuple[MediaItem, Reference]]) -> list[Any]:
+    """`messages` with references for media; what does not change is shared."""
+    messages = list(messages)
+    for place in {item.message for item, _ in references}:
+        messages[place] = {**messages[place], "content": list(messages[place]["content"])}
+    for item, reference in references:
+        messages[item.message]["content"][item.part] = reference.part(item.modality)
+    return messages

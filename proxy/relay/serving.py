@@ -1,0 +1,38 @@
+"""A uvicorn server whose connections begin at the edge."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from proxy.relay.edge import edge_for
+from proxy.relay.seam import HotPath
+from services.http.server import GRACE_S, KEEP_ALIVE_S, _Server
+
+_YOUNG = 5000
+
+
+async def serve(app: ASGIApp, listener: socket.socket, name: str, hot: HotPath) -> None:
+    """Serve until SIGINT or SIGTERM: relayed routes by `hot`, everything else by `app`."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=edge_for(hot),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    _spare_the_collector()
+    await _Server(config, name).serve(sockets=[listener])
+
+
+def _spare_the_collector() -> None:
+    """What is there before the first request stays until the end: looking through it for garbage
+    would stop all streams for tens of milliseconds, again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])

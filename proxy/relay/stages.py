@@ -1,0 +1,205 @@
+"""One request through encode, prefill and decode workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from proxy.config import ProxyConfig
+from proxy.fleet import Fleet, Instance
+from proxy.metrics import ProxyMetrics
+from proxy.relay.answers import Refused, check_stream, check_whole, prefilled
+from proxy.relay.attempts import Attempts, was_begun
+from proxy.relay.call import Call
+from proxy.relay.connection import Answer, Broken, Limits
+from proxy.relay.encoding import Encoding
+from proxy.relay.exchange import Exchange
+from proxy.relay.lanes import Lane
+from proxy.relay.reply import Reply
+from proxy.relay.rewriting import EncodedMedia, RelayRequest
+from proxy.relay.stubs import Body, size_of
+
+_ABORT_PATH = "/abort_requests"
+_ABORT_S = 2.0
+_REFUSALS = (400, 415, 422)
+
+
+@dataclass
+class Job:
+    """A request, and what has been achieved for it.
+
+    `media` is what encoders said, `handed` prefill's handles, to be given back to `prefill` as long
+    as nobody has taken them. `avoid` lists workers that have failed it.
+    """
+
+    call: Call
+    request: RelayRequest
+    reply: Reply
+    source: Callable[[Exchange | None], None]
+    start: float
+    media: EncodedMedia | None = None
+    handed: dict[str, Any] | None = None
+    prefill: Lane | None = None
+    avoid: list[Instance] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fields = self.call.fields()
+
+
+class Stages:
+    def __init__(
+        self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics, attempts: Attempts
+    ) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._attempts = attempts
+        self._encoding = Encoding(attempts, config, metrics)
+        self._releases: set[asyncio.Task[None]] = set()
+        stall_s, most = config.stall_timeout, config.max_answer_bytes
+        self._prefill_limits = Limits(config.prefill_timeout, stall_s, most)
+        self._decode_limits = Limits(config.decode_timeout, stall_s, most)
+        self._stream_limits = Limits(config.first_token_timeout, stall_s, most)
+
+    async def close(self) -> None:
+        """Wait for handles that are being given back."""
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def run(self, job: Job) -> None:
+        """All stages, again as long as the client has had nothing and another try may help.
+
+        Raises `Refused`, `Broken` or `Unavailable` in the end. Cancelled, it ends every stage.
+        """
+        attempt = 0
+        try:
+            while True:
+                await self._encode(job)
+                try:
+                    await self._prefill(job)
+                    await self._decode(job)
+                    return
+                except (Broken, Refused) as failure:
+                    if job.reply.started or not self._attempts.again(failure, attempt, "request"):
+                        raise
+                    if was_begun(failure):
+                        self._forget(job)
+                await self._attempts.backoff(attempt)
+                attempt += 1
+        finally:
+            self._forget(job)
+
+    async def _encode(self, job: Job) -> None:
+        if job.request.items and job.media is None:
+            start = time.monotonic()
+            job.media = await self._encoding.run(job.call, job.request)
+            self._metrics.stage_encode.observe(time.monotonic() - start)
+
+    async def _prefill(self, job: Job) -> None:
+        if not self._fleet.prefill or job.prefill is not None:
+            return
+        start = time.monotonic()
+        limits = self._prefill_limits
+
+        async def work(lane: Lane, fresh: bool) -> None:
+            def body(references: bool) -> Body:
+                return job.request.prefill_body(job.media, references=references)
+
+            exchange, answer = await self._ask(job, lane, body, limits, fresh)
+            exchange.abort()  # should it stream, against all agreement
+            job.handed = prefilled(lane.url, answer)
+            job.prefill = lane
+
+        instance = self._attempts.pick("prefill", job.avoid)
+        await self._attempts.once(instance, job.avoid, work)
+        self._metrics.stage_prefill.observe(time.monotonic() - start)
+
+    async def _decode(self, job: Job) -> None:
+        stream = job.request.stream
+        limits = self._stream_limits if stream else self._decode_limits
+
+        async def work(lane: Lane, fresh: bool) -> None:
+            def body(references: bool) -> Body:
+                return job.request.decode_body(job.media, job.handed, references=references)
+
+            exchange, answer = await self._ask(job, lane, body, limits, fresh)
+            try:
+                check = check_stream if stream else check_whole
+                check(lane.url, answer)
+                job.handed = None
+                if stream:
+                    await self._forward(job, exchange, answer)
+                else:
+                    job.reply.whole(answer)
+            finally:
+                exchange.abort()
+
+        instance = self._attempts.pick("decode", job.avoid)
+        await self._attempts.once(instance, job.avoid, work)
+
+    async def _forward(self, job: Job, exchange: Exchange, answer: Answer) -> None:
+        """The stream as it comes, from its first event on."""
+        reply, first = job.reply, time.monotonic()
+        self._metrics.ttft.observe(first - job.start)
+        job.source(exchange)
+        try:
+            reply.begin(answer.body)
+            await exchange.forward(reply.forward)
+            reply.end()
+        finally:
+            job.source(None)
+            if reply.events > 1:
+                gap = (time.monotonic() - first) / (reply.events - 1)
+                self._metrics.per_event.observe(gap)
+
+    async def _ask(
+        self, job: Job, lane: Lane, body: Callable[[bool], Body], limits: Limits, fresh: bool
+    ) -> tuple[Exchange, Answer]:
+        """A worker's answer, with media by reference, or with their bytes if it refuses that.
+
+        A stream goes on in the exchange, which is the caller's to end.
+        """
+        named = job.media is not None and bool(job.media.references)
+        named = named and lane.takes_references(time.monotonic())
+        refused = False
+        while True:
+            data = body(named and not refused)
+            exchange = await lane.start(job.call.path, job.fields, data, limits, fresh=fresh)
+            self._metrics.sent(size_of(data))
+            try:
+                answer = await exchange.ready
+            except BaseException:
+                exchange.abort()
+                raise
+            if refused and answer.status == 200:
+                lane.refuses_references(time.monotonic())
+            if refused or not named or answer.status not in _REFUSALS:
+                return exchange, answer
+            refused = True
+
+    def _forget(self, job: Job) -> None:
+        """Start anew; prefill is told that nobody will take what it holds, without waiting."""
+        handed, lane = job.handed, job.prefill
+        job.media = job.handed = job.prefill = None
+        name = handed.get("remote_request_id") if handed is not None else None
+        if lane is not None and isinstance(name, str):
+            task = asyncio.create_task(_release(lane, job.fields, name))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+
+async def _release(lane: Lane, fields: bytes, request_id: str) -> None:
+    """Bounded by `_ABORT_S`; a worker that cannot be told frees by its own lease."""
+    body = (msgspec.json.encode({"request_ids": [request_id]}),)
+    limits = Limits(_ABORT_S, _ABORT_S, 1 << 20)
+    with contextlib.suppress(Broken):
+        exchange = await lane.start(_ABORT_PATH, fields, body, limits)
+        try:
+            await exchange.ready
+        finally:
+            exchange.abort()

@@ -1,0 +1,73 @@
+"""Large data URLs of a JSON body, kept aside: never decoded, never encoded, never copied.
+
+The body is parsed with a short name in the place of each; whatever is encoded again gets slices of
+the client's own bytes where the names stand.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+Buffer = bytes | memoryview
+Body = Sequence[Buffer]
+_URL = b'"data:'
+_LONG = 4096
+_BACKSLASH = b"\\"
+
+
+class Stubs:
+    """`small` is the body with names for its large data URLs. Names cannot be guessed, so nothing
+    that a client writes is taken for one."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._spans: list[tuple[int, int]] = []
+        self._name = b""
+        self.small = body
+        if len(body) > _LONG:
+            self._cut(body)
+
+    def fill(self, data: bytes) -> Body:
+        """`data` with slices for names, as buffers to be sent one after the other."""
+        if not self._spans:
+            return (data,)
+        body = memoryview(self._body)
+        parts = re.split(self._name + rb"(\d+):", data)
+        filled: list[Buffer] = [parts[0]]
+        for number, text in zip(parts[1::2], parts[2::2], strict=True):
+            start, end = self._spans[int(number)]
+            filled += (body[start:end], text)
+        return filled
+
+    def _cut(self, body: bytes) -> None:
+        pieces: list[bytes] = []
+        done = 0
+        name = b"triptych-media:" + secrets.token_hex(16).encode() + b":"
+        start = body.find(_URL) + 1
+        while start > 0:
+            end = body.find(b'"', start)
+            if end < 0:
+                break
+            plain = body.find(_BACKSLASH, start, end) < 0
+            if plain and end - start > _LONG and not _escaped(body, start - 1):
+                pieces += (body[done:start], b"%b%d:" % (name, len(self._spans)))
+                self._spans.append((start, end))
+                done = end
+            start = body.find(_URL, end) + 1
+        if self._spans:
+            self._name = name
+            self.small = b"".join((*pieces, body[done:]))
+
+
+def _escaped(body: bytes, quote: int) -> bool:
+    """Whether the quote at this place is inside a string."""
+    start = quote
+    while start > 0 and body[start - 1] == 0x5C:
+        start -= 1
+    return (quote - start) % 2 == 1
+
+
+def size_of(body: Body) -> int:
+    return sum(map(len, body))

@@ -1,0 +1,32 @@
+"""Who holds which cache, who is busy, and where a request goes.
+
+Without sockets and without a clock, so that a simulation drives the same code:
+config      what the master is told
+holders     key → set of workers; longest prefix over all of them at once
+expected    prefixes that a worker is about to hold
+predicted   what a cache without events is thought to hold
+foreign     other engines' blocks under our names
+pool        the load of all workers of a kind, in columns
+fleet       workers, indices and pending encodes of one model
+registry    leases, drain, circuit breakers
+ledger      what placed requests hold until they end
+view        one stage of one request, priced on every worker
+media       where the embeddings of pictures come from
+placement   one request onto the workers of its model
+explain     the numbers behind a choice
+admission   requests that wait because all are busy
+sequence    order of event messages
+follower    one event source: gaps, replays, restarts
+policies    who is chosen
+master      all of it
+
+Around it:
+subscriber  ZMQ sockets to event sources
+prober      workers that cannot register
+metrics     what /metrics shows
+collector   Python's garbage collector, calmed
+service     the master on a real clock
+calls       /register, /heartbeat, /schedule, ...
+rtp         RTP-LLM's contract
+app         the HTTP application
+"""

@@ -1,0 +1,57 @@
+"""`python -m services.master`."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import uvloop
+
+from protocol.errors import ConfigError
+from protocol.settings import describe, resolve
+from services.http.server import bind, serve
+from services.master.app import create_app
+from services.master.collector import calm
+from services.master.config import MasterConfig
+from services.master.service import MasterService
+
+logger = logging.getLogger("master")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for a bad configuration."""
+    try:
+        config = resolve(MasterConfig, sys.argv[1:] if argv is None else argv, prog="master")
+        logging.basicConfig(
+            level=config.log_level.upper(), format="%(asctime)s %(levelname)s master: %(message)s"
+        )
+        shown = replace(config, admin_api_key="set" if config.admin_api_key else "")
+        logger.info("configuration:\n%s", describe(shown))
+        calm()
+        _raise_file_limit()
+        uvloop.run(run(config))
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Every event source takes two files: the soft limit would be reached by a few hundred."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def run(config: MasterConfig) -> None:
+    """Serve until told to stop. Workers need not be up yet."""
+    with bind(config.host, config.port) as listener:
+        service = MasterService(config)
+        host, port = listener.getsockname()[:2]
+        await serve(create_app(service, f"{host}:{port}"), listener, "master")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Requests that wait because every worker is busy: bounded, by priority, fair among tenants."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
+from protocol.registry import Placement, ScheduleRequest
+
+_DEFAULT_PRIORITY = 50
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A waiting request; `outcome` once it has ended, and `wake` is called then. Times are ms."""
+
+    request: ScheduleRequest
+    since: float
+    until: float
+    outcome: Placement | TriptychError | None = None
+    wake: Callable[[], None] | None = None
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority or _DEFAULT_PRIORITY
+
+    def remaining(self, now_ms: float) -> ScheduleRequest:
+        """The request with what is left of its deadline."""
+        deadline_s = self.request.deadline_s
+        if deadline_s is None:
+            return self.request
+        left = deadline_s - (now_ms - self.since) / 1e3
+        return msgspec.structs.replace(self.request, deadline_s=left)
+
+    def end(self, outcome: Placement | TriptychError) -> None:
+        self.outcome = outcome
+        if self.wake is not None:
+            self.wake()
+
+
+@dataclass
+class AdmissionQueue:
+    """At most `limit` tickets. Higher priority first; within one, the tenant served least so far
+    (start-time fair queueing over prompt tokens, Goyal et al. 1996); within a tenant, the oldest.
+    """
+
+    limit: int
+    timeout_ms: float
+    _lanes: dict[int, dict[str, deque[Ticket]]] = field(default_factory=dict)
+    _waiting: Counter[str] = field(default_factory=Counter)
+    _served: dict[str, float] = field(default_factory=dict)
+    _floor: float = 0.0
+    _count: int = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, request: ScheduleRequest, now_ms: float, retry_after_s: float) -> Ticket:
+        """Wait. If the queue is full, the newcomer or the request it displaces gets 429 where its
+        tenant holds more than a fair share of the queue or is outranked, 503 otherwise."""
+        wait = self.timeout_ms
+        if request.deadline_s is not None:
+            wait = min(wait, request.deadline_s * 1e3)
+        ticket = Ticket(request, now_ms, now_ms + wait)
+        if self._count >= self.limit:
+            self._make_room(ticket, retry_after_s)
+        tenant = request.tenant
+        self._lanes.setdefault(ticket.priority, {}).setdefault(tenant, deque()).append(ticket)
+        self._waiting[tenant] += 1
+        self._count += 1
+        self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor)
+        return ticket
+
+    def _make_room(self, newcomer: Ticket, retry_after_s: float) -> None:
+        """Displace the youngest of the lowest priority, of the tenant that waits most there."""
+        lowest = min(self._lanes, default=newcomer.priority)
+        lanes = self._lanes.get(lowest, {})
+        tenant = max(lanes, key=lambda name: self._waiting[name], default="")
+        outranked = lowest < newcomer.priority
+        mine, theirs = self._waiting[newcomer.request.tenant], self._waiting[tenant]
+        if (
+            self.limit
+            and lanes
+            and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
+        ):
+            victim = lanes[tenant][-1]
+            self._discard(victim)
+            message = "the queue is full and another request goes first"
+            victim.end(RateLimited(message, code="preempted", retry_after_s=retry_after_s))
+            return
+        share = self.limit / max(1, len(+self._waiting))
+        if self.limit and len(+self._waiting) > 1 and mine >= share:
+            raise RateLimited(
+                "all workers are busy and your share of the queue is used up",
+                retry_after_s=retry_after_s,
+            )
+        raise Unavailable(
+            "all workers are busy and the queue is full",
+            code="queue_full",
+            retry_after_s=retry_after_s,
+        )
+
+    def in_order(self) -> Iterator[Ticket]:
+        """The first ticket of each tenant in the order of service. `remove` ends the iteration."""
+        for priority in sorted(self._lanes, reverse=True):
+            lanes = self._lanes[priority]
+            for tenant in sorted(
+                lanes, key=lambda name: (self._served[name], lanes[name][0].since)
+            ):
+                yield lanes[tenant][0]
+
+    def remove(self, ticket: Ticket, *, served: bool) -> None:
+        """The ticket waits no more; if `served`, its tenant has had its turn."""
+        tenant = ticket.request.tenant
+        if served:
+            self._floor = max(self._floor, self._served[tenant])
+            self._served[tenant] += ticket.request.prompt_tokens
+        self._discard(ticket)
+
+    def _discard(self, ticket: Ticket) -> None:
+        tenant, lanes = ticket.request.tenant, self._lanes[ticket.priority]
+        lanes[tenant].remove(ticket)
+        if not lanes[tenant]:
+            del lanes[tenant]
+        if not lanes:
+            del self._lanes[ticket.priority]
+        self._count -= 1
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+        if not self._count:  # nobody competes any more
+            self._served.clear()
+            self._floor = 0.0
+
+    def expire(self, now_ms: float) -> list[TriptychError]:
+        """End the tickets that have waited too long; their errors."""
+        waiting = [t for lanes in self._lanes.values() for lane in lanes.values() for t in lane]
+        late = [ticket for ticket in waiting if ticket.until <= now_ms]
+        errors = [self._late(ticket) for ticket in late]
+        for ticket, error in zip(late, errors, strict=True):
+            self._discard(ticket)
+            ticket.end(error)
+        return errors
+
+    def _late(self, ticket: Ticket) -> TriptychError:
+        waited = ticket.until - ticket.since
+        if waited < self.timeout_ms and math.isfinite(waited):
+            return DeadlineExceeded("the deadline passed while all workers were busy")
+        return Unavailable(
+            f"all workers were busy for {waited / 1e3:.0f} s",
+            code="queue_timeout",
+            retry_after_s=1.0,
+        )

@@ -1,0 +1,131 @@
+"""The calls of workers and proxies: JSON or msgpack in, the same out, nothing in between.
+
+They come tens of thousands of times a second in a large fleet, so they pass by the web framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from protocol.errors import InvalidRequest, PayloadTooLarge, TriptychError
+from protocol.generate import MSGPACK, field_of
+from protocol.registry import (
+    DEREGISTER_PATH,
+    DRAIN_PATH,
+    FINISHED_PATH,
+    HEARTBEAT_PATH,
+    REGISTER_PATH,
+    SCHEDULE_PATH,
+    FinishedReports,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    ScheduleRequest,
+)
+from services.http.errors import error_response
+from services.master.admission import Ticket
+from services.master.service import MasterService
+
+_JSON = "application/json"
+
+
+class Calls:
+    """ASGI application in front of another, which gets whatever is no call."""
+
+    def __init__(self, service: MasterService, app: ASGIApp) -> None:
+        self._service = service
+        self._app = app
+        self._calls: Mapping[str, _Call] = {
+            REGISTER_PATH: _Call(InstanceInfo, service.register),
+            HEARTBEAT_PATH: _Call(Heartbeat, service.heartbeat),
+            DEREGISTER_PATH: _Call(InstanceName, service.deregister),
+            DRAIN_PATH: _Call(InstanceName, service.drain),
+            SCHEDULE_PATH: _Call(ScheduleRequest, service.schedule),
+            FINISHED_PATH: _Call(FinishedReports, service.finished),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = self._calls.get(scope["path"]) if scope["type"] == "http" else None
+        if call is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        packed = any(n == b"content-type" and v == MSGPACK.encode() for n, v in scope["headers"])
+        try:
+            body = await read_body(receive, self._service.config.max_body_bytes)
+            answer = None if body is None else call(body, packed)
+            if isinstance(answer, Ticket):
+                answer = await _waited(self._service, answer, receive)
+        except TriptychError as error:
+            self._service.metrics.errors.labels(error.code).inc()
+            await error_response(error)(scope, receive, send)
+            return
+        if answer is not None:
+            await _send(send, answer, packed)
+
+
+class _Call:
+    """A path's argument and what is done with it."""
+
+    def __init__(self, kind: type[Any], run: Callable[[Any], Any]) -> None:
+        self._json = msgspec.json.Decoder(kind)
+        self._msgpack = msgspec.msgpack.Decoder(kind)
+        self._run = run
+
+    def __call__(self, body: bytes, packed: bool) -> Any:
+        return self._run(self._decode(body, packed))
+
+    def _decode(self, body: bytes, packed: bool) -> Any:
+        try:
+            return self._msgpack.decode(body) if packed else self._json.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error), param=field_of(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            code = "malformed_msgpack" if packed else "malformed_json"
+            raise InvalidRequest(f"{code}: {error}", code=code) from None
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """The request's body, None if the caller has left; `PayloadTooLarge` over `limit` bytes."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    body: bytes = message.get("body", b"")
+    while message.get("more_body", False):
+        if len(body) > limit:
+            raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+    if len(body) > limit:
+        raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+    return body
+
+
+async def _waited(service: MasterService, ticket: Ticket, receive: Receive) -> Any:
+    left = asyncio.ensure_future(_disconnected(receive))
+    try:
+        return await service.wait(ticket, left)
+    finally:
+        left.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, answer: Any, packed: bool) -> None:
+    body = msgspec.msgpack.encode(answer) if packed else msgspec.json.encode(answer)
+    kind = MSGPACK if packed else _JSON
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,192 @@
+"""The workers of one model, their load and their caches. Models share nothing."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from protocol.kv_events import (
+    AllBlocksCleared,
+    AllEmbeddingsCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheEvent,
+    EmbeddingRemoved,
+    EmbeddingStored,
+    EventBatch,
+    short_key,
+)
+from protocol.registry import InstanceInfo, Target
+from services.master.config import MasterConfig
+from services.master.expected import ExpectedPrefixes
+from services.master.foreign import ForeignBlocks
+from services.master.holders import HolderIndex
+from services.master.pool import Pool
+from services.master.predicted import PredictedCache
+
+KINDS = ("encode", "prefill", "decode", "combined", "store")
+_KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
+_EXPIRE_MS = 1e3
+_GPU = (None, "GPU", "gpu")
+
+
+@dataclass(eq=False, slots=True)
+class Instance:
+    """A registered worker: its row in a pool, its slot in the indices, its lease."""
+
+    info: InstanceInfo
+    pool: Pool
+    row: int
+    slot: int
+    lease_until: float
+    draining: bool = False
+    failures: int = 0
+    open_until: float = 0.0
+    foreign: ForeignBlocks | None = None
+    blocks: PredictedCache[int] | None = None
+    media: PredictedCache[str] | None = None
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        info = self.info
+        self.target = Target(
+            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint
+        )  # fmt: skip
+
+    def update_penalty(self, now_ms: float) -> None:
+        """No new work while it drains or its breaker is open."""
+        self.pool.allow(self.row, not self.draining and self.open_until <= now_ms)
+
+
+@dataclass(slots=True)
+class PendingEncode:
+    """A picture that an encoder has been asked for. Joined until `expires_at` (ms)."""
+
+    slot: int
+    ready_at: float
+    expires_at: float
+
+
+@dataclass
+class EventCounts:
+    """What has come in by events of one model."""
+
+    blocks_stored: int = 0
+    blocks_removed: int = 0
+    media_stored: int = 0
+    media_removed: int = 0
+    ignored: int = 0
+
+
+@dataclass
+class Fleet:
+    """`pools` by kind; `blocks` indexes short block keys, `media` mm_hashes, both by slot."""
+
+    model: str
+    config: MasterConfig
+    pools: dict[str, Pool] = field(init=False)
+    blocks: HolderIndex[int] = field(init=False)
+    media: HolderIndex[str] = field(init=False)
+    by_slot: dict[int, Instance] = field(default_factory=dict)
+    pending: dict[str, PendingEncode] = field(default_factory=dict)
+    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
+    counts: EventCounts = field(default_factory=EventCounts)
+    _free_slots: list[int] = field(default_factory=list)
+    _expired_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.pools = {kind: Pool(kind, self.config) for kind in KINDS}
+        self.blocks = HolderIndex(self.config.max_index_entries)
+        self.media = HolderIndex(self.config.max_index_entries)
+
+    @property
+    def slots(self) -> int:
+        """One more than the largest slot in use."""
+        return len(self.by_slot) + len(self._free_slots)
+
+    def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
+        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
+        pool = self.pools[_KIND_OF.get(info.role, info.role)]
+        row = pool.add(info, slot, now_ms)
+        instance = Instance(info, pool, row, slot, now_ms + lease_ms)
+        config, ttl = self.config, self.config.predict_ttl * 1e3
+        if not info.events:
+            limit = info.load.total_blocks or config.predict_blocks
+            instance.blocks = PredictedCache(self.blocks, slot, ttl, limit)
+            instance.media = PredictedCache(self.media, slot, ttl, config.predict_blocks)
+        elif info.foreign:
+            limit = max(2 * info.load.total_blocks, config.predict_blocks)
+            instance.foreign = ForeignBlocks(self.model, info.revision, limit)
+        self.by_slot[slot] = instance
+        return instance
+
+    def remove(self, instance: Instance) -> None:
+        """Its caches and its load are forgotten at once."""
+        instance.pool.remove(instance.row)
+        self.blocks.drop(instance.slot)
+        self.media.drop(instance.slot)
+        self.expected.drop(instance.slot)
+        del self.by_slot[instance.slot]
+        heapq.heappush(self._free_slots, instance.slot)
+        for name in [n for n, p in self.pending.items() if p.slot == instance.slot]:
+            del self.pending[name]
+
+    def apply(self, instance: Instance, batch: EventBatch) -> None:
+        """Events of a worker. A malformed event changes nothing and is counted."""
+        self.counts.ignored += batch.unknown
+        for event in batch.events:
+            self._apply(instance, event)
+
+    def _apply(self, instance: Instance, event: CacheEvent) -> None:
+        match event:
+            case BlockStored(medium=medium) if medium in _GPU:
+                self._stored(instance, event)
+            case BlockRemoved(medium=medium) if medium in _GPU:
+                self._removed(instance, event)
+            case AllBlocksCleared():
+                self.forget_blocks(instance)
+            case EmbeddingStored():
+                self.counts.media_stored += 1
+                self.media.add(instance.slot, (event.mm_hash,))
+                pending = self.pending.get(event.mm_hash)
+                if pending is not None and pending.slot == instance.slot:
+                    del self.pending[event.mm_hash]
+            case EmbeddingRemoved():
+                self.counts.media_removed += 1
+                self.media.remove(instance.slot, (event.mm_hash,))
+            case AllEmbeddingsCleared():
+                self.media.drop(instance.slot)
+            case _:
+                self.counts.ignored += 1
+
+    def _stored(self, instance: Instance, event: BlockStored) -> None:
+        self.counts.blocks_stored += len(event.block_hashes)
+        if instance.foreign is not None:
+            self.blocks.add(instance.slot, instance.foreign.stored(event))
+        else:
+            self.blocks.add(instance.slot, map(short_key, event.block_hashes))
+
+    def _removed(self, instance: Instance, event: BlockRemoved) -> None:
+        self.counts.blocks_removed += len(event.block_hashes)
+        if instance.foreign is not None:
+            self.blocks.remove(instance.slot, instance.foreign.removed(event.block_hashes))
+        else:
+            self.blocks.remove(instance.slot, map(short_key, event.block_hashes))
+
+    def forget_blocks(self, instance: Instance) -> None:
+        self.blocks.drop(instance.slot)
+        if instance.foreign is not None:
+            instance.foreign.clear()
+
+    def expire(self, now_ms: float) -> None:
+        """Predictions and pending encodes that are over; looked through once a second."""
+        if 0 <= now_ms - self._expired_at < _EXPIRE_MS:
+            return
+        self._expired_at = now_ms
+        for instance in self.by_slot.values():
+            if instance.blocks is not None and instance.media is not None:
+                instance.blocks.expire(now_ms)
+                instance.media.expire(now_ms)
+        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
+            del self.pending[name]

@@ -1,0 +1,178 @@
+"""Follows one event source: applies what comes in order, and has what is missing sent again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from protocol.errors import InvalidRequest
+from protocol.kv_events import (
+    SNAPSHOT,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    decode_batch,
+    parse_frames,
+)
+from services.master.sequence import Order, SequenceTracker
+
+_MAX_HELD = 100_000
+_BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
+
+
+class Sink(Protocol):
+    """Where events go. `forget` drops what this source has said, of blocks or of media."""
+
+    def apply(self, batch: EventBatch) -> None: ...
+
+    def forget(self, *, blocks: bool) -> None: ...
+
+
+class Follower:
+    """Pure: frames come in through `live` and `replayed`, replay requests go out through `ask`,
+    which makes answers to an earlier request void.
+
+    A new source is first asked for a snapshot, then, if it has none, for all it still remembers.
+    While answers are due live messages are held back. After a gap the last message applied is
+    asked for once more: if it is another one now, the publisher has restarted unnoticed. `ask`
+    None: the source cannot replay.
+    """
+
+    def __init__(self, sink: Sink, ask: Callable[[int], None] | None, counts: Counter[str]) -> None:
+        self._sink = sink
+        self._ask = ask
+        self._counts = counts
+        self._tracker = SequenceTracker()
+        self._asked: int | None = None
+        self._answers = 0
+        self._last_ts: float | None = None
+        self._blocks: bool | None = None
+        self._held: list[tuple[int, EventBatch]] = []
+        self._request(SNAPSHOT)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a replay is under way; the caller ends one that takes too long by `give_up`."""
+        return self._asked is not None
+
+    def live(self, frames: Sequence[bytes]) -> None:
+        """A published message."""
+        message = self._parse(frames)
+        if message is None:
+            return
+        if not self.waiting:
+            self._next(*message)
+        elif len(self._held) < _MAX_HELD:
+            self._held.append(message)
+        else:
+            self._counts["dropped"] += 1
+
+    def replayed(self, frames: Sequence[bytes]) -> None:
+        """An answer to a replay request."""
+        if not self.waiting:
+            return
+        try:
+            ended = parse_frames(frames) is None
+        except InvalidRequest:
+            self._counts["garbage"] += 1
+            return
+        if ended:
+            self._end_of_replay()
+            return
+        message = self._parse(frames)
+        if message is None:
+            return
+        sequence, batch = message
+        self._answers += 1
+        if self._asked == SNAPSHOT:
+            self._apply(sequence, batch)
+            self._last_ts = None
+        elif sequence == self._tracker.last:
+            if self._last_ts not in (None, batch.ts):
+                self._counts[Order.RESTART.value] += 1
+                self._start_anew()
+        elif sequence > self._tracker.last:
+            if sequence > self._tracker.last + 1:
+                self._lost()
+            self._apply(sequence, batch)
+
+    def give_up(self) -> None:
+        """The replay's answers do not come."""
+        self._counts["replay_timeout"] += 1
+        self._asked = None
+        self._flush()
+
+    def _parse(self, frames: Sequence[bytes]) -> tuple[int, EventBatch] | None:
+        try:
+            found = parse_frames(frames)
+            return (found[0], decode_batch(found[1])) if found else None
+        except InvalidRequest:
+            self._counts["garbage"] += 1
+            return None
+
+    def _request(self, start: int) -> bool:
+        if self._ask is None:
+            return False
+        self._asked, self._answers = start, 0
+        self._counts["replays"] += 1
+        self._ask(start)
+        return True
+
+    def _end_of_replay(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked == SNAPSHOT and not self._answers and self._tracker.last < 0:
+            self._request(0)
+            return
+        self._flush()
+
+    def _flush(self) -> None:
+        """What came live in the meantime; what is still missing then is lost."""
+        held, self._held = self._held, []
+        for sequence, batch in held:
+            order = self._tracker.order(sequence, batch.ts)
+            if order is Order.GAP:
+                self._lost()
+            if order in (Order.NEXT, Order.GAP):
+                self._apply(sequence, batch)
+            elif order is Order.RESTART:
+                self._next(sequence, batch)
+
+    def _next(self, sequence: int, batch: EventBatch) -> None:
+        order = self._tracker.order(sequence, batch.ts)
+        if order is not Order.NEXT:
+            self._counts[order.value] += 1
+        if order is Order.DUPLICATE:
+            return
+        if order is not Order.NEXT:
+            restarted = order is Order.RESTART
+            if self._start_anew() if restarted else self._request(max(0, self._tracker.last)):
+                self._held.append((sequence, batch))
+                return
+            self._lost()
+        self._apply(sequence, batch)
+
+    def _start_anew(self) -> bool:
+        """The publisher is another one: nothing that was known is true."""
+        self._forget()
+        self._tracker.restart()
+        self._last_ts = None
+        return self._request(SNAPSHOT)
+
+    def _apply(self, sequence: int, batch: EventBatch) -> None:
+        self._tracker.advance(sequence, batch.ts)
+        self._last_ts = batch.ts
+        if batch.events and self._blocks is None:
+            self._blocks = isinstance(batch.events[0], _BLOCK_EVENTS)
+        self._sink.apply(batch)
+
+    def _lost(self) -> None:
+        """Events are gone for good: what was known may be wrong, unless nothing was."""
+        if self._tracker.last >= 0:
+            self._counts["lost"] += 1
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._blocks is not None:
+            self._sink.forget(blocks=self._blocks)

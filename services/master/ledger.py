@@ -1,0 +1,129 @@
+"""What placed requests hold until they end, or until nobody can be waiting for them any more."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from protocol.registry import Finished, Stage
+from services.master.expected import Expected
+from services.master.fleet import Fleet, PendingEncode
+from services.master.pool import Charge
+
+_JOIN_MS = 2_000.0
+_SLACK = 1024
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """Charges of one request: one for each picture it has encoded, for prefill, for decode."""
+
+    fleet: Fleet
+    expires_at: float
+    encodes: dict[str, Charge] = field(default_factory=dict)
+    prefill: Charge | None = None
+    decode: Charge | None = None
+    expected: Expected | None = None
+
+
+class Ledger:
+    """Requests by id."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._expiry: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, request_id: str, held: Held, now_ms: float) -> None:
+        """Count a request in; what it held before is given back."""
+        self.release(request_id, now_ms, done=False)
+        self._held[request_id] = held
+        heapq.heappush(self._expiry, (held.expires_at, request_id))
+        if len(self._expiry) > 2 * len(self._held) + _SLACK:
+            self._expiry = [(h.expires_at, name) for name, h in self._held.items()]
+            heapq.heapify(self._expiry)
+
+    def finish(self, report: Finished, now_ms: float) -> list[str]:
+        """A stage of a request is over; the workers that had a part in it.
+
+        Unknown requests are ignored, as after a restart.
+        """
+        held = self._held.get(report.request_id)
+        if held is None:
+            return []
+        workers = _workers(held, report.stage)
+        if report.stage == "encode":
+            for mm_hash in report.mm_hashes or list(held.encodes):
+                _end_encode(held, mm_hash, now_ms, ok=not report.failed)
+        elif report.stage == "prefill":
+            _end_prefill(held, now_ms, done=True)
+        else:
+            self.release(report.request_id, now_ms, done=not report.failed)
+        return workers
+
+    def release(self, request_id: str, now_ms: float, *, done: bool) -> None:
+        """Give back all that a request holds."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return
+        end_encodes(held, now_ms, ok=done)
+        _end_prefill(held, now_ms, done=done)
+        if held.decode is not None:
+            held.decode.pool.release(held.decode, now_ms, done=done)
+
+    def expire(self, now_ms: float) -> int:
+        """Give up requests that were never reported as finished; how many."""
+        count = 0
+        while self._expiry and self._expiry[0][0] <= now_ms:
+            _, name = heapq.heappop(self._expiry)
+            held = self._held.get(name)
+            if held is not None and held.expires_at <= now_ms:
+                self.release(name, now_ms, done=False)
+                count += 1
+        return count
+
+
+def _workers(held: Held, stage: Stage) -> list[str]:
+    charges: list[Charge | None] = [held.prefill]
+    if stage == "encode":
+        charges = list(held.encodes.values())
+    if stage == "request":
+        charges.append(held.decode)
+    return [charge.pool.ids[charge.row] for charge in charges if charge and charge.live]
+
+
+def end_encodes(held: Held, now_ms: float, *, ok: bool) -> None:
+    """End all encodes of a request; if not `ok` nobody joins them any more."""
+    for mm_hash in list(held.encodes):
+        _end_encode(held, mm_hash, now_ms, ok=ok)
+
+
+def _end_encode(held: Held, mm_hash: str, now_ms: float, *, ok: bool) -> None:
+    """The picture is at its encoder, which its own event will say, or never will be."""
+    charge = held.encodes.pop(mm_hash, None)
+    if charge is None:
+        return
+    live, slot = charge.live, int(charge.pool.slots[charge.row])
+    charge.pool.release(charge, now_ms, done=ok)
+    if not live:
+        return
+    instance, pending = held.fleet.by_slot[slot], held.fleet.pending.get(mm_hash)
+    if ok and instance.media is not None:
+        instance.media.use((mm_hash,), now_ms)
+    if pending is None or pending.slot != slot:
+        return
+    if ok and instance.media is None:
+        held.fleet.pending[mm_hash] = PendingEncode(slot, now_ms, now_ms + _JOIN_MS)
+    else:
+        del held.fleet.pending[mm_hash]
+
+
+def _end_prefill(held: Held, now_ms: float, *, done: bool) -> None:
+    if held.prefill is not None:
+        held.prefill.pool.release(held.prefill, now_ms, done=done)
+        held.prefill = None
+    if held.expected is not None:
+        held.fleet.expected.remove(held.expected)
+        held.expected = None

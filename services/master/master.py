@@ -1,0 +1,214 @@
+"""The master without its sockets: everything it decides, on a clock that the caller passes in.
+
+No call blocks, none looks at the time by itself, and the only randomness is the generator given at
+the start, so that a simulation drives the very same code. `now` is in seconds, of any monotonic
+clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, Unavailable
+from protocol.kv_events import EventBatch
+from protocol.registry import (
+    Finished,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    LeaseAnswer,
+    Placement,
+    ScheduleRequest,
+)
+from services.master.admission import AdmissionQueue, Ticket
+from services.master.config import MasterConfig
+from services.master.fleet import Fleet
+from services.master.ledger import Ledger
+from services.master.media import AllBusy
+from services.master.placement import Placer
+from services.master.policies.loading import load_policy
+from services.master.registry import Registry
+
+_HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
+
+
+@dataclass
+class Totals:
+    """Counts since the start."""
+
+    placed: int = 0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+    given_up: int = 0
+    lapsed: int = 0
+    items: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Master:
+    """`joined` and `left` are told which workers' events to follow."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        rng: random.Random | None = None,
+        joined: Callable[[InstanceInfo], None] = lambda info: None,
+        left: Callable[[InstanceInfo], None] = lambda info: None,
+    ) -> None:
+        self.config = config
+        self.registry = Registry(config, joined, left)
+        self.ledger = Ledger()
+        self.totals = Totals()
+        self.queues: dict[str, AdmissionQueue] = {}
+        self._placer = Placer(config, load_policy(config, rng or _rng(config)))
+
+    def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
+        return self.registry.register(info, now * 1e3, lease_s)
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> LeaseAnswer:
+        return self.registry.heartbeat(beat, now * 1e3)
+
+    def deregister(self, name: InstanceName, now: float) -> LeaseAnswer:
+        return self.registry.deregister(name)
+
+    def drain(self, name: InstanceName, now: float) -> LeaseAnswer:
+        return self.registry.drain(name, now * 1e3)
+
+    def apply(self, info: InstanceInfo, batch: EventBatch) -> bool:
+        """Cache events of a worker; False if it, or that life of it, is not here any more."""
+        return self.registry.apply(info.instance_id, info.generation, batch)
+
+    def forget_caches(self, info: InstanceInfo, *, blocks: bool) -> None:
+        """Events of a worker were lost: its blocks, or its embeddings, are unknown."""
+        self.registry.forget_caches(info.instance_id, info.generation, blocks=blocks)
+
+    def schedule(self, request: ScheduleRequest, now: float) -> Placement | Ticket:
+        """Place a request, or let it wait: a ticket ends in a later `pump` or `expire`.
+
+        Raises `InvalidRequest`, `ModelNotFound`, `RateLimited`, `Unavailable`, `DeadlineExceeded`.
+        """
+        try:
+            return self._schedule(request, now * 1e3)
+        except TriptychError as error:
+            self.totals.refused[error.code] += 1
+            raise
+
+    def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | Ticket:
+        fleet = self.registry.fleet(request.model)
+        _check(request)
+        if len(self.ledger) >= self.config.max_in_flight:
+            raise Unavailable("too many requests are under way", retry_after_s=1.0)
+        queue = self.queues.get(fleet.model)
+        if queue is None or not len(queue):
+            try:
+                return self._place(fleet, request, now_ms)
+            except AllBusy as error:
+                if not self.config.max_queue:
+                    raise
+                return self._wait(fleet, request, now_ms, error.retry_after_s or 1.0)
+        ticket = self._wait(fleet, request, now_ms, 1.0)
+        self._pump(fleet, queue, now_ms)
+        return ticket
+
+    def _wait(
+        self, fleet: Fleet, request: ScheduleRequest, now_ms: float, retry_after_s: float
+    ) -> Ticket:
+        queue = self.queues.get(fleet.model)
+        if queue is None:
+            queue = AdmissionQueue(self.config.max_queue, self.config.queue_timeout * 1e3)
+            self.queues[fleet.model] = queue
+        return queue.push(request, now_ms, retry_after_s)
+
+    def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
+        self.ledger.release(request.request_id, now_ms, done=False)
+        placement, held = self._placer.place(fleet, request, now_ms)
+        self.ledger.hold(request.request_id, held, now_ms)
+        totals = self.totals
+        totals.placed += 1
+        totals.hit_tokens += placement.hit_tokens
+        totals.prompt_tokens += request.prompt_tokens
+        for item in placement.encoders:
+            totals.items[item.state] += 1
+        return placement
+
+    def finished(self, report: Finished, now: float) -> None:
+        """What was placed is over: load goes down, failures count towards breakers."""
+        now_ms = now * 1e3
+        self.registry.failed(report.failed, now_ms)
+        for name in self.ledger.finish(report, now_ms):
+            if name not in report.failed:
+                self.registry.succeeded(name)
+
+    def pump(self, now: float) -> None:
+        """Place waiting requests as far as workers have room."""
+        for model, queue in list(self.queues.items()):
+            if model in self.registry.fleets:
+                self._pump(self.registry.fleets[model], queue, now * 1e3)
+
+    def _pump(self, fleet: Fleet, queue: AdmissionQueue, now_ms: float) -> None:
+        progress = True
+        while progress and len(queue):
+            progress = False
+            for tried, ticket in enumerate(queue.in_order()):
+                progress = self._try(fleet, queue, ticket, now_ms)
+                if progress or tried >= _HEADS:
+                    break
+
+    def _try(self, fleet: Fleet, queue: AdmissionQueue, ticket: Ticket, now_ms: float) -> bool:
+        """Whether the ticket has ended."""
+        try:
+            placement = self._place(fleet, ticket.remaining(now_ms), now_ms)
+        except AllBusy:
+            return False
+        except TriptychError as error:
+            self.totals.refused[error.code] += 1
+            queue.remove(ticket, served=False)
+            ticket.end(error)
+            return True
+        queue.remove(ticket, served=True)
+        placement.queued_ms = now_ms - ticket.since
+        ticket.end(placement)
+        return True
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The caller has left."""
+        queue = self.queues.get(self.registry.fleet(ticket.request.model).model)
+        if queue is not None and ticket.outcome is None:
+            queue.remove(ticket, served=False)
+
+    def expire(self, now: float) -> None:
+        """Let leases, predictions, charges and waiting requests lapse; then `pump`. Call often."""
+        now_ms = now * 1e3
+        self.totals.lapsed += len(self.registry.expire(now_ms))
+        self.totals.given_up += self.ledger.expire(now_ms)
+        for fleet in self.registry.fleets.values():
+            fleet.expire(now_ms)
+        for queue in self.queues.values():
+            for error in queue.expire(now_ms):
+                self.totals.refused[error.code] += 1
+        self.queues = {model: queue for model, queue in self.queues.items() if len(queue)}
+        self.pump(now)
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self.queues.values()))
+
+
+def _check(request: ScheduleRequest) -> None:
+    if len(request.block_keys) * request.block_size > request.prompt_tokens:
+        raise InvalidRequest(
+            f"block_keys: {len(request.block_keys)} blocks of {request.block_size} tokens are more "
+            f"than the prompt's {request.prompt_tokens}",
+            param="block_keys",
+        )
+    if any(item.offset + item.tokens > request.prompt_tokens for item in request.items):
+        raise InvalidRequest("items: an item ends after the prompt", param="items")
+    if request.deadline_s is not None and request.deadline_s <= 0:
+        raise DeadlineExceeded("the deadline has passed", param="deadline_s")
+
+
+def _rng(config: MasterConfig) -> random.Random:
+    return random.Random(config.seed or None)

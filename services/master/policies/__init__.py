@@ -1,0 +1,10 @@
+"""Placement policies behind one interface.
+
+base          the interface, and choosing the least with ties drawn by lot
+cost          ours: predicted milliseconds, media and prefixes alike (default)
+kv            Dynamo's formula
+least_loaded  fewest requests
+round_robin   one after the other
+random        any
+loading       by name, or a class of the user's own by module path
+"""

@@ -1,0 +1,52 @@
+"""What a policy is."""
+
+from __future__ import annotations
+
+import abc
+import random
+from typing import ClassVar
+
+from blake3 import blake3
+
+from services.master.config import MasterConfig
+from services.master.pool import Floats
+from services.master.view import View, least
+
+
+class Policy(abc.ABC):
+    """Chooses a worker for each stage of a request.
+
+    `sees_media`: it is asked only for pictures that no cache has and no encoder is at work on.
+    Others are asked for every picture and left with the encoder's own cache.
+    """
+
+    sees_media: ClassVar[bool] = False
+
+    def __init__(self, config: MasterConfig, rng: random.Random) -> None:
+        self.config = config
+        self.rng = rng
+
+    @abc.abstractmethod
+    def scores(self, view: View) -> Floats:
+        """What each worker would cost, [rows]; `view.penalty` need not be in it."""
+
+    def pick(self, view: View) -> int:
+        """The row to use. At least one row has no penalty."""
+        return self.least(self.scores(view) + view.penalty, view)
+
+    def least(self, scores: Floats, view: View, slack: float = 0.0) -> int:
+        """A row within `slack` of the least score: by session if there is one, else by lot.
+
+        Several masters, or one with stale reports, would otherwise all send to the same worker.
+        """
+        near = (scores <= least(scores) + slack).nonzero()[0]
+        if len(near) == 1:
+            return int(near[0])
+        if view.session:
+            return max(map(int, near), key=lambda row: _affinity(view.session, view.pool.ids[row]))
+        return int(near[int(self.rng.random() * len(near))])
+
+
+def _affinity(session: str, instance_id: str) -> bytes:
+    """Rendezvous hashing: the same worker for a session as long as it is among the choices."""
+    return blake3(f"{session}\0{instance_id}".encode()).digest()

@@ -1,0 +1,196 @@
+"""Who is there: leases, drain, circuit breakers, and what workers may not claim."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.kv_events import EventBatch
+from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
+from services.master.config import MasterConfig
+from services.master.fleet import Fleet, Instance
+
+_MODELS = 256
+
+
+@dataclass
+class Registry:
+    """All instances, by id; `fleets` by model. `joined` and `left` are told of changes, for whoever
+    listens to their events. Times are ms of the caller's monotonic clock."""
+
+    config: MasterConfig
+    joined: Callable[[InstanceInfo], None] = lambda info: None
+    left: Callable[[InstanceInfo], None] = lambda info: None
+    instances: dict[str, Instance] = field(default_factory=dict)
+    fleets: dict[str, Fleet] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    _by_url: dict[str, str] = field(default_factory=dict)
+    _broken: set[str] = field(default_factory=set)
+
+    def fleet(self, model: str) -> Fleet:
+        """The fleet that serves `model`; empty names the only one. `ModelNotFound` otherwise."""
+        if not model and len(self.fleets) == 1:
+            return next(iter(self.fleets.values()))
+        found = self.fleets.get(model)
+        if found is None:
+            raise ModelNotFound(f"no worker serves the model '{model}'", param="model")
+        return found
+
+    def register(
+        self, info: InstanceInfo, now_ms: float, lease_s: float | None = None
+    ) -> LeaseAnswer:
+        """Add a worker, or renew it. Another life of a known one starts with empty caches."""
+        self._check_load(info.load)
+        lease = self.config.lease if lease_s is None else lease_s
+        known = self.instances.get(info.instance_id)
+        if known is not None and known.info.url != info.url:
+            self._refuse(
+                "duplicate_instance",
+                f"instance_id '{info.instance_id}' is taken by the worker at {known.info.url}",
+                "instance_id",
+            )
+        if known is not None and _same_life(known.info, info):
+            return self._renew(known, info.load, now_ms, lease)
+        if known is None and len(self.instances) >= self.config.max_instances:
+            self.refused["too_many_instances"] += 1
+            raise Unavailable("the master takes no more instances", retry_after_s=self.config.lease)
+        for old in {info.instance_id, self._by_url.get(info.url, "")} & self.instances.keys():
+            self._remove(self.instances[old])
+        self._add(info, now_ms, lease)
+        return LeaseAnswer(True, lease)
+
+    def _add(self, info: InstanceInfo, now_ms: float, lease_s: float) -> None:
+        if info.model not in self.fleets:
+            self._forget_empty_fleets()
+            self.fleets[info.model] = Fleet(info.model, self.config)
+        instance = self.fleets[info.model].add(info, now_ms, lease_s * 1e3)
+        self.instances[info.instance_id] = instance
+        self._by_url[info.url] = info.instance_id
+        self.joined(info)
+
+    def _forget_empty_fleets(self) -> None:
+        if len(self.fleets) >= _MODELS:
+            for model in [m for m, fleet in self.fleets.items() if not fleet.by_slot]:
+                del self.fleets[model]
+
+    def heartbeat(self, beat: Heartbeat, now_ms: float) -> LeaseAnswer:
+        """`known` false if the worker, or this life of it, has not registered here."""
+        self._check_load(beat.load)
+        instance = self.instances.get(beat.instance_id)
+        if instance is None or instance.info.generation != beat.generation:
+            return LeaseAnswer(False)
+        if beat.draining and not instance.draining:
+            self._set_draining(instance, now_ms)
+        return self._renew(instance, beat.load, now_ms, self.config.lease)
+
+    def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
+        instance.lease_until = now_ms + lease_s * 1e3
+        instance.pool.report(instance.row, load, now_ms)
+        return LeaseAnswer(True, lease_s, instance.draining)
+
+    def touch(self, instance_id: str, now_ms: float, lease_s: float) -> bool:
+        """Renew the lease of a worker that was probed and tells no load; False if unknown."""
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            instance.lease_until = now_ms + lease_s * 1e3
+        return instance is not None
+
+    def deregister(self, name: InstanceName) -> LeaseAnswer:
+        instance = self._named(name)
+        if instance is not None:
+            self._remove(instance)
+        return LeaseAnswer(instance is not None)
+
+    def drain(self, name: InstanceName, now_ms: float) -> LeaseAnswer:
+        """No new work; what it caches can still be fetched until it leaves."""
+        instance = self._named(name)
+        if instance is not None:
+            self._set_draining(instance, now_ms)
+        return LeaseAnswer(instance is not None, self.config.lease, instance is not None)
+
+    def _set_draining(self, instance: Instance, now_ms: float) -> None:
+        instance.draining = True
+        instance.update_penalty(now_ms)
+
+    def _named(self, name: InstanceName) -> Instance | None:
+        instance = self.instances.get(name.instance_id)
+        if instance is None or name.generation not in ("", instance.info.generation):
+            return None
+        return instance
+
+    def _remove(self, instance: Instance) -> None:
+        info = instance.info
+        self.fleets[info.model].remove(instance)
+        del self.instances[info.instance_id]
+        self._broken.discard(info.instance_id)
+        if self._by_url.get(info.url) == info.instance_id:
+            del self._by_url[info.url]
+        self.left(info)
+
+    def expire(self, now_ms: float) -> list[str]:
+        """Forget workers whose lease has lapsed; their ids. Breakers that have waited close."""
+        gone = [i for i in self.instances.values() if i.lease_until <= now_ms]
+        for instance in gone:
+            self._remove(instance)
+        for name in [n for n in self._broken if self.instances[n].open_until <= now_ms]:
+            self._broken.discard(name)
+            self.instances[name].update_penalty(now_ms)
+        return [instance.info.instance_id for instance in gone]
+
+    def failed(self, instance_ids: Iterable[str], now_ms: float) -> None:
+        """Requests failed there; too many in a row open the breaker, one more after it closed."""
+        for name in instance_ids:
+            instance = self.instances.get(name)
+            if instance is None or not self.config.breaker_failures:
+                continue
+            instance.failures += 1
+            if instance.failures >= self.config.breaker_failures:
+                instance.open_until = now_ms + self.config.breaker_open * 1e3
+                instance.update_penalty(now_ms)
+                self._broken.add(name)
+
+    def succeeded(self, instance_id: str) -> None:
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            instance.failures = 0
+
+    def apply(self, instance_id: str, generation: str, batch: EventBatch) -> bool:
+        """Cache events; False if that life of the worker is not registered."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.info.generation != generation:
+            return False
+        self.fleets[instance.info.model].apply(instance, batch)
+        return True
+
+    def forget_caches(self, instance_id: str, generation: str, *, blocks: bool) -> None:
+        """Events of that life have a gap that cannot be filled: nothing it said before counts."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.info.generation != generation:
+            return
+        fleet = self.fleets[instance.info.model]
+        if blocks:
+            fleet.forget_blocks(instance)
+        else:
+            fleet.media.drop(instance.slot)
+
+    def _check_load(self, load: Load) -> None:
+        if load.free_blocks > load.total_blocks:
+            self._refuse("absurd_load", "load.free_blocks exceeds load.total_blocks", "load")
+        if not all(map(math.isfinite, msgspec.structs.astuple(load.rates))):
+            self._refuse("absurd_load", "load.rates must be finite numbers", "load")
+
+    def _refuse(self, code: str, message: str, param: str) -> None:
+        self.refused[code] += 1
+        raise InvalidRequest(message, param=param, code=code)
+
+
+def _same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
+    """Whether only the load differs."""
+    nothing = Load()
+    old = msgspec.structs.replace(known, load=nothing)
+    return old == msgspec.structs.replace(info, load=nothing)

@@ -1,0 +1,399 @@
+"""The real master process, driven over HTTP and by a ZMQ event publisher."""
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from protocol.keys import block_keys, root_key
+from protocol.kv_events import (
+    SNAPSHOT,
+    AllBlocksCleared,
+    BlockStored,
+    CacheEvent,
+    EmbeddingStored,
+    encode_batch,
+    end_frames,
+    event_frames,
+    parse_replay_request,
+    short_key,
+)
+from protocol.registry import Placement, ScheduleRequest
+from tests.stack import Process, call
+
+WAIT_S = 10.0
+KEYS = list(range(10))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Start masters; all are ended with the test."""
+    started: list[Process] = []
+
+    def run(*flags: str) -> Process:
+        process = Process("services.master", "--log-level", "warning", *flags, env={})
+        started.append(process)
+        process.wait_ready()
+        return process
+
+    yield run
+    assert [process.stop() for process in started] == [0] * len(started)
+
+
+class Publisher:
+    """Events as a worker publishes them, replays answered; `encoding` of the payload."""
+
+    def __init__(self, encoding: Any = "map", snapshots: bool = False) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._pub.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.LINGER, 0)
+        ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self._pub, self._router)]
+        self.source = {
+            "endpoint": f"tcp://127.0.0.1:{ports[0]}",
+            "replay": f"tcp://127.0.0.1:{ports[1]}",
+        }
+        self._encoding = encoding
+        self._snapshots = snapshots
+        self.sent: list[list[bytes]] = []
+        self.stored: list[int] = []
+        self.questions: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def publish(self, *events: CacheEvent, lose: bool = False) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                self.stored += [int(key) for key in event.block_hashes]
+        payload = encode_batch(time.time(), events, encoding=self._encoding)
+        self.sent.append(event_frames("kv-events", len(self.sent), payload))
+        if not lose:
+            self._pub.send_multipart(self.sent[-1])
+
+    def garbage(self) -> None:
+        self._pub.send_multipart([b"kv-events", b"not a number", b"\xc1"])
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if not self._router.poll(20):
+                continue
+            address, first = parse_replay_request(self._router.recv_multipart())
+            self.questions.append(first)
+            for frames in [*self._answers(first), end_frames()]:
+                self._router.send_multipart([address, b"", *frames])
+
+    def _answers(self, first: int) -> list[list[bytes]]:
+        if first != SNAPSHOT:
+            return self.sent[first:]
+        if not (self._snapshots and self.sent):
+            return []
+        events = [AllBlocksCleared(), BlockStored(list(self.stored))]
+        return [event_frames("", len(self.sent) - 1, encode_batch(time.time(), events))]
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._context.destroy(0)
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    made = Publisher()
+    yield made
+    made.close()
+
+
+def register(master: Process, name: str, role: str, **fields: Any) -> tuple[int, Any]:
+    body = {"instance_id": name, "role": role, "url": f"http://{name}:1", "model": "m", **fields}
+    return call(f"{master.url}/register", body)
+
+
+def schedule(master: Process, name: str = "r", **fields: Any) -> Any:
+    body = {"request_id": name, "prompt_tokens": 165, "block_keys": KEYS, **fields}
+    status, answer = call(f"{master.url}/schedule", body)
+    assert status == 200, answer
+    return answer
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def blocks_of(master: Process, name: str) -> int:
+    _, workers = call(f"{master.url}/workers")
+    return sum(w["indexed_blocks"] for w in workers if w["instance_id"] == name)
+
+
+def metric(master: Process, line: str) -> float:
+    with urllib.request.urlopen(f"{master.url}/metrics", timeout=WAIT_S) as response:
+        text = response.read().decode()
+    found = [row for row in text.splitlines() if row.startswith(f"triptych_master:{line} ")]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
+def test_a_fleet_is_placed_on(start: Callable[..., Process]) -> None:
+    began = time.monotonic()
+    master = start()
+    assert time.monotonic() - began < 5.0
+    for name, role in (("e", "encode"), ("p", "prefill"), ("d", "decode")):
+        assert register(master, name, role)[0] == 200
+    items = [{"mm_hash": "x", "tokens": 16, "offset": 2}]
+    answer = schedule(master, items=items, debug=True)
+    assert answer["prefill"]["url"] == "http://p:1"
+    assert answer["decode"]["instance_id"] == "d"
+    assert answer["encoders"][0]["state"] == "encode"
+    assert answer["debug"]["prefill"]["chosen"] == "p"
+    assert call(f"{master.url}/finished", {"reports": [{"request_id": "r"}]})[0] == 200
+    assert metric(master, "requests_in_flight") == 0
+    assert metric(master, "placed_total") == 1
+    assert call(f"{master.url}/health")[1]["models"] == {
+        "m": {"encode": 1, "prefill": 1, "decode": 1}
+    }
+    assert call(f"{master.url}/version")[1]["version"]
+
+
+def test_msgpack_is_spoken_too(start: Callable[..., Process]) -> None:
+    master = start()
+    register(master, "d", "decode")
+    request = urllib.request.Request(
+        f"{master.url}/schedule",
+        msgspec.msgpack.encode(ScheduleRequest("r", 5)),
+        {"content-type": "application/msgpack"},
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        placement = msgspec.msgpack.decode(response.read(), type=Placement)
+    assert (placement.request_id, placement.decode.instance_id) == ("r", "d")
+
+
+@pytest.mark.parametrize("encoding", ["map", "array"])
+def test_events_reach_the_index_in_both_encodings(
+    start: Callable[..., Process], encoding: str
+) -> None:
+    master, publisher = start(), Publisher(encoding)
+    publisher.publish(BlockStored(KEYS[:3]))
+    register(master, "p", "prefill", events=[publisher.source])
+    register(master, "q", "prefill")
+    register(master, "d", "decode")
+    until(lambda: blocks_of(master, "p") == 3)
+    publisher.publish(BlockStored(KEYS[3:5], KEYS[2]))
+    publisher.garbage()
+    publisher.publish(BlockStored(KEYS[5:7], KEYS[4]), EmbeddingStored("x"), lose=True)
+    publisher.publish(BlockStored(KEYS[7:9], KEYS[6]))
+    until(lambda: blocks_of(master, "p") == 9)
+    answer = schedule(master)
+    assert answer["prefill"]["instance_id"] == "p"
+    assert answer["hit_tokens"] == 9 * 16
+    assert metric(master, 'event_messages_total{kind="gap"}') == 1
+    assert metric(master, 'event_messages_total{kind="garbage"}') == 1
+    publisher.close()
+
+
+def test_a_restarted_master_is_right_again_after_registration_and_replay(
+    start: Callable[..., Process],
+) -> None:
+    master, publisher = start(), Publisher(snapshots=True)
+    publisher.publish(BlockStored(KEYS[:4]))
+    register(master, "p", "prefill", events=[publisher.source])
+    register(master, "d", "decode")
+    until(lambda: blocks_of(master, "p") == 4)
+    master.kill()
+    publisher.publish(BlockStored(KEYS[4:6]))
+    master.restart()
+    beat = {"instance_id": "p"}
+    assert call(f"{master.url}/heartbeat", beat) == (200, {"known": False})
+    register(master, "p", "prefill", events=[publisher.source])
+    register(master, "d", "decode")
+    until(lambda: blocks_of(master, "p") == 6)
+    assert call(f"{master.url}/heartbeat", beat)[1].get("known", True)
+    assert set(publisher.questions) == {SNAPSHOT}
+    publisher.close()
+
+
+def test_a_lapsed_lease_is_noticed(start: Callable[..., Process]) -> None:
+    master = start("--lease", "0.4")
+    register(master, "d", "decode")
+    schedule(master)
+    until(lambda: call(f"{master.url}/workers")[1] == [])
+    status, answer = call(f"{master.url}/schedule", {"request_id": "r", "prompt_tokens": 1})
+    assert (status, answer["error"]["code"]) == (503, "no_decode")
+    assert metric(master, "lapsed_total") == 1
+
+
+def test_requests_wait_for_room_and_are_refused_without(start: Callable[..., Process]) -> None:
+    master = start("--busy-requests", "1", "--max-queue", "1", "--queue-timeout", "5")
+    register(master, "d", "decode")
+    schedule(master, "first")
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(schedule(master, "second")))
+    waiting.start()
+    until(lambda: metric(master, "requests_waiting") == 1)
+    request = urllib.request.Request(
+        f"{master.url}/schedule", json.dumps({"request_id": "third", "prompt_tokens": 1}).encode()
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=WAIT_S)
+    assert caught.value.code == 503
+    assert int(caught.value.headers["retry-after"]) >= 1
+    assert json.loads(caught.value.read())["error"]["code"] == "queue_full"
+    assert answers == []
+    call(f"{master.url}/finished", {"reports": [{"request_id": "first"}]})
+    waiting.join(WAIT_S)
+    assert answers[0]["decode"]["instance_id"] == "d"
+    assert answers[0]["queued_ms"] > 0
+
+
+WORKER = {"instance_id": "a", "role": "decode", "url": "http://a", "model": "m"}
+BAD = [
+    ("/register", b"{", "malformed_json"),
+    ("/register", {**WORKER, "role": "chef"}, "invalid_value"),
+    ("/register", {**WORKER, "url": "ftp://a"}, "invalid_value"),
+    ("/register", {**WORKER, "instance_id": ""}, "invalid_value"),
+    ("/register", {**WORKER, "instance_id": "d"}, "duplicate_instance"),
+    ("/heartbeat", {"instance_id": "d", "load": {"free_blocks": 2}}, "absurd_load"),
+    ("/heartbeat", {"instance_id": "d", "load": {"queued": -1}}, "invalid_value"),
+    ("/heartbeat", {"instance_id": "d", "load": {"queued": 10**30}}, "invalid_value"),
+    ("/schedule", [], "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 0}, "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 5, "priority": 101}, "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 5, "block_keys": [1]}, "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 5, "model": "n"}, "model_not_found"),
+    ("/finished", {"reports": [{"request_id": "r", "stage": "party"}]}, "invalid_value"),
+]  # fmt: skip
+
+
+def test_bad_input_is_refused_clearly_and_counted(start: Callable[..., Process]) -> None:
+    master = start("--max-body-bytes", "100000")
+    register(master, "d", "decode")
+    for path, body, code in BAD:
+        status, answer = call(f"{master.url}{path}", body)
+        assert status == (404 if code == "model_not_found" else 400), (body, answer)
+        assert answer["error"]["code"] == code, (body, answer)
+    big = {"request_id": "r" * 200_000, "prompt_tokens": 1}
+    assert call(f"{master.url}/schedule", big)[0] == 413
+    assert call(f"{master.url}/schedule")[0] == 404, "it is no page"
+    counted = {code for _, _, code in BAD}
+    assert all(metric(master, f'errors_total{{code="{code}"}}') for code in counted)
+    assert metric(master, 'refused_workers_total{code="duplicate_instance"}') == 1
+    schedule(master)
+
+
+def test_a_source_that_cannot_be_followed_costs_its_worker_only_the_index(
+    start: Callable[..., Process],
+) -> None:
+    master = start()
+    sources = [{"endpoint": "nonsense"}, {"endpoint": "tcp://127.0.0.1:1", "replay": "tcp://*:1"}]
+    assert register(master, "d", "decode", events=sources)[0] == 200
+    assert metric(master, 'event_messages_total{kind="bad_endpoint"}') == 2
+    assert schedule(master)["decode"]["instance_id"] == "d"
+
+
+def test_rtp_llms_contract(start: Callable[..., Process]) -> None:
+    master = start()
+    host = master.url.removeprefix("http://")
+    ask = {"model": "m", "block_cache_keys": [-1, 2], "seq_len": 100, "debug": True}
+    status, answer = call(f"{master.url}/rtp_llm/schedule", ask)
+    assert (status, answer["success"], answer["error_code"]) == (200, False, 8400)
+    register(master, "d", "decode", url="http://10.0.0.2:8000")
+    register(master, "p", "prefill", url="http://10.0.0.1:8000")
+    status, answer = call(f"{master.url}/rtp_llm/schedule", {**ask, "generate_timeout": 60_000})
+    assert (status, answer["success"], answer["code"]) == (200, True, 200)
+    servers = [(s["role"], s["server_ip"], s["http_port"]) for s in answer["server_status"]]
+    assert servers == [(1, "10.0.0.1", 8000), (2, "10.0.0.2", 8000)]
+    assert answer["server_status"][0]["debug_info"]["estimate_ttft_ms"] > 0
+    assert answer["real_master_host"] == host
+    for path in ("/rtp_llm/master", "/rtp_llm/master/info"):
+        assert call(f"{master.url}{path}", {})[1] == {"real_master_host": host, "queue_length": 0}
+    status, answer = call(f"{master.url}/rtp_llm/schedule", {"seq_len": "many"})
+    assert (status, answer["success"], answer["code"]) == (200, False, 400)
+
+
+class FakeVLLM:
+    """/health and /v1/models of a worker that cannot register; `healthy` can be switched off."""
+
+    def __init__(self) -> None:
+        self.healthy = True
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if fake.healthy else 503)
+                self.end_headers()
+                self.wfile.write(b'{"data": [{"id": "m"}]}')
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def instances(
+    master: Process, method: str, body: Any = None, key: str = "secret"
+) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{master.url}/instances",
+        None if body is None else json.dumps(body).encode(),
+        {"x-api-key": key},
+        method=method,
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None:
+    flags = ("--probe-interval", "0.05", "--probe-timeout", "1", "--probe-failures", "2")
+    master = start("--admin-api-key", "secret", *flags)
+    worker, publisher = FakeVLLM(), Publisher("array")
+    body = {
+        "role": "prefill_decode", "url": worker.url, "ec_zmq_addrs": ["tcp://h:1"], "dp_size": 1,
+        "revision": "r", "events": [publisher.source],
+    }  # fmt: skip
+    assert instances(master, "POST", body, key="guess")[0] == 401
+    assert instances(master, "POST", {**body, "role": "chef"})[0] == 400
+    assert instances(master, "POST", body)[0] == 200
+    until(lambda: len(call(f"{master.url}/workers")[1]) == 1)
+    tokens = list(range(40))
+    publisher.publish(BlockStored([901, 902], None, tokens[:32], 16))
+    until(lambda: metric(master, 'index_entries{kind="blocks",model="m"}') == 2)
+    keys = [short_key(k) for k in block_keys(tokens, 16, root_key(model="m", revision="r"))]
+    answer = schedule(master, prompt_tokens=40, block_keys=keys, model="m")
+    assert answer["decode"]["url"] == worker.url
+    assert answer["decode"]["dialect"] == "openai"
+    assert answer["hit_tokens"] == 32
+    worker.healthy = False
+    until(lambda: call(f"{master.url}/workers")[1] == [])
+    worker.healthy = True
+    until(lambda: len(call(f"{master.url}/workers")[1]) == 1)
+    shown = instances(master, "GET")[1]["instances"]
+    assert [(i["role"], i["healthy"]) for i in shown] == [("prefill_decode", True)]
+    assert instances(master, "DELETE", body)[0] == 200
+    assert call(f"{master.url}/workers")[1] == []
+    assert instances(master, "DELETE", body)[0] == 400
+    worker.close()
+    publisher.close()
+
+
+def test_a_bad_configuration_does_not_start() -> None:
+    process = Process("services.master", "--policy", "nonsense", env={})
+    assert process.process.wait(WAIT_S) == 2
