@@ -9,4 +9,5 @@ steps         steps from workers: reading ahead, and what of them is news
 fleet         the workers: who is up, who gets the next request
 client        HTTP to workers
 metrics       what /metrics shows
+relay         the `openai` dialect: requests relayed as they are
 """

@@ -5,29 +5,19 @@ from __future__ import annotations
 import gc
 import socket
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from proxy.relay.edge import edge_for
 from proxy.relay.seam import HotPath
-from services.http.server import GRACE_S, KEEP_ALIVE_S, _Server
+from services.http.server import serve as serve_http
 
 _YOUNG = 5000
 
 
 async def serve(app: ASGIApp, listener: socket.socket, name: str, hot: HotPath) -> None:
     """Serve until SIGINT or SIGTERM: relayed routes by `hot`, everything else by `app`."""
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http=edge_for(hot),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
     _spare_the_collector()
-    await _Server(config, name).serve(sockets=[listener])
+    await serve_http(app, listener, name, http=edge_for(hot))
 
 
 def _spare_the_collector() -> None:

@@ -37,14 +37,21 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, name: str, stop: asyncio.Event | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    name: str,
+    stop: asyncio.Event | None = None,
+    http: type[asyncio.Protocol] | None = None,
 ) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end."""
+    """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
+
+    `http` takes the place of uvicorn's own protocol for connections.
+    """
     server = _Server(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=http or "httptools",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,

@@ -1,0 +1,178 @@
+"""The `openai` dialect before workers that fail, and clients that leave."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.relay_workers import (
+    CHAT,
+    DONE,
+    EVENTS,
+    FAILURES,
+    STREAM_FAILURES,
+    UNASKED,
+    WHOLE,
+    Asked,
+    Worker,
+    begin,
+    chunk,
+    data_url,
+    hang,
+    pictures,
+    relaying,
+    run,
+    streaming,
+    text,
+    until,
+)
+
+
+@pytest.mark.parametrize("role", ["encode", "prefill", "decode"])
+@pytest.mark.parametrize("failure", [*FAILURES, *UNASKED])
+def test_a_failing_worker_is_not_noticed(role: str, failure: str) -> None:
+    async def work() -> None:
+        async with relaying("EEPPDD") as relayed:
+            for worker in relayed.workers[role]:
+                worker.script = [{**FAILURES, **UNASKED}[failure]]
+            for _ in range(3):
+                status, answer = await relayed.post(pictures(data_url("A")))
+                assert (status, json.loads(answer)) == (200, WHOLE)
+            assert all(not worker.script for worker in relayed.workers[role])
+            assert relayed.metric("upstream_failures_total") == 2
+            assert relayed.metric("retries_total") >= 1
+            if failure in UNASKED:
+                await until(lambda: all(w.left == 1 for w in relayed.workers[role]))
+
+    run(work)
+
+
+@pytest.mark.parametrize("failure", STREAM_FAILURES)
+def test_a_stream_that_does_not_begin_is_begun_elsewhere(failure: str) -> None:
+    async def work() -> None:
+        async with relaying("PDD") as relayed:
+            for worker in relayed.workers["decode"]:
+                worker.script = [STREAM_FAILURES[failure]]
+            status, answer = await relayed.post(text(stream=True))
+            assert (status, answer) == (200, b"".join(EVENTS) + DONE)
+            assert relayed.metric("upstream_failures_total") == 2
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("drop", "upstream_error"), ("end", "upstream_error"),
+                         ("hang", "deadline_exceeded")],
+)  # fmt: skip
+@pytest.mark.parametrize("half", [b"", b'data: {"choices":[{"ind'])
+def test_a_stream_that_breaks_ends_with_one_error(ending: str, code: str, half: bytes) -> None:
+    async def work() -> None:
+        async with relaying("PD") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(*EVENTS[:2], *([half] if half else []), end=ending)]
+            status, answer = await relayed.post(text(stream=True))
+            assert status == 200
+            *events, error, done, rest = answer.split(b"\n\n")
+            assert [event + b"\n\n" for event in events] == EVENTS[:2]
+            assert (done, rest) == (b"data: [DONE]", b"")
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == code
+            assert await relayed.post(text()) == (200, json.dumps(WHOLE).encode())
+
+    run(work)
+
+
+def test_an_endless_stream_ends_at_the_deadline() -> None:
+    async def endless(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin(writer)
+        while True:
+            await chunk(writer, EVENTS[0])
+            await asyncio.sleep(0.01)
+
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [endless]
+            status, answer = await relayed.post(text(stream=True), {"x-request-timeout": "0.3"})
+            assert status == 200 and answer.startswith(EVENTS[0] * 3)
+            error = answer.split(b"\n\n")[-3].removeprefix(b"data: ")
+            assert json.loads(error)["error"]["code"] == "deadline_exceeded"
+            await until(lambda: decode.left == 1)
+
+    run(work)
+
+
+def test_an_answer_that_never_ends_is_cut_off() -> None:
+    async def endless(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin(writer, "application/json")
+        while True:
+            await chunk(writer, b" " * 65536)
+
+    async def work() -> None:
+        async with relaying("DD", "--max-answer-bytes", "1000000") as relayed:
+            for decode in relayed.workers["decode"]:
+                decode.script = [endless]
+            assert (await relayed.post(text()))[0] == 200
+            await until(lambda: sum(w.left for w in relayed.workers["decode"]) == 2)
+
+    run(work)
+
+
+@pytest.mark.parametrize("role", ["encode", "prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_the_stage_it_is_in(role: str, stream: bool) -> None:
+    async def work() -> None:
+        async with relaying("EPD") as relayed:
+            (worker,) = relayed.workers[role]
+            worker.script = [hang]
+            client = asyncio.create_task(relayed.post(pictures(data_url("A"), stream=stream)))
+            await until(lambda: bool(worker.asked))
+            client.cancel()
+            await until(lambda: worker.left == 1)
+            await until(lambda: relayed.relay.in_flight == 0)
+            if role == "decode":
+                await until(lambda: relayed.workers["prefill"][0].aborted == ["held"])
+            assert relayed.metric("request_aborted_total") == 1
+
+    run(work)
+
+
+def test_a_client_that_leaves_a_stream_ends_it() -> None:
+    async def work() -> None:
+        async with relaying("PD") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [streaming(EVENTS[0])]
+            response = await relayed.session.post(relayed.url + CHAT, json=text(stream=True))
+            assert await response.content.readuntil(b"\n\n") == EVENTS[0]
+            response.close()
+            await until(lambda: decode.left == 1)
+            assert relayed.workers["prefill"][0].aborted == []  # decode has taken the KV
+
+    run(work)
+
+
+def test_a_client_that_does_not_read_stops_its_worker_from_sending() -> None:
+    sent = 0
+
+    async def flood(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await begin(writer)
+        event = b'data: {"choices":[],"x":"%b"}\n\n' % (b"x" * 65536)
+        for _ in range(1000):
+            await chunk(writer, event)
+            sent += 1
+        await chunk(writer, DONE)
+        writer.write(b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with relaying("D", "--stall-timeout", "5") as relayed:
+            relayed.workers["decode"][0].script = [flood]
+            response = await relayed.session.post(relayed.url + CHAT, json=text(stream=True))
+            before = -1
+            while before != sent:  # until nothing moves
+                before = sent
+                await asyncio.sleep(0.2)
+            assert sent < 1000
+            assert (await response.read()).endswith(DONE)
+            assert sent == 1000
+
+    run(work)
