@@ -7,7 +7,7 @@
 #   ENCODE_PORT PREFILL_PORT DECODE_PORT PROXY_PORT    first port of each role
 #   GPU_E GPU_P GPU_D        devices of each role, comma-separated, dealt out in turn
 #   DEVICE_PLATFORM          cuda or xpu: which affinity variable is set
-#   EC_TRANSPORT KV_TRANSPORT    shm or shared_storage; a JSON object works too
+#   EC_TRANSPORT KV_TRANSPORT    shm, nixl, ucx (EC also shared_storage); a JSON object works too
 #   EC_SHARED_STORAGE_PATH   folder of shared storage
 #   MAX_NUM_SEQS MAX_MODEL_LEN GPU_MEMORY_UTILIZATION_{E,P,D}
 #   NUM_PROMPTS REQUEST_RATE LOG_PATH TIMEOUT_SECONDS
