@@ -216,7 +216,11 @@ class KVConnector(ABC):
 
     @abstractmethod
     def withdraw(self, request_id: str, reason: str) -> None:
-        """End an offer from the producer's own side; idempotent. `poll` then returns it."""
+        """End an offer from the producer's own side; idempotent. Its blocks may be reused at once:
+        who reads them now finds out when it asks whether they were held."""
+
+    def check(self, ref: KVRef) -> None:  # noqa: B027
+        """`IncompatiblePeer` if what an offer says of itself does not fit this engine."""
 
     @abstractmethod
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:

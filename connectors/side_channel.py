@@ -123,8 +123,7 @@ class SideClient:
                 connection.heard = time.monotonic()
                 self._dispatch(peer, frames[-1])
             for frames in _receive(connection.monitor):
-                event = _event(frames)
-                connection.broken = event == zmq.EVENT_DISCONNECTED
+                connection.broken = _event(frames) != zmq.EVENT_CONNECTED
 
     def _dispatch(self, peer: Address, data: bytes) -> None:
         try:
@@ -148,7 +147,7 @@ class SideClient:
         return [connection.socket for connection in self._connections.values()]
 
     def broken(self, peer: Address) -> bool:
-        """True while the connection to a peer is lost: its process has ended, or its host."""
+        """True while there is no connection to a peer: its process has ended, or its host."""
         connection = self._connections.get(peer)
         return connection is not None and connection.broken
 
@@ -173,7 +172,8 @@ def _connect(peer: Address) -> _Connection:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+    events = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+    monitor = socket.get_monitor_socket(events)
     socket.connect(f"tcp://{peer[0]}:{peer[1]}")
     return _Connection(socket, monitor)
 

@@ -16,6 +16,10 @@ _MAX_EVENT = 1 << 24
 _DONE = b"[DONE]"
 
 
+class Unreachable(UpstreamError):
+    """No connection, or it broke before there was an answer."""
+
+
 class UpstreamClient:
     """One pool of connections to all workers; `close` ends them."""
 
@@ -88,7 +92,7 @@ async def _bounded(work: Awaitable[_T], deadline: float, url: str) -> _T:
     except TimeoutError:
         raise DeadlineExceeded(f"{url}: no answer in time") from None
     except aiohttp.ClientError as error:
-        raise UpstreamError(f"{url}: {type(error).__name__}: {error}") from None
+        raise Unreachable(f"{url}: {type(error).__name__}: {error}") from None
 
 
 def _check(status: int, body: bytes) -> None:

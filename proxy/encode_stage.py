@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import UpstreamError, from_info
+from protocol.errors import Unavailable, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem
-from proxy.client import UpstreamClient
+from proxy.client import Unreachable, UpstreamClient
 from proxy.fleet import Fleet, Instance
 
 _KNOWN = 100_000
@@ -25,6 +25,7 @@ class _Flight:
 
     task: asyncio.Task[dict[str, Any]]
     waiters: int = 0
+    encoder: Instance | None = None
 
 
 @dataclass
@@ -90,12 +91,40 @@ class EncodeStage:
         return await self._encode(request_id, item, data) if joined else entry
 
     def forget(self, items: Sequence[MMItem]) -> None:
-        """The encoders have lost these: bytes are sent again."""
+        """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
+        has not answered meanwhile is passed over until it is probed again; whoever waits for it
+        goes on waiting."""
         for item in items:
             self._known.pop(item.mm_hash, None)
+            flight = self._flights.pop(item.mm_hash, None)
+            if flight is not None and flight.encoder is not None:
+                flight.encoder.suspect = True
+
+    def endpoints(self, items: Sequence[MMItem]) -> dict[str, dict[str, Any]]:
+        """Where each item's embeddings can be asked for while they are being made, as far as its
+        encoder says so."""
+        places = {item.mm_hash: self.fleet.by_content(item.mm_hash) for item in items}
+        return {name: i.ec_endpoint for name, i in places.items() if i.ec_endpoint is not None}
 
     async def _encode(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
-        encoder = self.fleet.by_content(item.mm_hash)
+        """At the item's encoder; if that is gone, at the one that is next for it."""
+        failure: Unreachable | None = None
+        while True:
+            try:
+                encoder = self.fleet.by_content(item.mm_hash)
+            except Unavailable:
+                raise failure or Unavailable("no encode worker is up", retry_after_s=1.0) from None
+            flight = self._flights.get(item.mm_hash)
+            if flight is not None:
+                flight.encoder = encoder
+            try:
+                return await self._encode_at(encoder, request_id, item, data)
+            except Unreachable as error:
+                failure, encoder.up = error, False  # until it is probed again
+
+    async def _encode_at(
+        self, encoder: Instance, request_id: str, item: MMItem, data: bytes
+    ) -> dict[str, Any]:
         send = None if self._known.get(item.mm_hash) == encoder.url else data
         output = await self._call(encoder, request_id, item, send)
         if output.missing:

@@ -25,8 +25,10 @@ _OFF = ("", "none", "disable", "disabled")
 @dataclass(eq=False)
 class Instance:
     """One worker. `in_flight` counts this proxy's requests there; `kv_endpoint` is where a decode
-    worker asks for KV that a prefill worker is still computing, None if it cannot be asked.
-    `dialect` is None until it has been asked for it."""
+    worker asks for KV that a prefill worker is still computing, `ec_endpoint` where a consumer asks
+    for embeddings that an encoder is still making; None if they cannot be asked. `dialect` is None
+    until it has been asked for it. A `suspect` has not answered in time; it is asked only if there
+    is nobody else, until it has been probed again."""
 
     url: str
     role: Role
@@ -34,7 +36,9 @@ class Instance:
     in_flight: int = 0
     late_probes: int = 0
     kv_endpoint: dict[str, Any] | None = None
+    ec_endpoint: dict[str, Any] | None = None
     dialect: Dialect | None = None
+    suspect: bool = False
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -105,7 +109,7 @@ class Fleet:
         able = _up(self.encode)
         if not able:
             raise Unavailable("no encode worker is up", retry_after_s=1.0)
-        return rendezvous(able, mm_hash)
+        return rendezvous([i for i in able if not i.suspect] or able, mm_hash)
 
     def of(self, role: Role) -> Sequence[Instance]:
         """The workers of a role."""
@@ -152,8 +156,10 @@ async def _probe_one(client: UpstreamClient, instance: Instance, ask_dialect: bo
         if ask_dialect and not (instance.up and instance.dialect):
             instance.dialect = await _dialect(client, instance) or instance.dialect
         if instance.role == "prefill" and not (instance.up and instance.kv_endpoint):
-            instance.kv_endpoint = await _kv_endpoint(client, instance)
-        instance.up, instance.late_probes = True, 0
+            instance.kv_endpoint = await _endpoint(client, instance, "kv_transfer_params")
+        if instance.role == "encode" and not (instance.up and instance.ec_endpoint):
+            instance.ec_endpoint = await _endpoint(client, instance, "ec_transfer_params")
+        instance.up, instance.late_probes, instance.suspect = True, 0, False
     except DeadlineExceeded:
         instance.late_probes += 1
         instance.up = instance.up and instance.late_probes < _LATE_PROBES
@@ -161,8 +167,8 @@ async def _probe_one(client: UpstreamClient, instance: Instance, ask_dialect: bo
         instance.up = False
 
 
-async def _kv_endpoint(client: UpstreamClient, instance: Instance) -> dict[str, Any] | None:
-    found = (await _server_info(client, instance)).get("kv_transfer_params")
+async def _endpoint(client: UpstreamClient, instance: Instance, name: str) -> dict[str, Any] | None:
+    found = (await _server_info(client, instance)).get(name)
     return found if isinstance(found, dict) else None
 
 

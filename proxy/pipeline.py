@@ -42,6 +42,7 @@ class Pipeline:
         Closing the generator ends every stage.
         """
         deadline = time.monotonic() + (request.deadline_s or self.timeout_s)
+        request = self._pointed(request, media)
         if self.fleet.prefill and request.sampling.max_tokens > 1:
             stages = self._split(request, media, deadline)
         else:
@@ -49,6 +50,14 @@ class Pipeline:
         async with contextlib.aclosing(stages):
             async for outputs in stages:
                 yield outputs
+
+    def _pointed(self, request: GenerateRequest, media: Mapping[str, bytes]) -> GenerateRequest:
+        """The request with the places of its embeddings, which prefill asks while they are made."""
+        if not media:
+            return request
+        items = [item for item in request.mm_items if item.mm_hash in media]
+        params = {**(request.ec_transfer_params or {}), **self.encode_stage.endpoints(items)}
+        return msgspec.structs.replace(request, ec_transfer_params=params or None)
 
     async def _aggregated(
         self, request: GenerateRequest, media: Mapping[str, bytes], deadline: float
@@ -70,7 +79,7 @@ class Pipeline:
             except TriptychError as error:
                 if last or begun or error.code != EmbeddingLost.code:
                     raise
-            self.encode_stage.forget(request.mm_items)
+            request = self._pointed(request, media)
 
     async def _split(
         self, request: GenerateRequest, media: Mapping[str, bytes], deadline: float
@@ -114,7 +123,7 @@ class Pipeline:
             except TriptychError as error:
                 if last or error.code != EmbeddingLost.code:
                     raise
-            self.encode_stage.forget(request.mm_items)
+            request = self._pointed(request, media)
         raise AssertionError("unreachable")
 
     async def _placed_ahead(
@@ -142,13 +151,22 @@ class Pipeline:
         handed: dict[str, Any] | None,
         deadline: float,
     ) -> AsyncGenerator[list[RequestOutput], None]:
-        """What decode adds to `emitted`, which prefill has put out."""
-        if ahead is not None and not ahead.failed:
+        """What decode adds to `emitted`, which prefill has put out.
+
+        A decode placed ahead that fails before it has added anything is replaced by another.
+        """
+        if ahead is not None:
             known = {index: len(tokens) for index, tokens in emitted.items()}
-            while (outputs := await ahead.next()) is not None:
-                if later := fresh(outputs, known):
-                    yield later
-            return
+            begun = False
+            try:
+                while (outputs := await ahead.next()) is not None:
+                    if later := fresh(outputs, known):
+                        begun = True
+                        yield later
+                return
+            except TriptychError:
+                if begun:
+                    raise
         worker = self.fleet.least_loaded("decode")
         wanted = msgspec.structs.replace(request, emitted=emitted, kv_transfer_params=handed)
         with worker.serving():
@@ -193,7 +211,9 @@ class Pipeline:
         )
         try:
             yield task
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TriptychError) and error.code == EmbeddingLost.code:
+                self.encode_stage.forget(request.mm_items)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, TriptychError):
                 await task

@@ -26,11 +26,6 @@ class Ahead:
         self._next = asyncio.ensure_future(anext(self._steps, None))
         return self
 
-    @property
-    def failed(self) -> bool:
-        """True if the first step has failed already."""
-        return self._next is not None and self._next.done() and bool(self._next.exception())
-
     async def next(self) -> list[RequestOutput] | None:
         """The next step, None after the last."""
         first, self._next = self._next, None

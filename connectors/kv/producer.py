@@ -95,7 +95,6 @@ class KVProducer:
         if offer is None:
             return
         self.leases.release(request_id)
-        self._ended.append(request_id)
         if offer.consumer is not None:
             offer.consumer(KVGone(request_id, reason))
 

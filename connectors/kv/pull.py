@@ -18,7 +18,7 @@ from connectors.messages import KVEnd
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
 from connectors.transports.base import Transfer
-from protocol.errors import TransferError
+from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef
 
 
@@ -43,6 +43,7 @@ class PullKV(KVConnector):
         self.producer = KVProducer(node.server, options.lease_s)
         self._consumer: KVConsumer | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}
+        self._failed: list[str] = []
         self._waiting: dict[str, deque[tuple[Transfer | None, Callable[[], None]]]] = {}
 
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -100,7 +101,9 @@ class PullKV(KVConnector):
                 while waiting and (waiting[0][0] is None or waiting[0][0].poll()):
                     waiting.popleft()[1]()
             except TransferError as error:
-                self.withdraw(request_id, error.message)
+                self.producer.withdraw(request_id, error.message)
+                self._stop_waiting(request_id)
+                self._failed.append(request_id)
             if not waiting:
                 self._waiting.pop(request_id, None)
 
@@ -137,6 +140,19 @@ class PullKV(KVConnector):
     def withdraw(self, request_id: str, reason: str) -> None:
         self._stop_waiting(request_id)
         self.producer.withdraw(request_id, reason)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        blocks = self._blocks.pop(request_id, ())
+        self._node.transport.retract(REGION, self._pieces(blocks))
+
+    def check(self, ref: KVRef) -> None:
+        ours = self._node.compatibility(REGION)
+        if ref.compatibility not in ("", ours):
+            raise IncompatiblePeer(
+                f"instance {ref.instance_id} holds 'kv' as '{ref.compatibility}', instance "
+                f"{self._node.instance_id} expects '{ours}'"
+            )
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
         return self.consumer.fetch(ref, num_blocks)
@@ -149,10 +165,11 @@ class PullKV(KVConnector):
         self._node.poll()
         self.consumer.poll()
         self._act()
-        ended = self.producer.poll()
+        ended = self.producer.poll() + self._failed
+        self._failed = []
         for request_id in ended:
-            blocks = self._blocks.pop(request_id, ())
-            self._node.transport.retract(REGION, self._pieces(blocks))
+            self._stop_waiting(request_id)
+            self._forget(request_id)
         return ended
 
     def stats(self) -> TransferStats:

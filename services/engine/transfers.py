@@ -52,6 +52,7 @@ class Transfers:
         self._held: dict[str, _Held] = {}
         self.arrived: list[tuple[Request, KVArrival]] = []
         self._quarantine: list[tuple[KVLoad, list[int]]] = []
+        self._refused: list[tuple[Request, TransferError]] = []
         self.fetched = 0
         self.failed = 0
 
@@ -66,6 +67,7 @@ class Transfers:
 
     def open(self, request: Request) -> None:
         """A request that another worker will decode is here; that worker may be asking already."""
+        self.withdraw(request.source.request_id, "the request has come again")
         self._open.add(request.source.request_id)
         self._connector.open(request.source.request_id)
 
@@ -116,21 +118,24 @@ class Transfers:
             self._open.discard(request_id)
             self._connector.withdraw(request_id, reason)
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self, request_id: str, reason: str = "the request was aborted") -> None:
         """Nobody will fetch this request's blocks."""
-        self.stop_growing(request_id, "the request was aborted")
+        self.stop_growing(request_id, reason)
         if request_id in self._published:
-            self._connector.withdraw(request_id, "the request was aborted")
+            self._connector.withdraw(request_id, reason)
+            self._scheduler.blocks.release(self._published.pop(request_id))
 
     def subscribe(self, request: Request, ref: KVRef) -> None:
         """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
         needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
         insort(self._scheduler.remote, request, key=lambda r: r.order)
         try:
+            self._connector.check(ref)
             _check_ref(ref, request, self._scheduler.blocks.block_size)
             self._fetches[request.key] = _Fetch(request, needed, self._connector.fetch(ref, needed))
         except TransferError as error:
             self._fall_back(request, error)
+            self._refused.append((request, error))
 
     def begin(self) -> None:
         """Give blocks to requests whose KV comes from elsewhere: those that can be copied now, then
@@ -201,7 +206,7 @@ class Transfers:
         for request_id in self._connector.poll():
             self._scheduler.blocks.release(self._published.pop(request_id, []))
         self._settle()
-        failed: list[tuple[Request, TransferError]] = []
+        failed, self._refused = self._refused, []
         for fetch in list(self._fetches.values()):
             try:
                 arrival = fetch.load.poll()
@@ -209,9 +214,8 @@ class Transfers:
                     self._arrived(fetch, arrival)
             except TransferError as error:
                 self._give_up(fetch, error)
-                if self._fail_on_error:
-                    failed.append((fetch.request, error))
-        return failed
+                failed.append((fetch.request, error))
+        return failed if self._fail_on_error else []
 
     def _give_up(self, fetch: _Fetch, error: TransferError) -> None:
         """The load has failed: its blocks wait until nothing writes to them, its request computes

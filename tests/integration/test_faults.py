@@ -1,0 +1,229 @@
+"""Workers that die, stall or do not fit, in the middle of moving tensors: a right answer or one
+clear error in time, others undisturbed, nothing left."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.conversations import LONG, asking, picture
+from tests.integration.clients import body_of, tokens
+from tests.integration.transports import need
+from tests.reference import Messages, reference_generate
+from tests.stack import Process, Stack, call, idle, proxy, running
+
+TOKENS = 8
+LEASE_S = 5.0
+BOUND_S = 60.0
+MEMORY = ("shm", "nixl", "ucx")
+
+
+def flags(transport: str, **kv: Any) -> tuple[str, ...]:
+    """Short deadlines, so that tests need not wait for long ones."""
+    ec = {
+        "ec_connector": transport,
+        "ec_connector_extra_config": {
+            "load_timeout_s": LEASE_S, "ec_lease_duration": LEASE_S, "ec_timeout": LEASE_S,
+        },
+    }  # fmt: skip
+    kv = {
+        "kv_connector": transport,
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S, "kv_timeout": LEASE_S},
+        **kv,
+    }
+    return "--ec-transfer-config", json.dumps(ec), "--kv-transfer-config", json.dumps(kv)
+
+
+@dataclass
+class Fleet:
+    stack: Stack
+    encoders: list[Process]
+    prefill: Process
+    decode: Process
+    proxy: Process
+
+    @property
+    def workers(self) -> list[Process]:
+        return [*self.encoders, self.prefill, self.decode]
+
+    def expected(self, case: Messages) -> list[int]:
+        return reference_generate(self.stack.model, case, TOKENS, ignore_eos=True)
+
+    def ask(self, case: Messages) -> list[int]:
+        return tokens(self.proxy, case, max_tokens=TOKENS, ignore_eos=True)
+
+    def failures(self, process: Process) -> dict[str, int]:
+        """Failed transfers by cause, over both connectors."""
+        report = call(f"{process.url}/integrity")[1]["transfers"]
+        return {cause: n for one in report for cause, n in one["failures"].items()}
+
+
+def started(stack: Stack, transport: str, *prefill: str, **kv: Any) -> Fleet:
+    common = flags(transport, **kv)
+    encoders = [stack.start("services.encoder", *common) for _ in range(2)]
+    workers = [
+        stack.start("services.prefill", *common, "--max-num-batched-tokens", "96", *prefill),
+        stack.start("services.decode", *common),
+    ]
+    for worker in (*encoders, *workers):
+        worker.wait_ready()
+    return Fleet(stack, encoders, *workers, proxy(stack, encoders, workers[:1], workers[1:]))
+
+
+@pytest.fixture(scope="module", params=MEMORY)
+def fleet(request: pytest.FixtureRequest, model_dir: ModelDir) -> Iterator[Fleet]:
+    need(request.param)
+    with running(model_dir("qwen2_5_vl")) as stack:
+        fleet = started(stack, request.param)
+        yield fleet
+        for worker in fleet.workers:
+            idle(worker)
+        assert set(stack.stop()) == {0}
+        assert not stack.segments.exists()
+
+
+class Others:
+    """Requests that have nothing to do with a fault, one after the other while it happens."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._case = asking("Hello")
+        self._stop = threading.Event()
+        self.answers: list[list[int]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.answers.append(self._fleet.ask(self._case))
+
+    def __enter__(self) -> "Others":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(BOUND_S)
+        assert not self._thread.is_alive()
+        expected = self._fleet.expected(self._case)
+        assert self.answers and all(answer == expected for answer in self.answers)
+
+
+def up(fleet: Fleet) -> None:
+    """Wait until the proxy counts on every worker again."""
+    deadline = time.monotonic() + BOUND_S
+    while call(f"{fleet.proxy.url}/health")[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_encoder_killed_under_its_requests(fleet: Fleet) -> None:
+    """Nobody waits until its death is known: its pictures go to the other one."""
+    cases = [asking(picture(seed), "What is in this image?") for seed in range(700, 706)]
+    expected = [fleet.expected(case) for case in cases]
+    with Others(fleet):
+        fleet.encoders[0].kill()
+        assert [fleet.ask(case) for case in cases] == expected
+    fleet.encoders[0].restart()
+    up(fleet)
+
+
+def test_an_encoder_that_stalls(fleet: Fleet) -> None:
+    """Its pictures are encoded elsewhere once its silence is noticed."""
+    cases = [asking(picture(seed), "What is in this image?") for seed in range(710, 714)]
+    expected = [fleet.expected(case) for case in cases]
+    began = time.monotonic()
+    with Others(fleet):
+        fleet.encoders[1].process.send_signal(signal.SIGSTOP)
+        try:
+            assert [fleet.ask(case) for case in cases] == expected
+        finally:
+            fleet.encoders[1].process.send_signal(signal.SIGCONT)
+    assert time.monotonic() - began < BOUND_S
+    up(fleet)
+
+
+def test_a_prefill_engine_that_stalls_before_its_kv_is_read(fleet: Fleet) -> None:
+    """Decode computes the KV itself."""
+    case = asking(LONG, LONG)
+    expected = fleet.expected(case)
+    body = body_of(case, max_tokens=1, ignore_eos=True)
+    status, answer = call(
+        f"{fleet.prefill.url}/v1/chat/completions",
+        {**body, "kv_transfer_params": {"do_remote_decode": True}},
+    )
+    assert status == 200
+    engine = child_of(fleet.prefill)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        again = {**body, "max_tokens": TOKENS, "kv_transfer_params": answer["kv_transfer_params"]}
+        status, answer = call(f"{fleet.decode.url}/v1/chat/completions", again)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert status == 200
+    assert answer["choices"][0]["token_ids"] == expected
+    assert fleet.failures(fleet.decode)
+    idle(fleet.prefill, BOUND_S)
+
+
+def test_a_decode_worker_killed_while_its_kv_waits(fleet: Fleet) -> None:
+    """Prefill gets its blocks back when the lease lapses."""
+    case = asking(LONG)
+    status, answer = call(
+        f"{fleet.prefill.url}/v1/chat/completions",
+        {**body_of(case, max_tokens=1), "kv_transfer_params": {"do_remote_decode": True}},
+    )
+    assert status == 200 and answer["kv_transfer_params"]
+    fleet.decode.kill()
+    report = idle(fleet.prefill, BOUND_S)
+    (kv,) = [one for one in report["transfers"] if one["connector"] == "kv"]
+    assert kv["leases_expired"] > 0
+    assert kv["bytes_held"] == 0
+    fleet.decode.restart()
+    up(fleet)
+    assert fleet.ask(case) == fleet.expected(case)
+
+
+def test_a_prefill_worker_killed_under_its_requests(fleet: Fleet) -> None:
+    """One clear error at the most, and everything works again once it is back."""
+    case = asking(picture(720), "What is in this image?", LONG)
+    expected = fleet.expected(case)
+    fleet.prefill.kill()
+    status, answer = call(f"{fleet.proxy.url}/v1/chat/completions", body_of(case, max_tokens=4))
+    assert status in (502, 503) and answer["error"]["code"]
+    fleet.prefill.restart()
+    up(fleet)
+    assert fleet.ask(case) == expected
+    assert fleet.ask(case) == expected
+
+
+def child_of(process: Process) -> int:
+    """The engine process of a worker."""
+    children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
+    return int(children.read_text().split()[0])
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_peers_with_different_layouts(policy: str, model_dir: ModelDir) -> None:
+    """Refused before a byte is read, in words that name both; then as the policy says."""
+    with running(model_dir("qwen2_5_vl")) as stack:
+        fleet = started(stack, "shm", "--block-size", "32", kv_load_failure_policy=policy)
+        case = asking(picture(1), LONG)
+        if policy == "recompute":
+            assert fleet.ask(case) == fleet.expected(case)
+        else:
+            body = body_of(case, max_tokens=TOKENS)
+            status, answer = call(f"{fleet.proxy.url}/v1/chat/completions", body)
+            assert status == 503, answer
+            assert answer["error"]["code"] == "incompatible_peer"
+        assert set(fleet.failures(fleet.decode)) == {"incompatible_peer"}
+        assert "holds 'kv' as" in "".join(fleet.decode.log)
+        for worker in fleet.workers:
+            idle(worker)
