@@ -49,14 +49,6 @@ class Entry:
     holders: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Swapped:
-    """What `put` would have returned, and the entries that had to leave."""
-
-    params: dict[str, Any]
-    left: dict[str, Entry]
-
-
 def nothing_pending(_: str) -> bool:
     return False
 
@@ -81,12 +73,11 @@ class ECConnector(ABC):
         """Whether a consumer is waiting for an entry that is not stored."""
         return False
 
-    def swap(self, mm_hash: str, entry: Entry) -> Swapped | None:
+    def swap(self, mm_hash: str, entry: Entry, left: dict[str, Entry]) -> dict[str, Any] | None:
         """`put` for an entry that is wanted now: entries that are kept for somebody who has not
-        come yet make room and are handed back, to be put again later. None if what is being read
-        leaves no room."""
-        params = self.put(mm_hash, entry)
-        return None if params is None else Swapped(params, {})
+        come yet make room and go into `left`, to be put again later, whatever comes of this one.
+        None if what is being read leaves no room."""
+        return self.put(mm_hash, entry)
 
     @abstractmethod
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:

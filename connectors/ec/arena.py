@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry, Swapped
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
 from connectors.ec.directory import Listing, producers
 from connectors.ec.reader import REGION, ECReader, Landing
 from connectors.ec.space import Space
@@ -75,21 +75,18 @@ class ArenaEC(ECConnector):
         return self._store
 
     def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
-        if not self.store.put(mm_hash, entry):
-            return None
-        described = self.store.tensors(mm_hash)
-        assert described is not None
-        return self._params(described)
+        return self._stored(mm_hash) if self.store.put(mm_hash, entry) else None
 
     def wanted(self, mm_hash: str) -> bool:
         return self.store.wanted(mm_hash)
 
-    def swap(self, mm_hash: str, entry: Entry) -> Swapped | None:
-        left = self.store.swap(mm_hash, entry)
+    def swap(self, mm_hash: str, entry: Entry, left: dict[str, Entry]) -> dict[str, Any] | None:
+        return self._stored(mm_hash) if self.store.swap(mm_hash, entry, left) else None
+
+    def _stored(self, mm_hash: str) -> dict[str, Any]:
         described = self.store.tensors(mm_hash)
-        if left is None or described is None:
-            return None
-        return Swapped(self._params(described), left)
+        assert described is not None
+        return self._params(described)
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         tensors = self.store.keep(mm_hash, holder) if self._store is not None else None

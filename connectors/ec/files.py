@@ -20,7 +20,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Swapped, Tensors
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
 from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.meter import Meter, TransferStats
@@ -95,10 +95,10 @@ class FileEC(ECConnector):
     def wanted(self, mm_hash: str) -> bool:
         return any(self._options.root.glob(f"{_WANT}{mm_hash}.*"))
 
-    def swap(self, mm_hash: str, entry: NewEntry) -> Swapped | None:
-        left: dict[str, NewEntry] = {}
-        params = self._put(mm_hash, entry, left)
-        return None if params is None else Swapped(params, left)
+    def swap(
+        self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]
+    ) -> dict[str, Any] | None:
+        return self._put(mm_hash, entry, left)
 
     def _put(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None

@@ -92,11 +92,10 @@ class ECStore:
         """
         return self._put(mm_hash, entry, None)
 
-    def swap(self, mm_hash: str, entry: NewEntry) -> dict[str, NewEntry] | None:
+    def swap(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]) -> bool:
         """`put` that may also take the place of entries that nobody reads; copies of those that are
-        kept for somebody are returned. None if what is read leaves no room."""
-        left: dict[str, NewEntry] = {}
-        return left if self._put(mm_hash, entry, left) else None
+        kept for somebody go into `left`, even if what is read leaves no room after all."""
+        return self._put(mm_hash, entry, left)
 
     def _put(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None) -> bool:
         if mm_hash not in self._entries:

@@ -77,7 +77,8 @@ class KVConsumer:
         self.client.send(fetch.address, message)
 
     def forget(self, fetch: Fetch) -> None:
-        self._fetches.pop(fetch.ref.request_id, None)
+        if self._fetches.get(fetch.ref.request_id) is fetch:
+            del self._fetches[fetch.ref.request_id]
         self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
 
     def release(self, ref: KVRef) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from connectors.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
+from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
 from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
 from protocol.types import GenerateRequest, RequestOutput
@@ -98,7 +99,7 @@ class GenerateCore:
                 "this worker has no KV connector: it cannot hand a request over",
                 param="kv_transfer_params",
             )
-        _validate_items(source)
+        check_spans(source)
         self.scheduler.embeddings.validate(source.mm_items)
         longest = max((item.length for item in source.mm_items), default=0)
         if self.scheduler.limits.whole_media and longest > self.scheduler.limits.whole_media_tokens:
@@ -298,15 +299,3 @@ class GenerateCore:
 def _remote(source: GenerateRequest) -> KVRef | None:
     params = source.kv_transfer_params
     return KVRef.from_params(params) if params and has_remote_prefill(params) else None
-
-
-def _validate_items(source: GenerateRequest) -> None:
-    done = 0
-    for item in source.mm_items:
-        if item.length < 1 or item.offset < done or item.end > len(source.token_ids):
-            raise InvalidRequest(
-                f"placeholder span {item.offset}+{item.length} overlaps another or leaves "
-                "the prompt",
-                param="features",
-            )
-        done = item.end

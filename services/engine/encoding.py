@@ -177,15 +177,16 @@ class EncodeQueue:
         encoded = self._unstored[mm_hash]
         holders = (*encoded.holders, *(waiter.holder for waiter in waiters))
         entry = Entry(encoded.tensors, holders)
+        left: dict[str, Entry] = {}
         try:
             if wanted:
-                swapped = self._store.swap(mm_hash, entry)
-                params = None if swapped is None else swapped.params
-                self._unstored |= {} if swapped is None else swapped.left
+                params = self._store.swap(mm_hash, entry, left)
             else:
                 params = self._store.put(mm_hash, entry)
         except TransferError as error:
             return self._fail(mm_hash, error)
+        finally:
+            self._unstored |= left
         if params is None:
             return None
         del self._unstored[mm_hash]

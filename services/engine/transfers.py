@@ -206,7 +206,8 @@ class Transfers:
         for request_id in self._connector.poll():
             self._scheduler.blocks.release(self._published.pop(request_id, []))
         self._settle()
-        failed, self._refused = self._refused, []
+        failed = [pair for pair in self._refused if pair[0].status is not Status.FINISHED]
+        self._refused.clear()
         for fetch in list(self._fetches.values()):
             try:
                 arrival = fetch.load.poll()

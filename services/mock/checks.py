@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import InvalidRequest
+from protocol.generate_answers import check_spans
 from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest
 from services.mock.request import Request
@@ -24,15 +25,7 @@ def check_request(source: GenerateRequest, settings: EngineSettings) -> None:
             "this worker has no KV connector: it cannot hand a request over",
             param="kv_transfer_params",
         )
-    done = 0
-    for item in source.mm_items:
-        if item.length < 1 or item.offset < done or item.end > len(source.token_ids):
-            raise InvalidRequest(
-                f"placeholder span {item.offset}+{item.length} overlaps another or leaves "
-                "the prompt",
-                param="features",
-            )
-        done = item.end
+    check_spans(source)
 
 
 def check_fits(request: Request, settings: EngineSettings) -> None:

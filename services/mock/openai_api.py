@@ -10,6 +10,7 @@ from aiohttp import web
 
 from protocol.errors import InvalidRequest, TriptychError, from_info
 from protocol.generate import item_metadata
+from protocol.generate_answers import Usage as Counts
 from protocol.openai import decode_chat, decode_completion
 from protocol.openai_answers import ChatCompletion, ModelCard, ModelList, TextCompletion
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
@@ -17,7 +18,6 @@ from services.mock.answering import Answering
 from services.mock.chat import Rendered, render_chat, render_completion
 from services.mock.instance import Instance
 from services.mock.speaking import Params, Speaker
-from services.mock.tokens_api import Usage as Counts
 from services.mock.tokens_api import singles
 
 _encoder = msgspec.json.Encoder()

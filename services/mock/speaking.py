@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from protocol.generate_answers import Usage as Counts
+from protocol.generate_answers import whole_answer
 from protocol.openai import SharedFields
 from protocol.openai_answers import (
     ChatChoice,
@@ -24,8 +26,6 @@ from protocol.openai_answers import (
 from protocol.types import GenerateRequest, RequestOutput
 from services.mock.chat import text_of
 from services.mock.instance import Instance
-from services.mock.tokens_api import Usage as Counts
-from services.mock.tokens_api import whole_answer
 
 Params = dict[str, Any]
 _encoder = msgspec.json.Encoder()

@@ -12,15 +12,13 @@ from aiohttp import web
 
 from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.generate import (
-    ChoiceBody,
     EncodeAnswer,
     GenerateAnswer,
-    LogprobsBody,
-    UsageBody,
     answer_of,
     decode_encode,
     decode_generate,
 )
+from protocol.generate_answers import Usage, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
 from services.mock.answering import Answering
 from services.mock.instance import Instance
@@ -98,41 +96,6 @@ def _part(output: RequestOutput, i: int, last: int) -> RequestOutput:
         output.cached_tokens if i == 0 else None,
         output.kv_transfer_params if i == last else None,
     )
-
-
-class Usage:
-    """Token counts of one request."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.prompt = len(request.token_ids)
-        self.completion = sum(len(tokens) for tokens in request.emitted.values())
-        self.cached = 0
-
-    def count(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self.completion += len(output.token_ids)
-            self.cached = max(self.cached, output.cached_tokens or 0)
-
-    def body(self) -> UsageBody:
-        return UsageBody(self.prompt, self.completion, self.cached)
-
-
-def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> GenerateAnswer:
-    """All outputs of a request as one answer, choices in order."""
-    usage = Usage(request)
-    usage.count(outputs)
-    choices: dict[int, ChoiceBody] = {}
-    for output in outputs:
-        choice = choices.setdefault(output.index, ChoiceBody(output.index, []))
-        choice.token_ids += output.token_ids
-        choice.finish_reason = output.finish_reason or choice.finish_reason
-        choice.stop_reason = output.stop_reason
-        if output.logprobs:
-            choice.logprobs = choice.logprobs or LogprobsBody([])
-            choice.logprobs.content += output.logprobs
-    kv = next((o.kv_transfer_params for o in outputs if o.kv_transfer_params), None)
-    ordered = [choices[index] for index in sorted(choices)]
-    return GenerateAnswer(request.request_id, ordered, usage.body(), kv)
 
 
 async def encode(instance: Instance, answering: Answering) -> web.StreamResponse:

@@ -11,13 +11,11 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import TriptychError, error_info
 from protocol.generate import (
     GENERATE_PATH,
-    ChoiceBody,
     GenerateAnswer,
-    LogprobsBody,
-    UsageBody,
     answer_of,
     decode_generate,
 )
+from protocol.generate_answers import Usage, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
 from services.http.openai import read_body, request_id
 from services.http.streams import DONE, EventStream, collect, sse, while_connected
@@ -68,38 +66,3 @@ async def _events(
 def _event(usage: Usage, outputs: list[RequestOutput]) -> bytes:
     usage.count(outputs)
     return sse(msgspec.json.encode(answer_of(outputs)))
-
-
-class Usage:
-    """Token counts of one request."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self._prompt = len(request.token_ids)
-        self._completion = sum(len(tokens) for tokens in request.emitted.values())
-        self._cached = 0
-
-    def count(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self._completion += len(output.token_ids)
-            self._cached = max(self._cached, output.cached_tokens or 0)
-
-    def body(self) -> UsageBody:
-        return UsageBody(self._prompt, self._completion, self._cached)
-
-
-def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> GenerateAnswer:
-    """All outputs of a request as one answer, choices in order."""
-    usage = Usage(request)
-    usage.count(outputs)
-    choices: dict[int, ChoiceBody] = {}
-    for output in outputs:
-        choice = choices.setdefault(output.index, ChoiceBody(output.index, []))
-        choice.token_ids += output.token_ids
-        choice.finish_reason = output.finish_reason or choice.finish_reason
-        choice.stop_reason = output.stop_reason
-        if output.logprobs:
-            choice.logprobs = choice.logprobs or LogprobsBody([])
-            choice.logprobs.content += output.logprobs
-    kv = next((o.kv_transfer_params for o in outputs if o.kv_transfer_params), None)
-    ordered = [choices[index] for index in sorted(choices)]
-    return GenerateAnswer(request.request_id, ordered, usage.body(), kv)

@@ -107,10 +107,10 @@ def test_a_lease_that_nobody_ends_lapses(tmp_path: Path) -> None:
 def test_a_wanted_entry_takes_the_place_of_one_that_waits(tmp_path: Path) -> None:
     writer = store(tmp_path, count=1)
     writer.put("a", entry(1, "r"))
-    swapped = writer.swap("b", entry(2, "s"))
-    assert swapped is not None
-    assert swapped.left["a"].holders == ("r",)
-    assert torch.equal(swapped.left["a"].tensors["ec_cache"], entry(1).tensors["ec_cache"])
+    left: dict[str, Entry] = {}
+    assert writer.swap("b", entry(2, "s"), left)
+    assert left["a"].holders == ("r",)
+    assert torch.equal(left["a"].tensors["ec_cache"], entry(1).tensors["ec_cache"])
 
 
 def truncate(path: Path) -> None:

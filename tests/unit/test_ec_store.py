@@ -164,12 +164,27 @@ def test_a_wanted_entry_takes_the_place_of_what_waits_and_hands_it_back() -> Non
     case.put("a", "r1")
     case.bus.say(ECWant(7, "b", 60.0))
     assert case.store.wanted("b")
-    left = case.store.swap("b", Entry(tensors("b"), ("r2",)))
-    assert left is not None
+    left: dict[str, Entry] = {}
+    assert case.store.swap("b", Entry(tensors("b"), ("r2",)), left)
     assert torch.equal(left["a"].tensors["ec_cache"], tensors("a")["ec_cache"])
     assert left["a"].holders == ("r1",)
     assert case.bus.answers[-1].query == 7
-    assert case.store.swap("c", Entry(tensors("c"), ())) is None, "b is being read"
+    assert not case.store.swap("c", Entry(tensors("c"), ()), left), "b is being read"
+    assert set(left) == {"a"}
+    case.sound()
+
+
+def test_what_was_pushed_out_in_vain_is_handed_back_too() -> None:
+    """Room for two: one is read, so an entry of twice the size does not fit after all."""
+    case = Case(2)
+    case.put("a", "r1")
+    case.put("b")
+    case.want("b")
+    large = {"ec_cache": torch.zeros(2 * ROWS, HIDDEN)}
+    left: dict[str, Entry] = {}
+    assert not case.store.swap("c", Entry(large, ()), left)
+    assert torch.equal(left["a"].tensors["ec_cache"], tensors("a")["ec_cache"])
+    assert left["a"].holders == ("r1",)
     case.sound()
 
 

@@ -267,3 +267,14 @@ def test_a_producer_that_restarts_is_another_one(pair: Pair, tmp_path: Path) -> 
     )
     pair.until(lambda: pair.finished("decode") == 1)
     assert output.token_ids + pair.tokens("decode") == expected(pair)
+
+
+def test_a_refused_handle_of_an_aborted_request_harms_nobody(pair: Pair) -> None:
+    """Under the policy `fail`, a request that is gone when its failure is told stays gone."""
+    assert pair.decode.generate is not None
+    pair.decode.generate.transfers._fail_on_error = True
+    params = {**pair.prefill.ready().kv_endpoint, "remote_request_id": "r"}
+    pair.to_decode(pair.request(), {**params, "remote_num_tokens": 10**6})
+    pair.decode.generate.abort(["r"])
+    pair.step("decode")
+    assert pair.outputs["decode"] == []
