@@ -19,10 +19,13 @@ import torch
 import zmq
 
 from connectors.meter import Meter, TransferStats
+from protocol.errors import InvalidRequest
 from protocol.refs import KVRef
 
 Tensors = dict[str, torch.Tensor]
 EC_TENSOR = "ec_cache"
+MAX_HASH = 256
+"""Characters of the longest mm_hash."""
 
 
 class ECLoad(ABC):
@@ -53,12 +56,24 @@ def nothing_pending(_: str) -> bool:
     return False
 
 
+def nobody_listens(mm_hash: str, rows: int, size_bytes: int) -> None:
+    pass
+
+
 class ECConnector(ABC):
     """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
 
     meter: Meter
     pending: Callable[[str], bool] = staticmethod(nothing_pending)
     """A producer's answer to whether an entry is on its way into the store."""
+    changed: Callable[[str, int, int], None] = staticmethod(nobody_listens)
+    """Told of each entry that comes into this instance's store, with its rows and bytes, and of
+    each that leaves, with 0 and 0."""
+
+    def check_name(self, mm_hash: str) -> None:
+        """`InvalidRequest` if an entry cannot have this name."""
+        if not 0 < len(mm_hash) <= MAX_HASH:
+            raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
 
     @abstractmethod
     def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:

@@ -1,23 +1,35 @@
 """What two engines say to each other on the side channel (msgpack over ZMQ).
 
-Every message carries the protocol's version; one of another version is refused.
+Every message of a consumer carries the protocol's version; one of another version is refused, as is
+a number or a name that is out of all bounds.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION = 3
+MAX_NAME = 4096
+"""Characters of the longest id that travels."""
+
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Delta = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Hello(msgspec.Struct, tag=True):
     """A consumer introduces itself once per peer. `compatibility` by region ("kv", "ec")."""
 
     query: int
-    instance_id: str
-    transport: str
-    region: str
-    compatibility: str
+    instance_id: Name
+    transport: Name
+    region: Name
+    compatibility: Name
     version: int = PROTOCOL_VERSION
 
 
@@ -25,7 +37,7 @@ class Welcome(msgspec.Struct, tag=True):
     """`description` is what the transport needs to read the region."""
 
     query: int
-    instance_id: str
+    instance_id: Name
     description: bytes
 
 
@@ -40,7 +52,7 @@ class KVWant(msgspec.Struct, tag=True):
     """Send me the KV of a request as it becomes ready. It may not have come to the producer yet if
     it is `growing`."""
 
-    request_id: str
+    request_id: Name
     growing: bool
     version: int = PROTOCOL_VERSION
 
@@ -48,26 +60,26 @@ class KVWant(msgspec.Struct, tag=True):
 class KVReady(msgspec.Struct, tag=True):
     """Blocks first, first + 1, … of the request's table are complete, in these pool blocks."""
 
-    request_id: str
+    request_id: Name
     generation: int
-    first: int
-    blocks: list[int]
+    first: Count
+    blocks: list[Count]
 
 
 class KVEnd(msgspec.Struct, tag=True):
     """No more blocks come: `num_tokens` of the prompt have KV. `outputs` are the first tokens."""
 
-    request_id: str
+    request_id: Name
     generation: int
-    num_tokens: int
-    rope_delta: int
-    outputs: dict[int, list[int]]
+    num_tokens: Count
+    rope_delta: Delta
+    outputs: dict[Count, list[Token]]
 
 
 class KVGone(msgspec.Struct, tag=True):
     """The producer does not hold this request's KV any more."""
 
-    request_id: str
+    request_id: Name
     reason: str
 
 
@@ -75,7 +87,7 @@ class KVFetched(msgspec.Struct, tag=True):
     """All blocks are copied; was the lease still good? It ends here either way."""
 
     query: int
-    request_id: str
+    request_id: Name
     generation: int
     version: int = PROTOCOL_VERSION
 
@@ -84,19 +96,19 @@ class ECWant(msgspec.Struct, tag=True):
     """Tell me where an entry is as soon as it is there, for `wait_s` seconds."""
 
     query: int
-    mm_hash: str
-    wait_s: float
+    mm_hash: Name
+    wait_s: Seconds
     version: int = PROTOCOL_VERSION
 
 
 class ECTensor(msgspec.Struct, frozen=True):
     """One tensor of an entry: `offset` and `nbytes` in the producer's region."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    nbytes: int
+    name: Name
+    shape: Annotated[tuple[Count, ...], Meta(max_length=8)]
+    dtype: Name
+    offset: Count
+    nbytes: Count
 
 
 class ECGrant(msgspec.Struct, tag=True):
@@ -105,7 +117,7 @@ class ECGrant(msgspec.Struct, tag=True):
 
     query: int
     grant: int
-    tensors: list[ECTensor]
+    tensors: Annotated[list[ECTensor], Meta(max_length=256)]
 
 
 class ECLost(msgspec.Struct, tag=True):
@@ -119,7 +131,7 @@ class ECDone(msgspec.Struct, tag=True):
     Was the grant still good? It ends here either way."""
 
     query: int
-    mm_hash: str
+    mm_hash: Name
     grant: int
     version: int = PROTOCOL_VERSION
 
@@ -127,8 +139,8 @@ class ECDone(msgspec.Struct, tag=True):
 class ECForget(msgspec.Struct, tag=True):
     """The request `holder`, which an entry is kept for, does not need it any more."""
 
-    mm_hash: str
-    holder: str
+    mm_hash: Name
+    holder: Name
     version: int = PROTOCOL_VERSION
 
 
@@ -149,14 +161,14 @@ class Held(msgspec.Struct, tag=True):
 class Release(msgspec.Struct, tag=True):
     """The consumer wants these requests' KV no more."""
 
-    request_ids: list[str]
+    request_ids: list[Name]
     version: int = PROTOCOL_VERSION
 
 
 class Heartbeat(msgspec.Struct, tag=True):
     """The consumer still wants these requests' KV."""
 
-    request_ids: list[str]
+    request_ids: list[Name]
     version: int = PROTOCOL_VERSION
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 
 import msgspec
+
+logger = logging.getLogger(__name__)
 
 BUCKETS_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
@@ -13,9 +16,10 @@ BUCKETS_S = (
 
 
 class TransferStats(msgspec.Struct):
-    """A snapshot. `connector` is "ec" or "kv". `buckets` counts transfers by duration, one more
-    than `BUCKETS_S`, not cumulative. `hits` and `misses` are an EC store's answers to whether it
-    holds an entry.
+    """A snapshot. `connector` is "ec" or "kv". Of `seconds` bytes moved in `copy_seconds`, the rest
+    was waiting for more to be made. `buckets` counts transfers by duration, one more than
+    `BUCKETS_S`, not cumulative. `hits` and `misses` are an EC store's answers to whether it holds
+    an entry.
     """
 
     connector: str
@@ -23,6 +27,7 @@ class TransferStats(msgspec.Struct):
     bytes: int = 0
     transfers: int = 0
     seconds: float = 0.0
+    copy_seconds: float = 0.0
     buckets: list[int] = []
     failures: dict[str, int] = {}
     leases_expired: int = 0
@@ -39,11 +44,12 @@ class Meter:
     def __init__(self, connector: str, transport: str) -> None:
         self._stats = TransferStats(connector, transport, buckets=[0] * (len(BUCKETS_S) + 1))
 
-    def moved(self, nbytes: int, seconds: float) -> None:
-        """A transfer into this process is complete."""
+    def moved(self, nbytes: int, seconds: float, copy_seconds: float | None = None) -> None:
+        """A transfer into this process is complete; `copy_seconds` None: it never had to wait."""
         self._stats.bytes += nbytes
         self._stats.transfers += 1
         self._stats.seconds += seconds
+        self._stats.copy_seconds += seconds if copy_seconds is None else copy_seconds
         self._stats.buckets[bisect_left(BUCKETS_S, seconds)] += 1
 
     def failed(self, code: str) -> None:
@@ -66,3 +72,17 @@ class Meter:
             evictions=evictions,
             refused=refused,
         )
+
+
+class Refusals:
+    """Counts messages of peers that make no sense; logs the first of each kind."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._logged: set[str] = set()
+
+    def add(self, kind: str, detail: object) -> None:
+        self.count += 1
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.warning("refused a message, %s: %s", kind, str(detail)[:500])

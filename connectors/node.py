@@ -47,7 +47,13 @@ class Node:
         """Take what peers say, serve them, move bytes."""
         self.server.poll()
         self.client.poll()
+        self.peers.poll()
         self.transport.poll()
+
+    @property
+    def refused(self) -> int:
+        """Messages of peers that made no sense."""
+        return self.server.refused + self.client.refused + self.transport.refused
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:

@@ -47,7 +47,10 @@ class Greeter:
 
 @dataclass
 class _Handshake:
+    """`life` of the connection that it was begun on."""
+
     query: int
+    life: int | None
     region: str
     deadline: float
     peer: str | None = None
@@ -77,6 +80,9 @@ class Peers:
         """
         key = (address, region)
         handshake = self._handshakes.get(key)
+        if handshake is not None and handshake.peer is not None and self._interrupted(address, key):
+            self.lost(address)
+            handshake = None
         if handshake is None:
             handshake = self._handshakes[key] = self._begin(address, region)
         if handshake.error is None and handshake.peer is None:
@@ -92,6 +98,14 @@ class Peers:
             raise handshake.error
         return handshake.peer
 
+    def _interrupted(self, address: Address, key: tuple[Address, str]) -> bool:
+        """Whether another process may be there by now."""
+        return self._client.life(address) != self._handshakes[key].life
+
+    def known(self, region: str) -> list[Address]:
+        """Those whose region has been asked for."""
+        return [address for address, name in self._handshakes if name == region]
+
     def _begin(self, address: Address, region: str) -> _Handshake:
         query = next(self._queries)
         hello = Hello(
@@ -101,8 +115,12 @@ class Peers:
             region,
             self._identity.compatibility.get(region, ""),
         )
-        self._client.send(address, hello)
-        return _Handshake(query, region, time.monotonic() + self._timeout)
+        sent = self._client.send(address, hello)
+        deadline = time.monotonic() + self._timeout
+        handshake = _Handshake(query, self._client.life(address), region, deadline)
+        if not sent:
+            handshake.error = TransferError(f"nothing can be sent to {address[0]}:{address[1]}")
+        return handshake
 
     def _find(self, address: Address, query: int) -> _Handshake | None:
         for (peer, _), handshake in self._handshakes.items():
@@ -125,10 +143,18 @@ class Peers:
         if handshake is not None:
             handshake.error = IncompatiblePeer(message.reason)
 
+    def poll(self) -> None:
+        """Give up connections that have been broken for long."""
+        for address in self._client.gone():
+            self.lost(address)
+
     def lost(self, address: Address) -> None:
-        """A producer is gone: whatever is there next must introduce itself again."""
-        for key in [key for key in self._handshakes if key[0] == address]:
-            handshake = self._handshakes.pop(key)
-            if handshake.peer is not None:
-                self._transport.disconnect(handshake.peer)
+        """A producer is gone, by whatever address it is known: what is there next must introduce
+        itself again."""
+        here = [key for key in self._handshakes if key[0] == address]
+        gone = {self._handshakes.pop(key).peer for key in here} - {None}
+        for key in [key for key, known in self._handshakes.items() if known.peer in gone]:
+            del self._handshakes[key]
+        for peer in gone:
+            self._transport.disconnect(str(peer))
         self._client.forget(address)

@@ -7,6 +7,7 @@ and logged once; it never raises.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import time
@@ -17,13 +18,26 @@ from typing import Any
 import msgspec
 import zmq
 
-from connectors.messages import PROTOCOL_VERSION, FromConsumer, FromProducer
-from protocol.errors import ConfigError
+from connectors.messages import PROTOCOL_VERSION, FromConsumer, FromProducer, Hello, Refused
+from connectors.meter import Refusals
+from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
 Address = tuple[str, int]
 Sender = Callable[[FromProducer], None]
 _HIGH_WATER = 10_000
+_BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
+_MAX_BYTES = 4 << 20  # of a message of ours
+_MAX_FRAME = 16 << 20  # ZMQ ends the connection of whoever sends more
+_BROKEN_S = 30.0  # how long a connection that is not there is tried again
+_MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_LOST = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class SideServer:
@@ -32,12 +46,10 @@ class SideServer:
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
-        self.refused = 0
+        self._refusals = Refusals()
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+        self._socket: zmq.Socket[bytes] = _socket(zmq.ROUTER, linger_ms=0)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -50,31 +62,36 @@ class SideServer:
     def socket(self) -> zmq.Socket[bytes]:
         return self._socket
 
+    @property
+    def refused(self) -> int:
+        """Messages that made no sense."""
+        return self._refusals.count
+
     def on(self, kind: type, handler: Callable[[Any, Sender], None]) -> None:
         """`handler` gets every message of a kind."""
         self._handlers[kind] = handler
 
     def poll(self) -> None:
         for frames in _receive(self._socket):
-            self._serve(frames)
+            self._serve(frames[0], frames[1:])
 
-    def _serve(self, frames: list[bytes]) -> None:
-        identity, data = frames[0], frames[-1]
+    def _serve(self, identity: bytes, frames: list[bytes]) -> None:
         try:
-            message = self._decoder.decode(data)
-        except msgspec.DecodeError as error:
-            return self._refuse(str(error))
+            message = self._decoder.decode(_body(frames))
+        except (msgspec.DecodeError, UnicodeError, TransferError) as error:
+            return self._refusals.add("none of ours", error)
         if message.version != PROTOCOL_VERSION:
-            return self._refuse(f"protocol version {message.version}, ours is {PROTOCOL_VERSION}")
+            return self._refuse_version(identity, message)
         handler = self._handlers.get(type(message))
         if handler is None:
-            return self._refuse(f"{type(message).__name__} is not served here")
+            return self._refusals.add("not served here", type(message).__name__)
         return handler(message, lambda answer: self._send(identity, answer))
 
-    def _refuse(self, reason: str) -> None:
-        self.refused += 1
-        if self.refused == 1:
-            logger.warning("side channel: refused a message: %s", reason)
+    def _refuse_version(self, identity: bytes, message: FromConsumer) -> None:
+        reason = f"the peer speaks version {message.version}, ours is {PROTOCOL_VERSION}"
+        self._refusals.add("another version", reason)
+        if isinstance(message, Hello):
+            self._send(identity, Refused(message.query, reason))
 
     def _send(self, identity: bytes, message: FromProducer) -> None:
         try:
@@ -88,59 +105,80 @@ class SideServer:
 
 @dataclass
 class _Connection:
+    """`life` is a number of its own for as long as it holds."""
+
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
+    life: int
     heard: float = field(default_factory=time.monotonic)
-    broken: bool = False
+    broken_since: float | None = None
 
 
 class SideClient:
     """The consumer's end: a connection per producer, made when first needed."""
 
     def __init__(self) -> None:
-        self.refused = 0
+        self._refusals = Refusals()
+        self._lives = itertools.count()
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
         self._connections: dict[Address, _Connection] = {}
+
+    @property
+    def refused(self) -> int:
+        """Answers that made no sense."""
+        return self._refusals.count
 
     def on(self, kind: type, handler: Callable[[Address, Any], None]) -> None:
         self._handlers[kind] = handler
 
     def send(self, peer: Address, message: FromConsumer) -> bool:
-        """False if the message cannot be queued: the peer has not been reading for long."""
-        connection = self._connections.get(peer)
-        if connection is None:
-            connection = self._connections[peer] = _connect(peer)
+        """False if the message cannot be queued: the address is none, or the peer has not been
+        reading for long."""
+        if not peer[0] or not 0 < peer[1] < 1 << 16:
+            return False
         try:
+            connection = self._connections.get(peer) or self._connect(peer)
             connection.socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
-        except zmq.Again:
+        except (zmq.ZMQError, UnicodeError):
             return False
         return True
+
+    def _connect(self, peer: Address) -> _Connection:
+        socket = _socket(zmq.DEALER, linger_ms=1000)
+        monitor = socket.get_monitor_socket(_MADE | _LOST)
+        connection = _Connection(socket, monitor, next(self._lives))
+        try:
+            socket.connect(f"tcp://{peer[0]}:{peer[1]}")
+        except (zmq.ZMQError, UnicodeError):
+            _close(connection)
+            raise
+        self._connections[peer] = connection
+        return connection
 
     def poll(self) -> None:
         for peer, connection in list(self._connections.items()):
             for frames in _receive(connection.socket):
                 connection.heard = time.monotonic()
-                self._dispatch(peer, frames[-1])
+                self._dispatch(peer, frames)
             for frames in _receive(connection.monitor):
-                connection.broken = _event(frames) != zmq.EVENT_CONNECTED
+                self._note(connection, _event(frames))
 
-    def _dispatch(self, peer: Address, data: bytes) -> None:
-        try:
-            message = self._decoder.decode(data)
-        except msgspec.DecodeError as error:
-            self.refused += 1
-            if self.refused == 1:
-                logger.warning("side channel: refused an answer of %s:%s: %s", *peer, error)
+    def _note(self, connection: _Connection, event: int) -> None:
+        if event == _MADE:
+            connection.broken_since = None
             return
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(peer, message)
+        connection.life = next(self._lives)
+        if connection.broken_since is None:
+            connection.broken_since = time.monotonic()
 
-    @property
-    def peers(self) -> list[Address]:
-        """Whom there is a connection to."""
-        return list(self._connections)
+    def _dispatch(self, peer: Address, frames: list[bytes]) -> None:
+        try:
+            message = self._decoder.decode(_body(frames))
+        except (msgspec.DecodeError, UnicodeError, TransferError) as error:
+            return self._refusals.add("none of ours", f"{peer[0]}:{peer[1]}: {error}")
+        handler = self._handlers.get(type(message))
+        return None if handler is None else handler(peer, message)
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -149,7 +187,22 @@ class SideClient:
     def broken(self, peer: Address) -> bool:
         """True while there is no connection to a peer: its process has ended, or its host."""
         connection = self._connections.get(peer)
-        return connection is not None and connection.broken
+        return connection is not None and connection.broken_since is not None
+
+    def life(self, peer: Address) -> int | None:
+        """A number that changes with every loss of the connection: what was said before it did is
+        forgotten by the peer. None without a connection."""
+        connection = self._connections.get(peer)
+        return None if connection is None else connection.life
+
+    def gone(self) -> list[Address]:
+        """Peers whose connections have been broken for so long that nobody needs them."""
+        end = time.monotonic() - _BROKEN_S
+        return [
+            peer
+            for peer, connection in self._connections.items()
+            if connection.broken_since is not None and connection.broken_since < end
+        ]
 
     def silent_s(self, peer: Address) -> float:
         """Seconds since the peer last said anything."""
@@ -160,22 +213,24 @@ class SideClient:
         """Close the connection to a peer; the next message makes a new one."""
         connection = self._connections.pop(peer, None)
         if connection is not None:
-            connection.socket.disable_monitor()
-            connection.socket.close()
+            _close(connection)
 
     def close(self) -> None:
         for peer in list(self._connections):
             self.forget(peer)
 
 
-def _connect(peer: Address) -> _Connection:
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 1000)
+def _socket(kind: int, linger_ms: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, linger_ms)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    events = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-    monitor = socket.get_monitor_socket(events)
-    socket.connect(f"tcp://{peer[0]}:{peer[1]}")
-    return _Connection(socket, monitor)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME)
+    return socket
+
+
+def _close(connection: _Connection) -> None:
+    connection.socket.disable_monitor()
+    connection.socket.close()
 
 
 def _event(frames: list[bytes]) -> int:
@@ -183,8 +238,14 @@ def _event(frames: list[bytes]) -> int:
     return int.from_bytes(frames[0][:2], sys.byteorder)
 
 
+def _body(frames: list[bytes]) -> bytes:
+    if len(frames) != 1 or len(frames[0]) > _MAX_BYTES:
+        raise TransferError(f"{len(frames)} frames, {sum(map(len, frames))} bytes")
+    return frames[0]
+
+
 def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    while True:
+    for _ in range(_BUDGET):
         try:
             yield socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:

@@ -153,7 +153,7 @@ def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
         body = msgspec.json.decode(data, type=GenerateBody)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), param=field_of(error)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
     if body.output_mode != "tokens":
         raise InvalidRequest("output_mode: this worker answers 'tokens' only", param="output_mode")
@@ -235,7 +235,7 @@ def decode_encode(data: bytes) -> EncodeRequest:
         return msgspec.msgpack.decode(data, type=EncodeRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), param=field_of(error)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"malformed msgpack: {error}") from None
 
 

@@ -4,8 +4,9 @@ Transport. A worker binds a ZMQ PUB socket for each `EventSource` and sends thre
 sequence number (8 bytes, big-endian), payload]`. A ROUTER socket beside it replays: a request
 names the first sequence number wanted, the answers are `[topic, sequence number, payload]`, one
 message each, and the last has sequence number -1 and no payload. We also ask for `SNAPSHOT`: the
-whole state as one batch that begins with a `...Cleared` event, under the newest sequence number;
-a publisher that does not know the question answers with the end mark alone, as vLLM's does.
+whole state, in batches under the newest sequence number, the first of which begins with a
+`...Cleared` event; a publisher that does not know the question, as vLLM's, or that has said nothing
+yet answers with the end mark alone.
 
 Payload. msgpack of `[ts, [event, ...], dp_rank]`. vLLM wrote events as arrays with the tag first
 until June 2026, as maps with the tag under `type` since; both are read, and written on demand.

@@ -6,6 +6,7 @@
     POST /drain       InstanceName     → LeaseAnswer      no new requests; its caches still count
     POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
     POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
+    GET  /workers     ?after&wait_s    → Workers          who is there, or what has changed
 
 All state of the master is soft: a worker that a master does not know (`LeaseAnswer.known` false)
 registers again. Times are seconds unless the name says ms; nothing is a wall-clock time.
@@ -28,6 +29,7 @@ DEREGISTER_PATH = "/deregister"
 DRAIN_PATH = "/drain"
 SCHEDULE_PATH = "/schedule"
 FINISHED_PATH = "/finished"
+WORKERS_PATH = "/workers"
 
 InstanceRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "store"]
 Stage = Literal["encode", "prefill", "request"]
@@ -84,8 +86,9 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     `generation` differs in every life of a process: a known id with another one has lost its
     caches. `events` empty: its caches are predicted from what is placed there. `foreign`: block
     hashes in its events are its engine's own. `kv_endpoint`: `kv_transfer_params` that let a decode
-    worker ask for KV still being computed. `kv_bytes_per_token`: for the price of moving KV.
-    `max_running`: requests it runs at once, 0 if unknown.
+    worker ask for KV still being computed; `ec_endpoint`: the entry of `ec_transfer_params` that
+    lets a prefill worker ask for embeddings still being made. `kv_bytes_per_token`: for the price
+    of moving KV. `max_running`: requests it runs at once, 0 if unknown.
     """
 
     instance_id: Name
@@ -100,6 +103,7 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_bytes_per_token: Count = 0
     kv_layout: KVLayout | None = None
     kv_endpoint: dict[str, Any] | None = None
+    ec_endpoint: dict[str, Any] | None = None
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
     foreign: bool = False
     load: Load = Load()
@@ -170,6 +174,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     role: InstanceRole
     dialect: Literal["tokens", "openai"] = "tokens"
     kv_endpoint: dict[str, Any] | None = None
+    ec_endpoint: dict[str, Any] | None = None
 
 
 class ItemPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -213,3 +218,30 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class FinishedReports(msgspec.Struct, frozen=True):
     reports: Annotated[list[Finished], Meta(max_length=65536)]
+
+
+class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker as the master sees it; `info.load` is left out. `usable`: it may get new requests.
+    `requests` and `queue_ms` of work count what is placed there, as of the answer."""
+
+    info: InstanceInfo
+    draining: bool = False
+    usable: bool = True
+    requests: float = 0.0
+    queue_ms: float = 0.0
+    indexed_blocks: int = 0
+    indexed_media: int = 0
+
+
+class Workers(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Every worker of every model (`full`), or those that have come, changed or (`gone`) left since
+    the version that was asked for.
+
+    `version` is opaque: the `after` of the next question, which with `wait_s` is answered when
+    something changes, or then. Load is no change. After a restart of the master all is new.
+    """
+
+    version: str
+    full: bool = False
+    workers: list[WorkerView] = []
+    gone: list[str] = []

@@ -119,3 +119,12 @@ def describe(config: Any) -> str:
     """One line per value, for the log at start."""
     values = dataclasses.asdict(config)
     return "\n".join(f"  {name} = {value!r}" for name, value in sorted(values.items()))
+
+
+def parse_urls(flag: str, text: str) -> list[str]:
+    """Comma-separated http(s) URLs without trailing slashes, each once; `ConfigError` otherwise."""
+    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{flag}: '{url}' is not an http(s) URL")
+    return list(dict.fromkeys(urls))

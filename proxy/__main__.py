@@ -13,13 +13,10 @@ import uvloop
 from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
 from proxy.app import create_app
+from proxy.assembly import make_gateway
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
-from proxy.encode_stage import EncodeStage
-from proxy.fleet import Fleet
 from proxy.gateway import Gateway
-from proxy.metrics import ProxyMetrics
-from proxy.pipeline import Pipeline
 from proxy.relay import serving
 from proxy.relay.relay import Relay
 from services.frontend.render import Frontend
@@ -51,8 +48,6 @@ async def run(config: ProxyConfig) -> None:
         client = UpstreamClient(config.connect_timeout)
         gateway = make_gateway(config, frontend, client)
         try:
-            if config.dialect == "auto":
-                await gateway.fleet.probe_once(client)
             await _serve(gateway, listener)
         finally:
             await client.close()
@@ -81,16 +76,6 @@ async def _serve(gateway: Gateway, listener: socket.socket) -> None:
         await serving.serve(app, listener, "proxy", relay)
     finally:
         await relay.close()
-
-
-def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
-    fleet = Fleet.from_urls(
-        config.encode_servers_urls, config.prefill_servers_urls, config.decode_servers_urls
-    )
-    fleet.force_dialect(config.dialect)
-    encode_stage = EncodeStage(fleet, client, config.encode_timeout)
-    pipeline = Pipeline(fleet, client, encode_stage, config.request_timeout)
-    return Gateway(config, frontend, fleet, client, pipeline, ProxyMetrics(fleet))
 
 
 if __name__ == "__main__":

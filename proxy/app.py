@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
@@ -23,10 +22,8 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        probing = gateway.fleet.probe(gateway.client, gateway.config.probe_interval)
-        task = asyncio.create_task(probing)
-        yield
-        task.cancel()
+        async with gateway.beside():
+            yield
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
     if gateway.frontend is not None:

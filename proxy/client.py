@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
@@ -13,11 +17,40 @@ from protocol.errors import DeadlineExceeded, UpstreamError, from_openai
 
 _T = TypeVar("_T")
 _MAX_EVENT = 1 << 24
+_MAX_ANSWER = 1 << 28
 _DONE = b"[DONE]"
+_LOOK_S = 1.0
+_EVENTS = "text/event-stream"
 
 
 class Unreachable(UpstreamError):
     """No connection, or it broke before there was an answer."""
+
+
+class Stalled(UpstreamError):
+    """An answer, or the next event of one, did not come in the time a stage may take."""
+
+    code = "upstream_stalled"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status = 504
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait: until `deadline` (`time.monotonic`) for the whole, `answer_s` for an answer
+    or a stream's first event, `stall_s` between events, and only as long as the worker is `alive`.
+    """
+
+    deadline: float
+    answer_s: float = math.inf
+    stall_s: float = math.inf
+    alive: Callable[[], bool] = lambda: True
+
+    @staticmethod
+    def of(seconds: float) -> Patience:
+        return Patience(time.monotonic() + seconds)
 
 
 class UpstreamClient:
@@ -34,73 +67,136 @@ class UpstreamClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def get(self, url: str) -> bytes:
-        """A small answer, within the probe timeout."""
-        deadline = _in(self._probe_timeout)
-        return await self._whole(await _bounded(self._session.get(url), deadline, url), deadline)
+    async def get(
+        self, url: str, patience: Patience | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The whole answer, within the probe timeout if nothing else is said; raises as `post`."""
+        patience = patience or Patience.of(self._probe_timeout)
+        call = self._session.get(url, headers=headers)
+        return await self._whole(await _patiently(call, patience, url), patience)
 
     async def post(
-        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience
     ) -> bytes:
         """The whole answer. Raises the worker's error, `UpstreamError` or `DeadlineExceeded`."""
-        deadline = _in(timeout_s)
         call = self._session.post(url, data=body, headers=headers)
-        return await self._whole(await _bounded(call, deadline, url), deadline)
+        return await self._whole(await _patiently(call, patience, url), patience)
 
-    async def _whole(self, response: aiohttp.ClientResponse, deadline: float) -> bytes:
+    async def _whole(self, response: aiohttp.ClientResponse, patience: Patience) -> bytes:
         async with response:
-            body = await _bounded(response.read(), deadline, str(response.url))
-        _check(response.status, body)
+            body = await _patiently(_read(response), patience, str(response.url))
+        _check(response, body)
         return body
 
     async def stream(
-        self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience
     ) -> AsyncGenerator[bytes, None]:
         """The data of each server-sent event, the end mark excluded.
 
         Raises as `post` does, and `UpstreamError` if the stream ends without its end mark.
         Closing the generator closes the connection, which tells the worker to stop.
         """
-        deadline = _in(timeout_s)
         call = self._session.post(url, data=body, headers=headers)
-        async with await _bounded(call, deadline, url) as response:
+        async with await _patiently(call, patience, url) as response:
             if response.status != 200:
-                _check(response.status, await _bounded(response.read(), deadline, url))
-            buffer = b""
-            while piece := await _bounded(response.content.readany(), deadline, url):
-                *events, buffer = (buffer + piece).split(b"\n\n")
-                for event in events:
-                    data = event.removeprefix(b"data: ")
-                    if data == _DONE:
-                        await _bounded(response.content.readany(), deadline, url)
-                        return
-                    yield data
-                if len(buffer) > _MAX_EVENT:
-                    raise UpstreamError(f"{url}: an event without an end")
-            raise UpstreamError(f"{url}: the stream ended early")
+                _check(response, await _patiently(_read(response), patience, url))
+            if response.content_type != _EVENTS:
+                raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
+            async for event in _events(response, patience, url):
+                yield event
 
 
-def _in(seconds: float) -> float:
-    return asyncio.get_running_loop().time() + seconds
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_ANSWER:
+            raise UpstreamError(f"{response.url}: an answer of more than {_MAX_ANSWER} bytes")
+    return bytes(body)
 
 
-async def _bounded(work: Awaitable[_T], deadline: float, url: str) -> _T:
-    """`work` before `deadline`, network failures as errors of our tree."""
+async def _events(
+    response: aiohttp.ClientResponse, patience: Patience, url: str
+) -> AsyncGenerator[bytes, None]:
+    buffer = b""
+    limit_s = patience.answer_s
+    while piece := await _next_piece(response.content, patience, limit_s, url):
+        *events, buffer = (buffer + piece).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ")
+            if data == _DONE:
+                await _next_piece(response.content, patience, patience.stall_s, url)
+                return
+            yield data
+        if len(buffer) > _MAX_EVENT:
+            raise UpstreamError(f"{url}: an event without an end")
+        limit_s = patience.stall_s
+    raise Unreachable(f"{url}: the stream ended early")
+
+
+async def _next_piece(
+    content: aiohttp.StreamReader, patience: Patience, limit_s: float, url: str
+) -> bytes:
+    """What has come, b"" at the end."""
+    late = time.monotonic() + limit_s
+    loop = asyncio.get_running_loop()
+    while True:
+        wait_s = _wait_s(patience, late, url)
+        try:
+            async with asyncio.timeout_at(loop.time() + wait_s):
+                return await content.readany()
+        except TimeoutError:
+            pass
+        except aiohttp.ClientError as error:
+            raise _unreachable(url, error) from None
+
+
+async def _patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
+    """`work` in time; network failures as errors of our tree."""
+    late = time.monotonic() + patience.answer_s
+    task = asyncio.ensure_future(work)
     try:
-        async with asyncio.timeout_at(deadline):
-            return await work
-    except TimeoutError:
-        raise DeadlineExceeded(f"{url}: no answer in time") from None
+        while not task.done():
+            await asyncio.wait((task,), timeout=_wait_s(patience, late, url))
+        return task.result()
     except aiohttp.ClientError as error:
-        raise Unreachable(f"{url}: {type(error).__name__}: {error}") from None
+        raise _unreachable(url, error) from None
+    finally:
+        if not task.done():
+            await _ended(task)
 
 
-def _check(status: int, body: bytes) -> None:
+async def _ended(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
+        await task
+
+
+def _wait_s(patience: Patience, late: float, url: str) -> float:
+    """Seconds until it is worth looking again; raises if waiting is over."""
+    now = time.monotonic()
+    if now >= patience.deadline:
+        raise DeadlineExceeded(f"{url}: no answer in time")
+    if now >= late:
+        raise Stalled(f"{url}: no answer in time")
+    if not patience.alive():
+        raise Unreachable(f"{url}: the worker has gone silent")
+    return min(patience.deadline - now, late - now, _LOOK_S)
+
+
+def _unreachable(url: str, error: aiohttp.ClientError) -> Unreachable:
+    return Unreachable(f"{url}: {type(error).__name__}: {error}")
+
+
+def _check(response: aiohttp.ClientResponse, body: bytes) -> None:
     """Raise what the worker answered unless it is a success."""
-    if status == 200:
+    if response.status == 200:
         return
     try:
         content: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
         content = None
-    raise from_openai(status, content)
+    error = from_openai(response.status, content)
+    after = response.headers.get("retry-after", "")
+    error.retry_after_s = float(after) if after.isdecimal() else None
+    raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.settings import option
+from protocol.settings import option, parse_urls
 from services.frontend.options import FrontendOptions
 
 
@@ -17,22 +17,35 @@ class ProxyConfig(FrontendOptions):
     encode_servers_urls: str = option("", "encode workers; disable, none or empty for none")
     prefill_servers_urls: str = option("", "prefill workers; disable, none or empty for none")
     decode_servers_urls: str = option("", "decode workers, or workers that do it all")
+    master_url: str = option("", "masters that place requests, comma-separated")
     dialect: str = option("auto", "how workers are spoken to", choices=("auto", "tokens", "openai"))
     allow_media_references: bool = option(False, "let clients name media by uuid alone")
+    send_media: bool = option(
+        False, "media go to all stages, not to encoders only (openai dialect)"
+    )
     max_body_bytes: int = option(128 << 20, "largest request body")
     max_in_flight: int = option(4096, "requests at once before the proxy answers 503")
+    max_per_worker: int = option(0, "requests under way per decode worker, 0: twice its batch")
+    max_queue: int = option(1024, "requests that wait until fewer are under way")
+    max_queue_wait: float = option(5.0, "foreseen wait there at which a request is refused at once")
+    queue_timeout: float = option(60.0, "longest wait there")
     request_timeout: float = option(600.0, "a whole request")
     encode_timeout: float = option(60.0, "one encode call")
-    prefill_timeout: float = option(120.0, "one prefill call (openai dialect)")
-    first_token_timeout: float = option(120.0, "to a stream's first event (openai dialect)")
-    decode_timeout: float = option(300.0, "one answer that is not streamed (openai dialect)")
-    stall_timeout: float = option(60.0, "between events of a stream (openai dialect)")
+    prefill_timeout: float = option(120.0, "one prefill call")
+    first_token_timeout: float = option(120.0, "to a stream's first event")
+    decode_timeout: float = option(300.0, "one answer that is not streamed")
+    stall_timeout: float = option(60.0, "between events of a stream")
     connect_timeout: float = option(2.0, "connecting to a worker")
-    max_retries: int = option(3, "further tries before the first byte (openai dialect)")
+    max_retries: int = option(3, "further tries, in a row without progress")
+    failover_wait: float = option(30.0, "for a worker to be up, of a request that has begun")
     retry_backoff: float = option(0.05, "before the first further try, then doubled")
     breaker_failures: int = option(5, "failures in a row before a worker is left alone")
     breaker_cooldown: float = option(10.0, "for how long it is left alone")
-    encode_at_once: int = option(32, "encode calls at one encoder at once (openai dialect)")
+    encode_at_once: int = option(32, "encode calls at one encoder at once")
     max_answer_bytes: int = option(64 << 20, "largest answer of a worker, not streamed")
     probe_interval: float = option(1.0, "between health probes of a worker")
     log_level: str = option("info", "debug, info, warning or error")
+
+    def urls_of_masters(self) -> list[str]:
+        """`ConfigError` if one is not a URL."""
+        return parse_urls("--master-url", self.master_url)

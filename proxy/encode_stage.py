@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from protocol.errors import Unavailable, UpstreamError, from_info
+from protocol.errors import TriptychError, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem
-from proxy.client import Unreachable, UpstreamClient
-from proxy.fleet import Fleet, Instance
+from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
+from proxy.client import Patience, UpstreamClient
+from proxy.fleet import Fleet
+from proxy.instance import Instance
+from proxy.journey import another_may_help, at_fault
+from proxy.placing import Plan
 
 _KNOWN = 100_000
 
@@ -23,35 +27,69 @@ _KNOWN = 100_000
 class _Flight:
     """One picture on its way through an encoder, for every request that waits for it."""
 
-    task: asyncio.Task[dict[str, Any]]
+    task: asyncio.Task[None]
     waiters: int = 0
     encoder: Instance | None = None
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An item of a request, with its bytes, and the encoder it was planned for."""
+
+    holder: str
+    item: MMItem
+    data: bytes
+    place: Instance | None
+
+    @property
+    def mm_hash(self) -> str:
+        return self.item.mm_hash
 
 
 @dataclass
 class EncodeStage:
     """`known` remembers which encoder held an item last; bytes are sent again only if it says that
-    it does no longer."""
+    it does no longer. At most `at_once` calls are at one encoder."""
 
     fleet: Fleet
     client: UpstreamClient
     timeout_s: float
+    most_encoders: int = 4
+    at_once: int = 64
     _flights: dict[str, _Flight] = field(default_factory=dict)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
+    _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def run(
-        self, request_id: str, items: Sequence[MMItem], media: Mapping[str, bytes]
-    ) -> dict[str, dict[str, Any]]:
-        """`ec_transfer_params` entries of every item whose bytes are at hand.
+        self,
+        request: GenerateRequest,
+        media: Mapping[str, bytes],
+        plan: Plan,
+        done: Callable[[str], None],
+    ) -> None:
+        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash.
 
         Raises the first error; what other requests wait for goes on.
         """
-        wanted = {item.mm_hash: item for item in items if item.mm_hash in media}
-        entries = await asyncio.gather(
-            *(self._join(request_id, item, media[name]) for name, item in wanted.items())
-        )
-        return dict(zip(wanted, entries, strict=True))
+
+        async def one(item: _Item) -> None:
+            await self._join(item)
+            done(item.mm_hash)
+
+        wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
+        tasks = [
+            asyncio.create_task(
+                one(_Item(request.request_id, item, media[name], plan.encoders.get(name)))
+            )
+            for name, item in wanted.items()
+            if name not in plan.held
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     @property
     def busy(self) -> bool:
@@ -68,7 +106,7 @@ class EncodeStage:
         if not run.cancelled():
             run.exception()
 
-    async def _join(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
+    async def _join(self, item: _Item) -> None:
         """Wait for the item's flight, starting it if there is none; the last to leave ends it.
 
         Whoever joined asks again, without bytes: the encoder keeps an entry for every request that
@@ -77,18 +115,19 @@ class EncodeStage:
         flight = self._flights.get(item.mm_hash)
         joined = flight is not None
         if flight is None:
-            task = asyncio.create_task(self._encode(request_id, item, data))
+            task = asyncio.create_task(self._encode(item))
             flight = self._flights[item.mm_hash] = _Flight(task)
         flight.waiters += 1
         try:
-            entry = await asyncio.shield(flight.task)
+            await asyncio.shield(flight.task)
         finally:
             flight.waiters -= 1
             if not flight.waiters:
                 flight.task.cancel()
                 if self._flights.get(item.mm_hash) is flight:
                     del self._flights[item.mm_hash]
-        return await self._encode(request_id, item, data) if joined else entry
+        if joined:
+            await self._encode(item)
 
     def forget(self, items: Sequence[MMItem]) -> None:
         """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
@@ -100,58 +139,86 @@ class EncodeStage:
             if flight is not None and flight.encoder is not None:
                 flight.encoder.suspect = True
 
-    def endpoints(self, items: Sequence[MMItem]) -> dict[str, dict[str, Any]]:
+    def endpoints(self, items: Sequence[MMItem], plan: Plan) -> dict[str, dict[str, Any]]:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
-        places = {item.mm_hash: self.fleet.by_content(item.mm_hash) for item in items}
-        return {name: i.ec_endpoint for name, i in places.items() if i.ec_endpoint is not None}
+        places = {
+            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash))
+            for item in items
+            if item.mm_hash not in plan.held
+        }
+        return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    async def _encode(self, request_id: str, item: MMItem, data: bytes) -> dict[str, Any]:
-        """At the item's encoder; if that is gone, at the one that is next for it."""
-        failure: Unreachable | None = None
+    def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
+        """The encoder to be asked first; a flight that is under way decides."""
+        flight = self._flights.get(mm_hash)
+        if flight is not None and flight.encoder is not None:
+            return flight.encoder
+        if place is not None and place.usable(time.monotonic()) and not place.suspect:
+            return place
+        return self.fleet.by_content(mm_hash) if self.fleet.usable("encode") else None
+
+    async def _encode(self, item: _Item) -> None:
+        """At the item's encoder; if that fails, at the one that is next for it."""
+        failed: list[Instance] = []
         while True:
-            try:
-                encoder = self.fleet.by_content(item.mm_hash)
-            except Unavailable:
-                raise failure or Unavailable("no encode worker is up", retry_after_s=1.0) from None
+            encoder = self._next(item, failed)
             flight = self._flights.get(item.mm_hash)
             if flight is not None:
                 flight.encoder = encoder
             try:
-                return await self._encode_at(encoder, request_id, item, data)
-            except Unreachable as error:
-                failure, encoder.up = error, False  # until it is probed again
+                async with self._turn(encoder):
+                    return await self._encode_at(encoder, item)
+            except TriptychError as error:
+                failed.append(encoder)
+                if at_fault(error):
+                    encoder.breaker.failed(time.monotonic())
+                    encoder.suspect = True
+                others = set(self.fleet.usable("encode")) - set(failed)
+                if not another_may_help(error) or not others or len(failed) >= self.most_encoders:
+                    raise
 
-    async def _encode_at(
-        self, encoder: Instance, request_id: str, item: MMItem, data: bytes
-    ) -> dict[str, Any]:
-        send = None if self._known.get(item.mm_hash) == encoder.url else data
-        output = await self._call(encoder, request_id, item, send)
+    def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
+        place = None if failed else item.place
+        first = None if failed else self._first(item.mm_hash, place)
+        return first or self.fleet.by_content(item.mm_hash, failed)
+
+    def _turn(self, encoder: Instance) -> asyncio.Semaphore:
+        return self._turns.setdefault(encoder.url, asyncio.Semaphore(self.at_once))
+
+    async def _encode_at(self, encoder: Instance, item: _Item) -> None:
+        send = None if self._known.get(item.mm_hash) == encoder.url else item.data
+        output = await self._call(encoder, item, send)
         if output.missing:
-            output = await self._call(encoder, request_id, item, data)
+            output = await self._call(encoder, item, item.data)
         if output.error is not None:
             raise from_info(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
         self._remember(item.mm_hash, encoder.url)
-        return output.params
 
-    async def _call(
-        self, encoder: Instance, request_id: str, item: MMItem, data: bytes | None
-    ) -> EncodeOutput:
-        wanted = EncodeItem(item.mm_hash, item.modality, item.length, item.grid, data)
-        name = f"{request_id}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
-        call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=request_id)
-        body = encode_encode(call)
+    async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
+        media = item.item
+        wanted = EncodeItem(media.mm_hash, media.modality, media.length, media.grid, data)
+        name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
+        call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
+        patience = Patience(
+            time.monotonic() + self.timeout_s,
+            answer_s=self.timeout_s,
+            alive=lambda: not encoder.lost,
+        )
         headers = {"content-type": MSGPACK}
+        encoder.breaker.started(time.monotonic())
         with encoder.serving():
-            answer = await self.client.post(
-                encoder.url + ENCODE_PATH, body, headers, self.timeout_s
-            )
+            url = encoder.url + ENCODE_PATH
+            answer = await self.client.post(url, encode_encode(call), headers, patience)
+        encoder.breaker.succeeded()
         try:
             (output,) = msgspec.json.decode(answer, type=EncodeAnswer).outputs
         except (msgspec.DecodeError, ValueError):
             raise UpstreamError(f"{encoder.url} answered an encode call with nonsense") from None
+        if output.mm_hash != item.mm_hash:
+            raise UpstreamError(f"{encoder.url} answered for another picture")
         return output
 
     def _remember(self, mm_hash: str, url: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from protocol.errors import Unavailable
@@ -11,6 +12,7 @@ from protocol.types import RequestOutput
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.fleet import Fleet
+from proxy.journey import Caller
 from proxy.metrics import ProxyMetrics, Timeline
 from proxy.pipeline import Pipeline
 from services.frontend.render import Frontend, RenderedRequest
@@ -22,7 +24,8 @@ _RETRY_AFTER_S = 1.0
 class Gateway:
     """Owns nothing that outlives a request but counts and connections.
 
-    Without a `frontend` the proxy renders nothing: every request is relayed.
+    Without a `frontend` the proxy renders nothing: every request is relayed. `beside` is what goes
+    on while requests are served.
     """
 
     config: ProxyConfig
@@ -31,6 +34,7 @@ class Gateway:
     client: UpstreamClient
     pipeline: Pipeline
     metrics: ProxyMetrics
+    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     in_flight: int = 0
 
     def check_room(self) -> None:
@@ -45,7 +49,8 @@ class Gateway:
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
-            steps = self.pipeline.run(rendered.generate, rendered.media)
+            caller = Caller(rendered.tenant, rendered.session)
+            steps = self.pipeline.run(rendered.generate, rendered.media, caller)
             async with contextlib.aclosing(steps):
                 async for outputs in steps:
                     timeline.step()

@@ -79,6 +79,13 @@ class ProxyMetrics:
         self._received = self._sent = 0
         self.retries = counter("retries", "further tries", "stage")
         self.upstream_failures = counter("upstream_failures", "by role and kind", "role", "kind")
+        self._master = Gauge(
+            PREFIX + "master_present", "1 while a master answers", registry=registry
+        )
+        self._waiting = Gauge(
+            PREFIX + "requests_waiting", "requests in the proxy's own queue", registry=registry
+        )
+        self.placements = counter("placements", "plans of requests, by who made them", "by")
         self._breaker = Gauge(
             PREFIX + "instance_breaker_open", "1 if left alone", ["url"], registry=registry
         )
@@ -91,11 +98,14 @@ class ProxyMetrics:
         """Bytes sent to a worker for a relayed request."""
         self._sent += size
 
+    def watch_master(self, present: Callable[[], bool]) -> None:
+        self._master.set_function(present)
+
+    def watch_queue(self, waiting: Callable[[], int]) -> None:
+        self._waiting.set_function(waiting)
+
     def watch_relayed(self, in_flight: Callable[[], int]) -> None:
         self._relayed.set_function(in_flight)
-
-    def watch_breaker(self, url: str, is_open: Callable[[], bool]) -> None:
-        self._breaker.labels(url).set_function(is_open)
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -105,6 +115,7 @@ class ProxyMetrics:
         for instance in self._fleet.all():
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
+            self._breaker.labels(instance.url).set(not instance.breaker.closed)
         return generate_latest(self._registry)
 
 

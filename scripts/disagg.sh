@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Starts encode, prefill and decode workers and a proxy on this machine, asks about a picture, runs
-# a short serving benchmark, stops everything. All settings are environment variables:
+# Starts a master, encode, prefill and decode workers and a proxy on this machine, asks about a
+# picture, runs a short serving benchmark, stops everything. All settings are environment variables:
 #
 #   NUM_E NUM_P NUM_D        workers of each role; NUM_P=0 makes decode workers prefill too
 #   MODEL                    model directory
 #   ENCODE_PORT PREFILL_PORT DECODE_PORT PROXY_PORT    first port of each role
+#   MASTER_PORT              where workers register; MASTER=0 for none, the proxy's lists alone
 #   GPU_E GPU_P GPU_D        devices of each role, comma-separated, dealt out in turn
 #   DEVICE_PLATFORM          cuda or xpu: which affinity variable is set
 #   EC_TRANSPORT KV_TRANSPORT    shm, nixl, ucx (EC also shared_storage); a JSON object works too
@@ -19,6 +20,7 @@ NUM_E="${NUM_E:-1}" NUM_P="${NUM_P:-1}" NUM_D="${NUM_D:-1}"
 MODEL="${MODEL:-models/demo}"
 ENCODE_PORT="${ENCODE_PORT:-19534}" PREFILL_PORT="${PREFILL_PORT:-19634}"
 DECODE_PORT="${DECODE_PORT:-19734}" PROXY_PORT="${PROXY_PORT:-10001}"
+MASTER="${MASTER:-1}" MASTER_PORT="${MASTER_PORT:-10002}"
 GPU_E="${GPU_E:-0}" GPU_P="${GPU_P:-0}" GPU_D="${GPU_D:-0}"
 DEVICE_PLATFORM="${DEVICE_PLATFORM:-cuda}"
 EC_TRANSPORT="${EC_TRANSPORT:-shm}" KV_TRANSPORT="${KV_TRANSPORT:-shm}"
@@ -68,9 +70,17 @@ workers() {
         start "$role-$i" env "$AFFINITY=$(device "$devices" "$i")" \
             "$PYTHON_BIN" -m "$module" --model "$MODEL" --host "$HOST" --port $((port + i)) \
             --max-num-seqs "$MAX_NUM_SEQS" --max-model-len "$MAX_MODEL_LEN" \
-            --gpu-memory-utilization "$memory" --ec-transfer-config "$EC_TRANSPORT" "$@"
+            --gpu-memory-utilization "$memory" --ec-transfer-config "$EC_TRANSPORT" \
+            --master-url "$MASTER_URL" "$@"
     done
 }
+
+MASTER_URL=""
+if [ "$MASTER" = 1 ]; then
+    MASTER_URL="http://$HOST:$MASTER_PORT"
+    start master "$PYTHON_BIN" -m services.master --host "$HOST" --port "$MASTER_PORT"
+    wait_for master "$MASTER_URL/health"
+fi
 
 echo "Starting $NUM_E encode, $NUM_P prefill and $NUM_D decode workers and the proxy ..."
 workers encode services.encoder "$NUM_E" "$ENCODE_PORT" "$GPU_E" "$GPU_MEMORY_UTILIZATION_E"
@@ -79,6 +89,7 @@ workers prefill services.prefill "$NUM_P" "$PREFILL_PORT" "$GPU_P" "$GPU_MEMORY_
 workers decode services.decode "$NUM_D" "$DECODE_PORT" "$GPU_D" "$GPU_MEMORY_UTILIZATION_D" \
     --kv-transfer-config "$KV_TRANSPORT"
 start proxy "$PYTHON_BIN" -m proxy --model "$MODEL" --host "$HOST" --port "$PROXY_PORT" \
+    --master-url "$MASTER_URL" \
     --encode-servers-urls "$(urls "$HOST" "$ENCODE_PORT" "$NUM_E")" \
     --prefill-servers-urls "$(urls "$HOST" "$PREFILL_PORT" "$NUM_P")" \
     --decode-servers-urls "$(urls "$HOST" "$DECODE_PORT" "$NUM_D")"
@@ -88,6 +99,7 @@ for name in "${NAMES[@]}"; do
         encode-*) port=$((ENCODE_PORT + ${name#*-})) ;;
         prefill-*) port=$((PREFILL_PORT + ${name#*-})) ;;
         decode-*) port=$((DECODE_PORT + ${name#*-})) ;;
+        master) port=$MASTER_PORT ;;
         proxy) port=$PROXY_PORT ;;
     esac
     wait_for "$name" "http://$HOST:$port/health"

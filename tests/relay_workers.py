@@ -15,13 +15,11 @@ from uvicorn.server import ServerState
 
 from protocol.settings import resolve
 from proxy.app import create_app
+from proxy.assembly import make_fleet, make_pipeline
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
-from proxy.encode_stage import EncodeStage
-from proxy.fleet import Fleet
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
-from proxy.pipeline import Pipeline
 from proxy.relay.edge import edge_for
 from proxy.relay.relay import Relay
 
@@ -260,14 +258,17 @@ async def relaying(topology: str, *flags: str) -> AsyncIterator[Relayed]:
             worker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             stack.callback(server.close)
             workers[names[letter]].append(worker)
-        config = resolve(ProxyConfig, [*FLAGS, *flags], {})
-        urls = [",".join(w.url for w in workers[name]) or "none" for name in names.values()]
-        fleet = Fleet.from_urls(*urls)
-        fleet.force_dialect("openai")
+        urls = [
+            word
+            for name in names.values()
+            for word in (f"--{name}-servers-urls", ",".join(w.url for w in workers[name]) or "none")
+        ]
+        config = resolve(ProxyConfig, [*FLAGS, *flags, *urls], {})
+        fleet = make_fleet(config)
         metrics = ProxyMetrics(fleet)
         client = UpstreamClient(2.0)
         stack.push_async_callback(client.close)
-        pipeline = Pipeline(fleet, client, EncodeStage(fleet, client, 5.0), 5.0)
+        pipeline = make_pipeline(config, fleet, client, metrics)
         app = create_app(Gateway(config, None, fleet, client, pipeline, metrics))
         relay = Relay(fleet, config, metrics)
         stack.push_async_callback(relay.close)

@@ -94,6 +94,12 @@ class Stack:
         self.processes.append(process)
         return process
 
+    def start_plain(self, module: str, *flags: str) -> Process:
+        """A service that has no model."""
+        process = Process(module, *flags, env={})
+        self.processes.append(process)
+        return process
+
     @property
     def segments(self) -> Path:
         return Path(f"/dev/shm/triptych-{os.getuid()}-{self.namespace}")

@@ -67,10 +67,10 @@ class Peer:
         self._regions[region] = memory
         return memory.nbytes == nbytes and not memory.any()
 
-    def fill(self, region: str, seed: int) -> None:
+    def fill(self, region: str, seed: int, publish: bool = True) -> None:
         size = self._regions[region].nbytes
         self._regions[region][:] = pattern(seed, size)
-        ticket = self.transport.publish(region, [(0, size)])
+        ticket = self.transport.publish(region, [(0, size)]) if publish else None
         while ticket is not None and not ticket.poll():
             time.sleep(_POLL_S)
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import zmq
 
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
 from connectors.ec.directory import Listing, producers
-from connectors.ec.reader import REGION, ECReader, Landing
-from connectors.ec.space import Space
+from connectors.ec.keep import Keep, Landing
+from connectors.ec.reader import REGION, ECReader
+from connectors.ec.space import Space, aligned
 from connectors.ec.store import ECStore
 from connectors.messages import ECTensor
 from connectors.meter import Meter, TransferStats
@@ -22,8 +25,9 @@ from protocol.errors import TransferError
 
 @dataclass(frozen=True)
 class ArenaOptions:
-    """`capacity` in bytes of a producer's store or of a consumer's landing, on `device`. Producers
-    of this host are found in `folder`, others in `peers`."""
+    """`capacity` in bytes of a producer's store, or of a consumer's landing and of as much where
+    entries stay that are in use, on `device`. Producers of this host are found in `folder`, others
+    in `peers`."""
 
     produces: bool
     capacity: int
@@ -44,13 +48,22 @@ class ArenaEC(ECConnector):
         self._store: ECStore | None = None
         self._listing: Listing | None = None
         node.share(REGION, compatibility)
-        landing = None
         if options.produces:
             self._open_store()
-        elif not node.transport.maps:
-            memory = node.transport.allocate(REGION, options.capacity, options.device)
-            landing = Landing(memory, Space(options.capacity))
-        self._reader = ECReader(node, landing, self._producers, options.load_timeout_s, self.meter)
+        landing, keep = self._rooms()
+        self._reader = ECReader(
+            node, landing, keep, self._producers, options.load_timeout_s, self.meter
+        )
+
+    def _rooms(self) -> tuple[Landing | None, Keep]:
+        """Where entries come that others made, each room of `capacity` bytes."""
+        node, capacity = self._node, aligned(self._options.capacity)
+        if self._store is not None or node.transport.maps:
+            size = 0 if self._store is not None else capacity
+            return None, Keep(torch.from_numpy(np.empty(size, np.uint8)))
+        memory = node.transport.allocate(REGION, 2 * capacity, self._options.device)
+        landing = Landing(memory, Space(capacity))
+        return landing, Keep(memory[capacity:], capacity)
 
     def _open_store(self) -> None:
         node, options = self._node, self._options
@@ -60,7 +73,12 @@ class ArenaEC(ECConnector):
             node.transport.commit(REGION, offset, size)
 
         self._store = ECStore(
-            node.server, memory, commit, lambda mm_hash: self.pending(mm_hash), options.lease_s
+            node.server,
+            memory,
+            commit,
+            lambda mm_hash: self.pending(mm_hash),
+            options.lease_s,
+            changed=lambda mm_hash, rows, size: self.changed(mm_hash, rows, size),
         )
         address = (node.server.host, node.server.port)
         self._listing = Listing(options.folder, node.instance_id, address)
@@ -124,7 +142,7 @@ class ArenaEC(ECConnector):
         return self._node.sockets
 
     def stats(self) -> TransferStats:
-        refused = self._node.server.refused + self._node.client.refused
+        refused = self._node.refused
         if self._store is None:
             return self.meter.snapshot(refused=refused)
         return self.meter.snapshot(

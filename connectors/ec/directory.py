@@ -17,13 +17,14 @@ _PREFIX = "ec-producer-"
 
 class Listing:
     """A producer's address in a folder, for as long as its process lives: whoever finds the file
-    without its lock removes it."""
+    without its lock removes it, and whoever comes looks for such files."""
 
     def __init__(self, folder: Path, instance_id: str, address: Address) -> None:
         self._path = folder / f"{_PREFIX}{instance_id}"
         hidden = folder / f".{self._path.name}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            producers(folder)
             self._file: int | None = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._file, msgspec.json.encode(address))

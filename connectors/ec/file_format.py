@@ -11,7 +11,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from connectors.base import Tensors
+from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
 
 _CHECKSUM = "blake3"
@@ -56,6 +56,8 @@ def load(path: Path) -> Tensors:
             metadata = file.metadata() or {}
     except (OSError, RuntimeError, SafetensorError) as error:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
+    if EC_TENSOR not in tensors:
+        raise TransferError(f"EC file {path.parent.name[:16]} has no '{EC_TENSOR}'")
     expected = metadata.get(_CHECKSUM)
     if expected is not None and _checksum(tensors) != expected:
         raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")

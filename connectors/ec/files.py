@@ -63,6 +63,7 @@ class FileEC(ECConnector):
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
         self._next_sweep = 0.0
+        self._seen: dict[Path, float] = {}
         self.lapsed = 0
         self.evictions = 0
         options.root.mkdir(parents=True, exist_ok=True)
@@ -84,16 +85,20 @@ class FileEC(ECConnector):
                 (self._path(name).parent / _OWNER).write_text(self._owner.name)
                 self._record(name, _Entry(size, _params(tensors)))
 
-    def _path(self, mm_hash: str) -> Path:
+    def check_name(self, mm_hash: str) -> None:
         if not _NAME.fullmatch(mm_hash):
             raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
+
+    def _path(self, mm_hash: str) -> Path:
+        self.check_name(mm_hash)
         return self._options.root / mm_hash / FILE_NAME
 
     def put(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
-        return any(self._options.root.glob(f"{_WANT}{mm_hash}.*"))
+        named = _NAME.fullmatch(mm_hash) is not None
+        return named and any(self._options.root.glob(f"{_WANT}{mm_hash}.*"))
 
     def swap(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]
@@ -160,6 +165,11 @@ class FileEC(ECConnector):
     def _record(self, mm_hash: str, entry: _Entry) -> None:
         self._entries[mm_hash] = entry
         self._size += entry.size
+        self.changed(mm_hash, entry.params["shape"][0], entry.size)
+
+    def _forget(self, mm_hash: str) -> None:
+        self._size -= self._entries.pop(mm_hash).size
+        self.changed(mm_hash, 0, 0)
 
     def _keep(self, mm_hash: str, holder: str) -> None:
         self._entries.move_to_end(mm_hash)
@@ -174,7 +184,7 @@ class FileEC(ECConnector):
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         if mm_hash in self._entries and not self._path(mm_hash).exists():
-            self._size -= self._entries.pop(mm_hash).size
+            self._forget(mm_hash)
         self.meter.asked(hit=mm_hash in self._entries)
         if mm_hash not in self._entries:
             return None
@@ -194,21 +204,23 @@ class FileEC(ECConnector):
                 self._done(mm_hash, holder).touch()
 
     def poll(self) -> None:
-        """Now and then, remove what was left by requests that never came and readers that died."""
+        """Now and then, remove what was left by requests that never came and readers that died.
+
+        Marks age from when they were first seen here: no two clocks need to agree.
+        """
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_S
-        for pattern in (f"{_DONE}*", f"{_WANT}*"):
-            for path in self._options.root.glob(pattern):
-                with contextlib.suppress(OSError):
-                    age_s = time.time() - path.stat().st_mtime
-                    if age_s > max(self._options.lease_s, self._options.load_timeout_s):
-                        path.unlink()
+        longest_s = max(self._options.lease_s, self._options.load_timeout_s)
+        marks = [path for kind in (_DONE, _WANT) for path in self._options.root.glob(f"{kind}*")]
+        self._seen = {path: self._seen.get(path, now) for path in marks}
+        for path in [path for path, seen in self._seen.items() if now - seen > longest_s]:
+            path.unlink(missing_ok=True)
 
     def _remove(self, mm_hash: str) -> None:
         """Forget an entry, and remove its folder unless another writer has taken it over."""
-        self._size -= self._entries.pop(mm_hash).size
+        self._forget(mm_hash)
         folder = self._path(mm_hash).parent
         with contextlib.suppress(OSError):
             if (folder / _OWNER).read_text() == self._owner.name:

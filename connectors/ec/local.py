@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from connectors.base import ECConnector, ECLoad, Entry, Tensors
+from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry, Tensors
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferTimeout
 
@@ -23,8 +23,10 @@ class LocalEC(ECConnector):
 
     def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         self._discard(mm_hash)
+        size = _nbytes(entry.tensors)
         self._entries[mm_hash] = entry.tensors
-        self._size += _nbytes(entry.tensors)
+        self._size += size
+        self.changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
         while self._size > self._capacity and len(self._entries) > 1:
             self._discard(next(iter(self._entries)))
         return {}
@@ -46,13 +48,14 @@ class LocalEC(ECConnector):
         tensors = self._entries.pop(mm_hash, None)
         if tensors is not None:
             self._size -= _nbytes(tensors)
+            self.changed(mm_hash, 0, 0)
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot(bytes_held=self._size)
 
     def clear(self) -> None:
-        self._entries.clear()
-        self._size = 0
+        for mm_hash in list(self._entries):
+            self._discard(mm_hash)
 
     def close(self) -> None:
         self.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from connectors.base import ECLoad, Tensors
-from connectors.ec.space import Space
+from connectors.ec.keep import Keep, Landing
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECTensor, ECWant
 from connectors.meter import Meter
@@ -25,14 +25,6 @@ REGION = "ec"
 _LOOK_S = 0.25  # how often producers are looked for while an entry has not been found
 
 
-@dataclass
-class Landing:
-    """Where entries arrive, until they have been copied to where they are used."""
-
-    memory: torch.Tensor
-    space: Space
-
-
 @dataclass(frozen=True)
 class _Told:
     """Where an entry lies."""
@@ -42,24 +34,27 @@ class _Told:
 
 
 class ECReader:
-    """All loads of this engine. `landing` is None where the transport maps a peer's memory."""
+    """All loads of this engine. `landing` is None where the transport maps a peer's memory; `keep`
+    is part of the region where it does not."""
 
     def __init__(
         self,
         node: Node,
         landing: Landing | None,
+        keep: Keep,
         producers: Callable[[], Sequence[Address]],
         load_timeout_s: float,
         meter: Meter,
     ) -> None:
         self.node = node
         self.landing = landing
+        self.keep = keep
         self.producers = producers
         self.load_timeout_s = load_timeout_s
         self.meter = meter
         self._queries = itertools.count(secrets.randbits(62))
         self._loads: dict[int, ArenaLoad] = {}
-        self._settling: list[tuple[Transfer, int]] = []
+        self._settling: list[tuple[Transfer, Landing | Keep, int]] = []
         node.client.on(ECGrant, self._granted)
         node.client.on(ECLost, self._lost)
         node.client.on(ECHeld, self._held)
@@ -71,9 +66,9 @@ class ECReader:
         return load
 
     def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
-        """Tell the producer that was named, or all that have been asked for anything."""
+        """Tell the producer that was named, or all that have been asked for an embedding."""
         peer = _peer(params)
-        for address in [peer] if peer is not None else self.node.client.peers:
+        for address in [peer] if peer is not None else self.node.peers.known(REGION):
             self.node.client.send(address, ECForget(mm_hash, holder))
 
     def _granted(self, address: Address, message: ECGrant) -> None:
@@ -95,15 +90,15 @@ class ECReader:
     def ended(self, query: int) -> None:
         self._loads.pop(query, None)
 
-    def settle(self, transfer: Transfer, offset: int) -> None:
-        """Keep a range of the landing until nothing is written to it any more."""
-        self._settling.append((transfer, offset))
+    def settle(self, transfer: Transfer, room: Landing | Keep, offset: int) -> None:
+        """Give a range back once nothing is written to it any more."""
+        self._settling.append((transfer, room, offset))
 
     def poll(self) -> None:
-        for transfer, offset in [pair for pair in self._settling if pair[0].settled]:
-            self._settling.remove((transfer, offset))
-            assert self.landing is not None
-            self.landing.space.give(offset)
+        for settled in [one for one in self._settling if one[0].settled]:
+            self._settling.remove(settled)
+            _, room, offset = settled
+            room.give(offset)
 
     @property
     def active(self) -> bool:
@@ -128,10 +123,11 @@ class ArenaLoad(ECLoad):
     peer: Address | None
     held: bool | None = None
     lost: set[Address] = field(default_factory=set)
-    _asked: set[Address] = field(default_factory=set)
+    _asked: dict[Address, int | None] = field(default_factory=dict)
     _told: _Told | None = None
     _transfer: Transfer | None = None
-    _offset: int | None = None
+    _room: Landing | Keep | None = None
+    _offset: int = 0
     _tensors: Tensors | None = None
     _done: bool = False
 
@@ -153,7 +149,8 @@ class ArenaLoad(ECLoad):
         if self._told is None:
             self._ask()
             return None
-        self._watch(self._told.address)
+        if self._tensors is None or self.held is None:
+            self._watch(self._told.address)
         if self._tensors is None and not self._read(self._told):
             return None
         if self.held is None:
@@ -167,7 +164,7 @@ class ArenaLoad(ECLoad):
 
     def _ask(self) -> None:
         """Ask the producer that was named, or all there are, each once."""
-        if self._asked and self._asked <= self.lost:
+        if self._asked and self._asked.keys() <= self.lost:
             raise EmbeddingLost(f"no encoder holds media item {self.mm_hash[:16]}")
         now = time.monotonic()
         if self.peer is not None:
@@ -178,23 +175,25 @@ class ArenaLoad(ECLoad):
                 try:
                     self._ask_one(address)
                 except TransferError:
-                    self._asked.discard(address)
+                    self._asked.pop(address, None)
 
     def _ask_one(self, address: Address) -> None:
         if address in self._asked:
             return self._watch(address)
         node = self.reader.node
         if node.peers.ready(address, REGION) is not None:
-            self._asked.add(address)
+            self._asked[address] = node.client.life(address)
+            self.lost.discard(address)
             wait_s = max(0.0, self._deadline - time.monotonic())
             node.client.send(address, ECWant(self.query, self.mm_hash, wait_s))
         return None
 
     def _watch(self, address: Address) -> None:
-        """Raise if a producer is gone."""
+        """Raise if a producer is gone, or was for a moment: it knows of no grant any more."""
         node = self.reader.node
-        if node.client.broken(address):
-            node.peers.lost(address)
+        if node.client.life(address) != self._asked.get(address):
+            if node.client.broken(address):
+                node.peers.lost(address)
             raise TransferError(f"EC entry {self.mm_hash[:16]}: the encoder is gone")
 
     def _read(self, told: _Told) -> bool:
@@ -205,9 +204,8 @@ class ArenaLoad(ECLoad):
         if self._transfer is not None and not self._transfer.poll():
             return False
         self._send_done(told)
-        if self._transfer is not None and self._offset is not None:
-            self._tensors = copies(self._landed(told.grant.tensors), told.grant.tensors)
-            self._free()
+        if self._transfer is not None:
+            self._land(told.grant.tensors)
         return True
 
     def _start(self, told: _Told) -> bool:
@@ -219,43 +217,67 @@ class ArenaLoad(ECLoad):
             return False
         start, end = span(told.grant.tensors)
         self._begun = time.monotonic()
-        landing = self.reader.landing
-        if landing is None:
+        if self.reader.landing is None:
             memory = node.transport.view(peer, REGION, start, end - start)
-            self._tensors = copies(memory, told.grant.tensors)
+            self._copy(memory, told.grant.tensors)
             return True
-        if end - start > landing.space.capacity:
-            raise TransferError(f"EC entry {self.mm_hash[:16]}: {end - start} bytes are too many")
-        self._offset = landing.space.take(end - start)
-        if self._offset is None:
+        if not self._take(end - start, self.reader.landing):
             return False
         self._transfer = node.transport.read(
             peer, REGION, [Range(start, self._offset, end - start)]
         )
         return True
 
-    def _landed(self, tensors: Sequence[ECTensor]) -> torch.Tensor:
-        assert self.reader.landing is not None and self._offset is not None
+    def _take(self, size: int, landing: Landing) -> bool:
+        """Room in the region, best where the entry can stay; False if there is none now."""
+        if size > landing.space.capacity:
+            raise TransferError(f"EC entry {self.mm_hash[:16]}: {size} bytes are too many")
+        for room in (self.reader.keep, landing):
+            offset = room.take(size)
+            if offset is not None:
+                self._room, self._offset = room, offset
+                return True
+        return False
+
+    def _copy(self, memory: torch.Tensor, tensors: Sequence[ECTensor]) -> None:
+        """Take the tensors out of memory that is not ours, or not for long."""
+        keep = self.reader.keep
+        offset = keep.take(memory.numel())
+        if offset is None:
+            self._tensors = copies(memory, tensors)
+            return
+        keep.fill(offset, memory)
+        self._tensors = keep.lend(offset, tensors)
+
+    def _land(self, tensors: Sequence[ECTensor]) -> None:
+        """The entry is here: it stays where it is, or is copied out of the landing."""
+        if isinstance(self._room, Keep):
+            self._room = None
+            self._tensors = self.reader.keep.lend(self._offset, tensors)
+            return
+        assert self._room is not None
         start, end = span(tensors)
-        return self.reader.landing.memory[self._offset : self._offset + end - start]
+        landed = self._room.memory[self._offset : self._offset + end - start]
+        self._tensors = copies(landed, tensors)
+        self._free()
 
     def _send_done(self, told: _Told | None) -> None:
         done = ECDone(self.query, self.mm_hash, 0 if told is None else told.grant.grant)
         if told is not None:
             self.reader.node.client.send(told.address, done)
-        for address in self._asked - ({told.address} if told is not None else set()):
-            self.reader.node.client.send(address, ECDone(self.query, self.mm_hash, 0))
-        self._asked.clear()
+        for address in self._asked:
+            if told is None or address != told.address:
+                self.reader.node.client.send(address, ECDone(self.query, self.mm_hash, 0))
+        self._asked = {} if told is None else {told.address: self._asked.get(told.address)}
 
     def _free(self) -> None:
-        if self._offset is None:
+        if self._room is None:
             return
         if self._transfer is not None:
-            self.reader.settle(self._transfer, self._offset)
+            self.reader.settle(self._transfer, self._room, self._offset)
         else:
-            assert self.reader.landing is not None
-            self.reader.landing.space.give(self._offset)
-        self._offset = None
+            self._room.give(self._offset)
+        self._room = None
 
     def _finish(self) -> None:
         self._done = True
@@ -273,5 +295,6 @@ class ArenaLoad(ECLoad):
 
 
 def _peer(params: dict[str, Any] | None) -> Address | None:
-    host, port = (params or {}).get("peer_host"), (params or {}).get("peer_port")
+    named = params if isinstance(params, dict) else {}
+    host, port = named.get("peer_host"), named.get("peer_port")
     return (host, port) if isinstance(host, str) and isinstance(port, int) else None

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from connectors.base import EC_TENSOR, Tensors, nobody_listens
 from connectors.base import Entry as NewEntry
-from connectors.base import Tensors
 from connectors.ec.space import Space, aligned
 from connectors.ec.tensors import copies
 from connectors.leases import LeaseTable
@@ -64,8 +64,11 @@ class ECStore:
         pending: Callable[[str], bool],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
+        changed: Callable[[str, int, int], None] = nobody_listens,
     ) -> None:
+        """`changed` as of `ECConnector`."""
         self.space = Space(memory.numel())
+        self._changed = changed
         self.grants: LeaseTable[int] = LeaseTable(lease_s, clock)
         self.lapsed = 0
         self.evictions = 0
@@ -116,6 +119,7 @@ class ECStore:
                 self.space.give(offset)
                 raise
             self._entries[mm_hash] = _Entry(offset, self._copy(offset, entry.tensors))
+            self._changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
         self._serve_wants(mm_hash)
         for holder in entry.holders:
             self.keep(mm_hash, holder)
@@ -237,6 +241,7 @@ class ECStore:
     def _drop(self, mm_hash: str) -> None:
         """Forget an entry; its memory is free once nobody reads it."""
         entry = self._entries.pop(mm_hash)
+        self._changed(mm_hash, 0, 0)
         self._leaving.append(entry)
         self._sweep_leaving()
 

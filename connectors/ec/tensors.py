@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from connectors.base import Tensors
-from connectors.ec.space import ALIGNMENT
+from connectors.base import EC_TENSOR, Tensors
+from connectors.ec.space import aligned
 from connectors.messages import ECTensor
 from protocol.errors import TransferError
 
@@ -25,28 +26,33 @@ def span(tensors: Sequence[ECTensor]) -> tuple[int, int]:
 
 
 def check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
-    """`TransferError` unless every tensor is one and they lie side by side."""
-    total = sum(tensor.nbytes for tensor in tensors)
-    length = span(tensors)[1] - span(tensors)[0] if tensors else 0
+    """`TransferError` unless every tensor is one, the main one is among them, and they lie side by
+    side."""
     for tensor in tensors:
         dtype = _dtypes().get(tensor.dtype)
-        size = 1
-        for length in tensor.shape:
-            size *= length if length > 0 else 0
+        size = math.prod(tensor.shape)
         if dtype is None or size <= 0 or size * dtype.itemsize != tensor.nbytes:
             raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} is no tensor")
-    if not tensors or length > total + ALIGNMENT * len(tensors):
+    names = [tensor.name for tensor in tensors]
+    if EC_TENSOR not in names or len(set(names)) != len(names):
+        raise TransferError(f"EC entry {mm_hash[:16]}: {names} are no entry")
+    start, end = span(tensors)
+    if end - start > sum(aligned(tensor.nbytes) for tensor in tensors):
         raise TransferError(f"EC entry {mm_hash[:16]}: its tensors do not lie together")
 
 
-def copies(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:
-    """The tensors in `memory`, which begins where the entry begins, as memory of their own."""
+def views(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:
+    """The tensors in `memory`, which begins where the entry begins."""
     start, _ = span(tensors)
     dtypes = _dtypes()
     return {
         tensor.name: memory[tensor.offset - start :][: tensor.nbytes]
-        .clone()
         .view(dtypes[tensor.dtype])
         .view(tensor.shape)
         for tensor in tensors
     }
+
+
+def copies(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:
+    """As `views`, in memory of their own."""
+    return {name: tensor.clone() for name, tensor in views(memory, tensors).items()}

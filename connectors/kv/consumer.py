@@ -119,10 +119,13 @@ class Fetch(KVLoad):
         self._first = 0
         self._read = 0
         self._begun = 0.0
+        self._copied_at = 0.0
+        self._copy_s = 0.0
         self._transfers: list[Transfer] = []
         self._stale: list[Transfer] = []
         self._end: KVEnd | None = None
-        self._confirming = False
+        self._life: int | None = None
+        self._confirmed: float | None = None
         self._error: TransferError | None = None
 
     def on_ready(self, message: KVReady) -> None:
@@ -162,7 +165,7 @@ class Fetch(KVLoad):
         self._begun = time.monotonic()
 
     def unplace(self) -> None:
-        if self._confirming:
+        if self._confirmed is not None:
             # The producer has let go of its copy.
             self._error = TransferError(f"request {self.ref.request_id}: its place was taken")
         self._drop_reads()
@@ -173,7 +176,10 @@ class Fetch(KVLoad):
         self.generation = self.generation or message.generation
 
     def on_gone(self, message: KVGone) -> None:
-        self._error = TransferError(f"request {self.ref.request_id}: {message.reason}")
+        """What has been confirmed cannot go: a heartbeat that crossed the confirmation asks for
+        what has rightly ended."""
+        if self.held is None:
+            self._error = TransferError(f"request {self.ref.request_id}: {message.reason}")
 
     def poll(self) -> KVArrival | None:
         self._check_peer()
@@ -185,42 +191,75 @@ class Fetch(KVLoad):
             raise self._error
         if self._end is None or self._place is None or self._transfers or self._stale:
             return None
-        if not self._confirming:
-            self._confirming = True
-            self._consumer.confirm(self)
+        if self._confirmed is None:
+            self._confirm()
         if self.held is None:
             return None
         if not self.held:
             raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
         self._consumer.forget(self)
         size = (self._read - self._first) * self._consumer.options.block_bytes
-        self._consumer.meter.moved(size, time.monotonic() - self._begun)
+        self._consumer.meter.moved(size, time.monotonic() - self._begun, self._copy_s)
         return KVArrival(self._end.num_tokens, self._end.rope_delta, self._end.outputs)
+
+    def _confirm(self) -> None:
+        """Everything that was told is here; ask whether it was held all the time."""
+        if len(self._ready) != self._num_blocks:
+            raise TransferError(
+                f"request {self.ref.request_id}: told of {len(self._ready)} blocks, not of "
+                f"{self._num_blocks}"
+            )
+        self._confirmed = time.monotonic()
+        self._consumer.confirm(self)
 
     def _advance(self, place: Sequence[int]) -> None:
         """Copy what is complete and not under way yet."""
         self._stale = [transfer for transfer in self._stale if not transfer.settled]
+        copying = bool(self._transfers)
         self._transfers = [transfer for transfer in self._transfers if not transfer.poll()]
+        self._count_copying(copying)
         if self._stale or self._read >= len(self._ready) or self._peer is None:
             return
         sources = self._ready[self._read :]
         targets = place[self._read - self._first :][: len(sources)]
         self._read = len(self._ready)
         ranges = _merged(sources, targets, self._consumer.options.block_bytes)
-        self._transfers.append(self._consumer.transport.read(self._peer, REGION, ranges))
+        transfer = self._consumer.transport.read(self._peer, REGION, ranges)
+        if not transfer.poll():
+            self._transfers.append(transfer)
+        self._count_copying(True)
+
+    def _count_copying(self, copying: bool) -> None:
+        """Add the time since the last call, if bytes were moving in it."""
+        now = time.monotonic()
+        if copying:
+            self._copy_s += now - self._copied_at
+        self._copied_at = now
 
     def _connect(self) -> None:
-        self._peer = self._consumer.peers.ready(self.address, REGION)
-        if self._peer is not None:
-            self._consumer.client.send(self.address, KVWant(self.ref.request_id, self.ref.growing))
+        peer = self._consumer.peers.ready(self.address, REGION)
+        if peer is None:
+            return
+        if peer != self.ref.instance_id:
+            raise TransferError(
+                f"request {self.ref.request_id}: instance {self.ref.instance_id[:64]} is not at "
+                f"{self.address[0]}:{self.address[1]}, {peer} is"
+            )
+        self._peer, self._life = peer, self._consumer.client.life(self.address)
+        self._consumer.client.send(self.address, KVWant(self.ref.request_id, self.ref.growing))
 
     def _check_peer(self) -> None:
-        """Notice a producer that is gone, or has said nothing for too long since it was asked."""
-        client = self._consumer.client
-        silent_s = min(client.silent_s(self.address), time.monotonic() - self._since)
+        """Notice a producer that is gone, was so for a moment, or has said nothing for too long
+        since it was asked."""
+        client, now = self._consumer.client, time.monotonic()
+        silent_s = min(client.silent_s(self.address), now - self._since)
+        if self._confirmed is not None and self.held is None:
+            silent_s = max(silent_s, now - self._confirmed)
         if client.broken(self.address):
             self._consumer.peers.lost(self.address)
             self._error = self._error or TransferError("the producer is gone")
+        elif self._peer is not None and client.life(self.address) != self._life:
+            self._error = self._error or TransferError("the connection to the producer broke")
         elif silent_s > self._consumer.options.silence_s:
             self._error = self._error or TransferTimeout("the producer is silent")
 

@@ -176,7 +176,7 @@ class PullKV(KVConnector):
         return self.meter.snapshot(
             leases_expired=self.producer.leases.expired,
             bytes_held=self.producer.blocks_held * self.consumer.options.block_bytes,
-            refused=self._node.server.refused + self._node.client.refused,
+            refused=self._node.refused,
         )
 
     def close(self) -> None:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from protocol.errors import TransferError
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """`size` bytes from `remote` in the peer's region to `local` in ours (byte offsets)."""
 
     remote: int
@@ -97,6 +97,11 @@ class Transport(ABC):
     def disconnect(self, peer: str) -> None:
         """Forget a peer; transfers from it fail. Idempotent."""
 
+    @property
+    def refused(self) -> int:
+        """Messages of peers that made no sense to the transport."""
+        return 0
+
     def poll(self) -> None:  # noqa: B027 — most transports need no help to make progress
         """Serve peers and advance transfers; called at least once per engine step."""
 
@@ -111,9 +116,20 @@ class Transport(ABC):
 
 def check_ranges(ranges: Sequence[Range], remote_size: int, local_size: int) -> str | None:
     """What is wrong with the first bad range, None if all lie inside both regions."""
-    for r in ranges:
-        if r.size <= 0 or r.remote < 0 or r.local < 0:
-            return f"range {r} is not a range"
-        if r.remote + r.size > remote_size or r.local + r.size > local_size:
-            return f"range {r} leaves a region of {remote_size} or {local_size} bytes"
+    for remote, local, size in ranges:
+        if size <= 0 or remote < 0 or local < 0:
+            return f"range {Range(remote, local, size)} is not a range"
+        if remote + size > remote_size or local + size > local_size:
+            return (
+                f"range {Range(remote, local, size)} leaves a region of {remote_size} or "
+                f"{local_size} bytes"
+            )
     return None
+
+
+def zeros(nbytes: int, device: str) -> torch.Tensor:
+    """uint8[nbytes]. NumPy asks for large pages, torch does not: readers of other processes' memory
+    and TCP fill them up to three times as fast."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros(nbytes, np.uint8))
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)

@@ -117,7 +117,7 @@ class FilesTransport(Transport):
             if blake3(body).digest() != description[:_CHECKSUM]:
                 raise TransferError("shared_storage: a description that was damaged on its way")
             wanted = msgspec.msgpack.decode(body, type=_Description)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise TransferError(f"shared_storage: no description of ours: {error}") from None
         parts = Path(wanted.folder).parts
         if len(parts) != 2 or not parts[0].startswith(_PREFIX) or parts[1] != region:

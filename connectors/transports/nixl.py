@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.nixl_agent import Agent, Description, Place
 from protocol.errors import ConfigError, TransferError, TransferTimeout
 
@@ -126,8 +126,8 @@ class NixlTransport(Transport):
         if region in self._regions or nbytes <= 0:
             raise ConfigError(f"nixl: region '{region}' exists or has no bytes ({nbytes})")
         try:
-            memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        except RuntimeError as error:
+            memory = zeros(nbytes, device)
+        except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"nixl: no room for {nbytes} bytes on {device}: {error}") from None
         if kind == "cuda":
             torch.cuda.synchronize(memory.device)

@@ -23,7 +23,7 @@ from connectors.transports.base import Range
 from protocol.errors import ConfigError, TransferError
 
 # How long the progress thread sleeps if UCX does not wake it.
-_PROGRESS_DELAY_US = 5_000
+PROGRESS_DELAY_US = 5_000
 
 _VERSION = 1
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -74,7 +74,7 @@ class Description(msgspec.Struct, frozen=True):
             if zlib.crc32(envelope.body) != envelope.checksum:
                 raise TransferError("nixl: a description that was damaged on its way")
             return msgspec.msgpack.decode(envelope.body, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise TransferError(f"nixl: a description that is none of ours: {error}") from None
 
 
@@ -92,7 +92,7 @@ class Agent:
         self._memory = {"DRAM": self._nixl.DRAM_SEG, "VRAM": self._nixl.VRAM_SEG}
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = True
-        config.pthrDelay = _PROGRESS_DELAY_US
+        config.pthrDelay = PROGRESS_DELAY_US
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)

@@ -7,20 +7,35 @@ import fcntl
 import os
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from protocol.errors import ConfigError, TransferError
 
 _PREFIX = "region-"
+_GRAIN = 1 << 20  # bytes of a sparse region that are committed together
+Bytes = npt.NDArray[np.uint8]
 
 
 class _Description(msgspec.Struct):
     name: str
     nbytes: int
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A segment; `view` is its memory for copying, as slices of a tensor cost as much as copying a
+    small block does."""
+
+    description: bytes
+    memory: torch.Tensor
+    view: Bytes
 
 
 class _Done(Transfer):
@@ -48,9 +63,10 @@ class ShmTransport(Transport):
         self._directory = directory
         # A name for each life: who had mapped a former one must notice that it has ended.
         self._owner = f"{instance_id}-{uuid.uuid4().hex[:8]}"
-        self._regions: dict[str, torch.Tensor] = {}
+        self._regions: dict[str, _Mapped] = {}
         self._locks: dict[Path, int] = {}
-        self._peers: dict[tuple[str, str], tuple[bytes, torch.Tensor]] = {}
+        self._committed: dict[str, npt.NDArray[np.bool_]] = {}
+        self._peers: dict[tuple[str, str], _Mapped] = {}
         directory.mkdir(parents=True, exist_ok=True)
         self.swept = sweep(directory)
 
@@ -63,8 +79,10 @@ class ShmTransport(Transport):
             raise ConfigError(f"shm: region '{region}' exists")
         path = self._path(region)
         self._locks[path] = self._create(path, nbytes, sparse)
+        self._committed[region] = np.full(-(-nbytes // _GRAIN), not sparse)
         memory = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
-        self._regions[region] = memory
+        description = msgspec.msgpack.encode(_Description(path.name, nbytes))
+        self._regions[region] = _Mapped(description, memory, memory.numpy())
         return memory
 
     def _create(self, path: Path, nbytes: int, sparse: bool) -> int:
@@ -84,28 +102,35 @@ class ShmTransport(Transport):
         return descriptor
 
     def commit(self, region: str, offset: int, size: int) -> None:
+        first, end = offset // _GRAIN, -(-(offset + size) // _GRAIN)
+        grains = self._committed[region]
+        if grains[first:end].all():
+            return  # asking again takes a quarter of the time that filling it does
+        limit = self._regions[region].view.size
+        start, stop = first * _GRAIN, min(end * _GRAIN, limit)
         try:
-            os.posix_fallocate(self._locks[self._path(region)], offset, size)
+            os.posix_fallocate(self._locks[self._path(region)], start, stop - start)
         except OSError as error:
             raise TransferError(f"shm: no room for {size} bytes: {error.strerror}") from None
+        grains[first:end] = True
 
     def _path(self, region: str) -> Path:
         return self._directory / f"{_PREFIX}{region}-{self._owner}"
 
     def describe(self, region: str) -> bytes:
-        path, nbytes = self._path(region), self._regions[region].numel()
-        return msgspec.msgpack.encode(_Description(path.name, nbytes))
+        return self._regions[region].description
 
     def connect(self, peer: str, region: str, description: bytes) -> None:
         known = self._peers.get((peer, region))
-        if known is not None and known[0] == description:
+        if known is not None and known.description == description:
             return
-        self._peers[peer, region] = description, self._map(description)
+        memory = self._map(description)
+        self._peers[peer, region] = _Mapped(description, memory, memory.numpy())
 
     def _map(self, description: bytes) -> torch.Tensor:
         try:
             wanted = msgspec.msgpack.decode(description, type=_Description)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise TransferError(f"shm: a description that is none of ours: {error}") from None
         path = self._directory / wanted.name
         if not wanted.name.startswith(_PREFIX) or path.parent != self._directory:
@@ -114,26 +139,26 @@ class ShmTransport(Transport):
             if path.stat().st_size != wanted.nbytes or wanted.nbytes <= 0:
                 raise TransferError(f"shm: segment {wanted.name} has another size")
             return torch.from_file(str(path), shared=True, size=wanted.nbytes, dtype=torch.uint8)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise TransferError(f"shm: segment {wanted.name} is gone: {error}") from None
 
-    def _peer(self, peer: str, region: str) -> torch.Tensor:
+    def _peer(self, peer: str, region: str) -> _Mapped:
         known = self._peers.get((peer, region))
         if known is None:
             raise TransferError(f"shm: region '{region}' of instance {peer} is not connected")
-        return known[1]
+        return known
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
-        local, remote = self._regions[region], self._peer(peer, region)
-        problem = check_ranges(ranges, remote.numel(), local.numel())
+        target, source = self._regions[region].view, self._peer(peer, region).view
+        problem = check_ranges(ranges, source.size, target.size)
         if problem is not None:
             raise TransferError(f"shm: {problem}")
-        for r in ranges:
-            local[r.local : r.local + r.size] = remote[r.remote : r.remote + r.size]
+        for there, here, size in ranges:
+            target[here : here + size] = source[there : there + size]
         return _Done()
 
     def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
-        remote = self._peer(peer, region)
+        remote = self._peer(peer, region).memory
         problem = check_ranges([Range(offset, 0, size)], remote.numel(), size)
         if problem is not None:
             raise TransferError(f"shm: {problem}")

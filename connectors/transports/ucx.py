@@ -12,10 +12,9 @@ import atexit
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.ucx_owner import Owner, Region
 from connectors.transports.ucx_reader import Reader
 from connectors.transports.ucx_wire import (
@@ -75,7 +74,7 @@ class UcxTransport(Transport):
         if region in self._regions or nbytes <= 0:
             raise ConfigError(f"ucx: region '{region}' exists or is to have {nbytes} bytes")
         try:
-            memory = _zeros(nbytes, device)
+            memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"ucx: no room for {nbytes} bytes on {device}: {error}") from None
         self._regions[region] = Region(memory, memory.numpy() if kind == "cpu" else memory)
@@ -165,11 +164,3 @@ class UcxTransport(Transport):
         if self._running.busy:
             wrong.append(f"ucx: {self._running.busy} sends and receives have not ended")
         return wrong
-
-
-def _zeros(nbytes: int, device: str) -> torch.Tensor:
-    """uint8[nbytes]. NumPy asks for large pages, torch does not: TCP fills them up to three times
-    as fast."""
-    if torch.device(device).type == "cpu":
-        return torch.from_numpy(np.zeros(nbytes, np.uint8))
-    return torch.zeros(nbytes, dtype=torch.uint8, device=device)

@@ -106,7 +106,7 @@ def _unseal(data: bytes, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
         raise TransferError("ucx: a message was damaged on its way")
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise TransferError(f"ucx: a message that is none of ours: {error}") from None
 
 

@@ -79,14 +79,14 @@ class UcxWorker:
     polls; without one only `poll` does, at the lowest latency if it is called without pause."""
 
     def __init__(self, host: str, progress_thread: bool) -> None:
-        settings = _settings(host)
-        self._api, self._array = _load()
+        chosen = settings(host)
+        self._api, self._array = load()
         features = (self._api.Feature.TAG, self._api.Feature.WAKEUP)
         try:
-            self._context = self._api.UCXContext(settings, features)
+            self._context = self._api.UCXContext(chosen, features)
             self._worker = self._api.UCXWorker(self._context)
         except self._api.UCXError as error:
-            raise ConfigError(f"ucx: {error} with {settings}") from None
+            raise ConfigError(f"ucx: {error} with {chosen}") from None
         self.address: bytes = self._worker.address.tobytes()
         self.cuda: bool = self._context.cuda_support and torch.cuda.is_available()
         self._any = (self._api.UCXXTag(0), self._api.UCXXTagMask(0))
@@ -160,8 +160,7 @@ class UcxWorker:
 
     def progress(self) -> None:
         """Move bytes, and close connections that have broken."""
-        if not self._threaded:
-            self._worker.progress()
+        self._worker.progress()
         for address in [link.address for link in self._links.values() if not link.alive]:
             self.cut(address)
 
@@ -213,7 +212,7 @@ def _ignore(_: str | None) -> None:
     pass
 
 
-def _load() -> tuple[Any, Any]:
+def load() -> tuple[Any, Any]:
     """ucxx's core API and its array wrapper. Importing ucxx writes UCX settings of its own into the
     environment, where NIXL and child processes would read them: they are taken out again."""
     before = set(os.environ)
@@ -229,12 +228,12 @@ def _load() -> tuple[Any, Any]:
     return api, array
 
 
-def _settings(host: str) -> dict[str, str]:
+def settings(host: str) -> dict[str, str]:
     """UCX's configuration. Variables of the environment (UCX_TLS, …) win over ours."""
-    settings = {name: value for name, value in _SETTINGS if f"UCX_{name}" not in os.environ}
+    chosen = {name: value for name, value in _SETTINGS if f"UCX_{name}" not in os.environ}
     if "UCX_NET_DEVICES" not in os.environ:
-        settings["NET_DEVICES"] = _interface(host)
-    return settings
+        chosen["NET_DEVICES"] = _interface(host)
+    return chosen
 
 
 def _interface(host: str) -> str:

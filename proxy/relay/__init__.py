@@ -11,7 +11,6 @@ lanes       the kept connections to each worker, and whether it may be asked
 connection  one of them, and what can come of asking there
 exchange    one request and its answer on a connection
 events      a stream cut between events, never inside one
-breaker     a worker that keeps failing is left alone for a while
 edge        the client's side of the hot path, on the listener that FastAPI shares
 seam        what the edge needs of whatever answers
 reading     a request's bytes into path, headers and body

@@ -11,10 +11,10 @@ from typing import TypeVar
 from protocol.errors import Unavailable
 from protocol.types import Role
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet, Instance
+from proxy.fleet import Fleet
+from proxy.instance import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.answers import Refused
-from proxy.relay.breaker import Breaker
 from proxy.relay.connection import Broken
 from proxy.relay.lanes import Lane
 
@@ -51,9 +51,7 @@ class Attempts:
     def lane(self, instance: Instance) -> Lane:
         lane = self._lanes.get(instance.url)
         if lane is None:
-            breaker = Breaker(self._config.breaker_failures, self._config.breaker_cooldown)
-            self._metrics.watch_breaker(instance.url, lambda: not breaker.closed)
-            lane = Lane(instance.url, breaker, self._config.connect_timeout)
+            lane = Lane(instance.url, instance.breaker, self._config.connect_timeout)
             self._lanes[instance.url] = lane
         return lane
 

@@ -6,10 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from protocol.errors import InvalidRequest
 from protocol.openai import CHAT_PATH
+from services.http.callers import TIMEOUT_HEADER, seconds_of
 
-TIMEOUT_HEADER = b"x-request-timeout"
 _PASSED_ON = (b"authorization", b"traceparent", b"tracestate")
 _MAX_ID = 128
 
@@ -49,13 +48,7 @@ class Call:
 
     def timeout_s(self, longest: float) -> float:
         """Seconds that the request may take: the client's wish, but not more than `longest`."""
-        given = self.headers.get(TIMEOUT_HEADER)
+        given = self.headers.get(TIMEOUT_HEADER.encode())
         if given is None:
             return longest
-        try:
-            wanted = float(given)
-        except ValueError:
-            wanted = 0.0
-        if not wanted > 0:
-            raise InvalidRequest("X-Request-Timeout must be a positive number of seconds")
-        return min(wanted, longest)
+        return min(seconds_of(given.decode("latin-1")), longest)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from proxy.config import ProxyConfig
-from proxy.fleet import Instance, rendezvous
+from proxy.fleet import rendezvous
+from proxy.instance import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.answers import encoded
 from proxy.relay.attempts import Attempts

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from proxy.relay.breaker import Breaker
+from proxy.breaker import Breaker
 from proxy.relay.connection import Broken, Connection, Limits
 from proxy.relay.exchange import Exchange
 from proxy.relay.heads import JSON, request_head

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.errors import TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
-from proxy.client import UpstreamClient
+from proxy.client import Patience, UpstreamClient
 from proxy.fleet import Fleet
 from services.http.openai import JSON, read_body
 
@@ -35,7 +35,8 @@ def informing(fleet: Fleet, client: UpstreamClient, max_body_bytes: int) -> APIR
         body = await read_body(request, max_body_bytes)
         worker = fleet.least_loaded("decode")
         headers = {"content-type": JSON}
-        answer = await client.post(worker.url + request.url.path, body, headers, _TOKENS_S)
+        patience = Patience.of(_TOKENS_S)
+        answer = await client.post(worker.url + request.url.path, body, headers, patience)
         return Response(answer, media_type=JSON)
 
     for path in _PASSED:

@@ -30,7 +30,8 @@ _REMOTE_DECODE = {
     "remote_port": None,
 }
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
-_FOR_ENCODERS = ("model", "mm_processor_kwargs", "media_io_kwargs")
+_PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
+_FOR_ENCODERS = ("model", *_PROCESSING)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _ENCODER = msgspec.json.Encoder()
 
@@ -61,13 +62,15 @@ class Reference:
 
 @dataclass
 class RelayRequest:
-    """A client's request. `items` is filled by `find_media`."""
+    """A client's request. `find_media` fills `items`, and `seen_before`: of which modalities there
+    are parts that only refer to media of an earlier request."""
 
     raw: bytes
     stubs: Stubs
     fields: dict[str, Any]
     stream: bool
     items: list[MediaItem] = field(default_factory=list)
+    seen_before: set[str] = field(default_factory=set)
 
     @staticmethod
     def parse(body: bytes) -> RelayRequest:
@@ -89,7 +92,7 @@ class RelayRequest:
     def find_media(self, limit: int) -> None:
         """Fill `items` with all media that an encoder could encode; `limit` is their number."""
         if may_hold_media(self.stubs.small):
-            self.items = _media_of(self.fields.get("messages"))
+            self.items, self.seen_before = _media_of(self.fields.get("messages"))
         if len(self.items) > limit:
             raise InvalidRequest(
                 f"{len(self.items)} media items, but at most {limit} are allowed in one request",
@@ -135,10 +138,29 @@ class RelayRequest:
             return body
         given = body.get("ec_transfer_params")
         params = {**given, **media.params()} if isinstance(given, dict) else media.params()
-        messages = body["messages"]
-        if references:
-            messages = _replaced(messages, media.references)
+        nameable = self._nameable(media) if references else set()
+        parts = [
+            (item, reference.part(item.modality))
+            if item.modality in nameable
+            else (item, self._labelled(item, reference))
+            for item, reference in media.references
+        ]
+        messages = _replaced(body["messages"], parts)
         return {**body, "messages": messages, "ec_transfer_params": params}
+
+    def _nameable(self, media: EncodedMedia) -> set[str]:
+        """Modalities whose media are named instead of sent. vLLM refuses media and names of one
+        modality together, so one item without a name keeps the others as they are."""
+        named = {(item.message, item.part) for item, _ in media.references}
+        unnamed = {i.modality for i in self.items if (i.message, i.part) not in named}
+        return {item.modality for item, _ in media.references} - unnamed - self.seen_before
+
+    def _labelled(self, item: MediaItem, reference: Reference) -> dict[str, Any]:
+        """The media under the name its embedding has, should the worker hash in another way than
+        the encoder. vLLM takes a name as it is only if nothing else decides how it is processed."""
+        if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
+            return item.content
+        return {**item.content, "uuid": reference.mm_hash}
 
 
 @dataclass(frozen=True)
@@ -162,9 +184,11 @@ def may_hold_media(body: bytes) -> bool:
     return any(mark in body for mark in _MARKS)
 
 
-def _media_of(messages: Any) -> list[MediaItem]:
-    """Items with content of their own; references and ready-made embeddings are counted only."""
+def _media_of(messages: Any) -> tuple[list[MediaItem], set[str]]:
+    """Items with content of their own, and the modalities of those without. Ready-made embeddings
+    are counted only."""
     found: list[MediaItem] = []
+    seen_before: set[str] = set()
     counts: Counter[str] = Counter()
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
@@ -175,8 +199,10 @@ def _media_of(messages: Any) -> list[MediaItem]:
                 continue
             if kind in MEDIA_TYPES and part.get(kind) is not None:
                 found.append(MediaItem(place, number, modality, counts[modality], part))
+            elif kind in MEDIA_TYPES:
+                seen_before.add(modality)
             counts[modality] += 1
-    return found
+    return found, seen_before
 
 
 def _modality(kind: Any) -> str | None:
@@ -185,11 +211,11 @@ def _modality(kind: Any) -> str | None:
     return MEDIA_TYPES.get(kind) or (kind[: -len(_EMBEDS)] if kind.endswith(_EMBEDS) else None)
 
 
-def _replaced(messages: list[Any], references: Sequence[tuple[MediaItem, Reference]]) -> list[Any]:
-    """`messages` with references for media; what does not change is shared."""
+def _replaced(messages: list[Any], parts: Sequence[tuple[MediaItem, dict[str, Any]]]) -> list[Any]:
+    """`messages` with other parts in the places of items; what does not change is shared."""
     messages = list(messages)
-    for place in {item.message for item, _ in references}:
+    for place in {item.message for item, _ in parts}:
         messages[place] = {**messages[place], "content": list(messages[place]["content"])}
-    for item, reference in references:
-        messages[item.message]["content"][item.part] = reference.part(item.modality)
+    for item, part in parts:
+        messages[item.message]["content"][item.part] = part
     return messages

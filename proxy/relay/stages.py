@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from protocol.generate import ABORT_PATH
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet, Instance
+from proxy.fleet import Fleet
+from proxy.instance import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.answers import Refused, check_stream, check_whole, prefilled
 from proxy.relay.attempts import Attempts, was_begun
@@ -25,7 +27,6 @@ from proxy.relay.reply import Reply
 from proxy.relay.rewriting import EncodedMedia, RelayRequest
 from proxy.relay.stubs import Body, size_of
 
-_ABORT_PATH = "/abort_requests"
 _ABORT_S = 2.0
 _REFUSALS = (400, 415, 422)
 
@@ -59,6 +60,7 @@ class Stages:
         self._fleet = fleet
         self._metrics = metrics
         self._attempts = attempts
+        self._send_media = config.send_media
         self._encoding = Encoding(attempts, config, metrics)
         self._releases: set[asyncio.Task[None]] = set()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
@@ -164,7 +166,7 @@ class Stages:
 
         A stream goes on in the exchange, which is the caller's to end.
         """
-        named = job.media is not None and bool(job.media.references)
+        named = job.media is not None and bool(job.media.references) and not self._send_media
         named = named and lane.takes_references(time.monotonic())
         refused = False
         while True:
@@ -198,7 +200,7 @@ async def _release(lane: Lane, fields: bytes, request_id: str) -> None:
     body = (msgspec.json.encode({"request_ids": [request_id]}),)
     limits = Limits(_ABORT_S, _ABORT_S, 1 << 20)
     with contextlib.suppress(Broken):
-        exchange = await lane.start(_ABORT_PATH, fields, body, limits)
+        exchange = await lane.start(ABORT_PATH, fields, body, limits)
         try:
             await exchange.ready
         finally:

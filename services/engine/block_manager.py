@@ -8,15 +8,22 @@ least-recently-used order.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockManager:
-    """Reference counts and prefix cache over blocks 0 … num_blocks − 1."""
+    """Reference counts and prefix cache over blocks 0 … num_blocks − 1.
+
+    `forgotten` is told each key that is known no more. `version` counts what has become known and
+    what was forgotten.
+    """
+
+    forgotten: Callable[[bytes], None] = staticmethod(lambda key: None)
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.version = 0
         self._caching = prefix_caching
         self._refs = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
@@ -66,14 +73,21 @@ class BlockManager:
             self._refs[block] = 1
         return blocks
 
-    def store(self, block: int, key: bytes) -> None:
+    def store(self, block: int, key: bytes) -> bool:
         """Declare that an owned block holds, complete, the tokens that `key` names.
 
-        If another block holds the same already, that one stays the known one.
+        False if another block holds the same already: that one stays the known one.
         """
-        if self._caching and self._key_of[block] is None and key not in self._block_of:
-            self._key_of[block] = key
-            self._block_of[key] = block
+        if not self._caching or self._key_of[block] is not None or key in self._block_of:
+            return False
+        self._key_of[block] = key
+        self._block_of[key] = block
+        self.version += 1
+        return True
+
+    def known(self) -> list[bytes]:
+        """All keys that can be matched, in no particular order."""
+        return list(self._block_of)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Stop owning `blocks`, given first to last; the last are reused first."""
@@ -95,6 +109,8 @@ class BlockManager:
         if key is not None:
             del self._block_of[key]
             self._key_of[block] = None
+            self.version += 1
+            self.forgotten(key)
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> list[str]:
         """Compare the books with what `owners` say they hold; [] if they agree."""

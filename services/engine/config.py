@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from connectors.config import ECConfig, KVConfig
+from services.membership.config import EventsConfig
 
 Part = Literal["language", "vision"]
 
@@ -15,7 +16,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`parts` are the parts of the model to load. Sizes in tokens, blocks or bytes as named.
 
     `num_blocks` 0 sizes the KV pool from `kv_cache_bytes`, or on a GPU, where that is 0 too, from
-    `gpu_memory_utilization` of the device's memory.
+    `gpu_memory_utilization` of the device's memory. `events` None: caches say nothing.
     """
 
     model_dir: str
@@ -40,3 +41,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0
     ec: ECConfig = ECConfig()
     kv: KVConfig = KVConfig()
+    events: EventsConfig | None = None

@@ -15,6 +15,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.language import LanguageModel
 from services.engine.positions import Positions, mrope_positions, text_positions
+from services.engine.rates import RateMeter, work_of
 from services.engine.request import Request, choices_of, sibling_of
 from services.engine.runner import Runner
 from services.engine.sampler import Sampled
@@ -32,8 +33,10 @@ class GenerateCore:
         scheduler: Scheduler,
         runner: Runner,
         transfers: Transfers,
+        meter: RateMeter,
     ) -> None:
         self._config = config
+        self._meter = meter
         self._model = model
         self.scheduler = scheduler
         self.transfers = transfers
@@ -148,11 +151,14 @@ class GenerateCore:
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
         outputs = self._advance()
+        begun = time.perf_counter()
         chunks = self.scheduler.schedule()
         self._tell_of_preemptions()
         if chunks:
             self.counters["steps"] += 1
+            work = work_of(chunks)
             outputs += self._run([self._with_siblings(chunk) for chunk in chunks])
+            self._meter.stepped(work, time.perf_counter() - begun)
         self._progressed = bool(chunks)
         return outputs
 

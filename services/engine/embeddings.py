@@ -48,9 +48,15 @@ class EmbeddingCache:
         self.queries = 0
         self.stolen = 0
 
+    @property
+    def capacity(self) -> int:
+        """Bytes."""
+        return self._capacity
+
     def validate(self, items: list[MMItem]) -> None:
         """`InvalidRequest` if one of them can never be held."""
         for item in items:
+            self._connector.check_name(item.mm_hash)
             if item.length * self._token_bytes > self._capacity:
                 raise InvalidRequest(
                     f"a media item of {item.length} tokens needs "
@@ -174,11 +180,14 @@ class EmbeddingCache:
                 f"span has {entry.length} tokens",
                 code=_MISMATCH,
             )
+        if not _fits(tensors, entry):
+            shapes = {name: (*t.shape, str(t.dtype)) for name, t in tensors.items()}
+            raise TransferError(
+                f"media item {mm_hash[:16]}: {shapes} are no embeddings of this model: "
+                f"{entry.length} rows of {self._token_bytes} bytes are"
+            )
         entry.tensors = {name: t.to(self._device) for name, t in tensors.items()}
         entry.load = None
-        self.size -= entry.size
-        entry.size = sum(t.nbytes for t in tensors.values())
-        self.size += entry.size
 
     def _drop(self, mm_hash: str) -> None:
         entry = self._entries.pop(mm_hash)
@@ -202,6 +211,12 @@ class EmbeddingCache:
         if held != self.size:
             problems.append(f"embeddings sum to {held} bytes, books say {self.size}")
         return problems
+
+
+def _fits(tensors: Tensors, entry: _Entry) -> bool:
+    """Whether every token has a row in each tensor, and all together the bytes that it must."""
+    rows = all(t.ndim == 2 and len(t) == entry.length for t in tensors.values())
+    return rows and sum(t.nbytes for t in tensors.values()) == entry.size
 
 
 def _needed(request: Request) -> Iterator[MMItem]:

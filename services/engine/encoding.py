@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from connectors.base import ECConnector, Entry
-from protocol.errors import DeadlineExceeded, TransferError, TriptychError, error_info
+from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
+from services.engine.rates import RateMeter
 from services.engine.vision import Prepared, VisionModel
+
+_RUN_S = 0.1
+_NICE = 10
 
 
 @dataclass
@@ -22,16 +28,19 @@ class _Waiter:
 
 @dataclass
 class _Job:
-    """One picture, however many requests wait for it. `prepared` is None if it has been encoded."""
+    """One picture, however many requests wait for it. `prepared` is None and there are no `tokens`
+    to be made if it has been encoded."""
 
     prepared: Future[Prepared] | None
+    tokens: int = 0
     waiters: list[_Waiter] = field(default_factory=list)
 
 
 class EncodeQueue:
     """Encodes each mm_hash once; later requests for it join or are served from the EC store.
 
-    A run takes what is prepared, oldest first, up to `max_patches`; it never waits to fill up.
+    A run takes what is prepared, oldest first, up to `max_patches`, and no more than it should take
+    `_RUN_S` for, as its first picture is held up by all others; it never waits to fill up.
     While the store has no room for what has been encoded, only what a consumer waits for is: so
     pictures pile up in the queue alone, which its requests' deadlines bound.
     """
@@ -42,6 +51,7 @@ class EncodeQueue:
         store: ECConnector,
         max_patches: int,
         wake: Callable[[], None],
+        meter: RateMeter,
         threads: int = 2,
     ) -> None:
         """`wake` is called, from another thread, whenever a picture becomes ready to run."""
@@ -49,8 +59,10 @@ class EncodeQueue:
         self._store = store
         store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self._max_patches = max_patches
+        self._patches_per_s = 0.0  # of the runs so far, 0 before the first
         self._wake = wake
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+        self._meter = meter
+        self._pool = ThreadPoolExecutor(threads, "prepare", initializer=_stand_back)
         self._jobs: dict[str, _Job] = {}
         self._unstored: dict[str, Entry] = {}
         self.encoded = 0
@@ -61,6 +73,11 @@ class EncodeQueue:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Embeddings that are still to be made."""
+        return sum(job.tokens for name, job in self._jobs.items() if name not in self._unstored)
 
     def add(self, request: EncodeRequest) -> list[EncodeOutput]:
         """Queue a request's items; returns those that are answered at once."""
@@ -93,7 +110,7 @@ class EncodeQueue:
             return _Job(None)
         prepared = self._pool.submit(self._vision.prepare, item)
         prepared.add_done_callback(lambda _: self._wake())
-        return _Job(prepared)
+        return _Job(prepared, item.length)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """The requests wait no longer; a job nobody waits for is dropped if it has not begun."""
@@ -112,12 +129,12 @@ class EncodeQueue:
         """Encode one batch of what is prepared; returns every answer that is due."""
         outputs = self._expire() + self._store_all()
         batch: list[Prepared] = []
-        patches = 0
+        patches, room = 0, min(self._max_patches, self._patches_per_s * _RUN_S)
         for mm_hash, future in self._runnable():
             prepared = future.exception() or future.result()
             if isinstance(prepared, BaseException):
                 outputs += self._fail(mm_hash, prepared)
-            elif not batch or patches + prepared.patches <= self._max_patches:
+            elif not batch or patches + prepared.patches <= room:
                 batch.append(prepared)
                 patches += prepared.patches
         return outputs + self._run(batch)
@@ -148,13 +165,25 @@ class EncodeQueue:
             return []
         self.runs += 1
         outputs: list[EncodeOutput] = []
-        for prepared, result in zip(batch, self._vision.encode(batch), strict=True):
+        begun = time.perf_counter()
+        results = self._vision.encode(batch)
+        tokens = sum(prepared.item.length for prepared in batch)
+        seconds = time.perf_counter() - begun
+        self._meter.encoded(tokens, seconds)
+        self._learn(sum(prepared.patches for prepared in batch) / max(seconds, 1e-6))
+        for prepared, result in zip(batch, results, strict=True):
             if isinstance(result, TriptychError):
                 outputs += self._fail(prepared.item.mm_hash, result)
             else:
                 self.encoded += 1
                 self._unstored[prepared.item.mm_hash] = Entry(result, ())
         return outputs + self._store_all()
+
+    def _learn(self, patches_per_s: float) -> None:
+        """A small run says little of how fast a large one is: the rate rises at once and falls
+        slowly."""
+        average = (self._patches_per_s + patches_per_s) / 2
+        self._patches_per_s = max(average, patches_per_s)
 
     def _store_all(self) -> list[EncodeOutput]:
         """Store what has been encoded, as far as there is room: what a consumer is waiting for in
@@ -183,7 +212,7 @@ class EncodeQueue:
                 params = self._store.swap(mm_hash, entry, left)
             else:
                 params = self._store.put(mm_hash, entry)
-        except TransferError as error:
+        except TriptychError as error:
             return self._fail(mm_hash, error)
         finally:
             self._unstored |= left
@@ -212,6 +241,12 @@ class EncodeQueue:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _stand_back() -> None:
+    """Where cores are few, pictures that wait to be prepared must not slow down the run of those
+    that are: this thread takes what is left (Linux counts priorities by thread)."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _failed(waiter: _Waiter, mm_hash: str, error: BaseException) -> EncodeOutput:

@@ -28,11 +28,15 @@ from services.engine.kv_cache import DTYPES, KVCache, block_bytes, block_element
 from services.engine.language import LanguageModel
 from services.engine.loader import parameter_bytes
 from services.engine.messages import Ready
+from services.engine.publishing import EventThread
+from services.engine.rates import RateMeter
+from services.engine.reports import counters_of, gauges_of
 from services.engine.runner import Runner
 from services.engine.sampler import Sampler
 from services.engine.scheduler import Limits, Scheduler
 from services.engine.transfers import Transfers
 from services.engine.vision import VisionModel
+from services.membership.events import CacheLog
 
 logger = logging.getLogger(__name__)
 _CPU_KV_BYTES = 256 << 20
@@ -45,14 +49,27 @@ class Engine:
         self.config = config = _resolved(config)
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
+        self.meter = RateMeter()
+        self._log = CacheLog(config.block_size) if config.events is not None else None
         self._connectors = Connectors(config.ec, config.kv)
         self.ec = self._connectors.make_ec(
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
         )
+        if self._log is not None and "vision" in config.parts:
+            self.ec.changed = self._log.embedding_changed
         self.kv: KVConnector | None = None
         self.generate = self._language() if "language" in config.parts else None
         self.encode = self._vision(wake) if "vision" in config.parts else None
+        self._events = self._publish()
+
+    def _publish(self) -> EventThread | None:
+        """Blocks if tokens are generated here, embeddings if they are made here."""
+        events = self.config.events
+        if events is None:
+            return None
+        kv = events.blocks() if self.generate is not None else None
+        return EventThread(kv, events.embeddings() if self.encode is not None else None)
 
     def _language(self) -> GenerateCore:
         config = self.config
@@ -69,12 +86,17 @@ class Engine:
         embeddings = EmbeddingCache(
             self.ec, config.device, config.embedding_cache_bytes, model.embedding_bytes
         )
+        if self._log is not None:
+            blocks.forgotten = self._log.block_removed
         limits = Limits(
             config.max_num_seqs, config.max_num_batched_tokens, model.bidirectional_media
         )
-        scheduler = Scheduler(blocks, embeddings, limits)
+        scheduler = Scheduler(blocks, embeddings, limits, log=self._log)
         transfers = Transfers(
-            self.kv, scheduler, fail_on_error=config.kv.load_failure_policy == "fail"
+            self.kv,
+            scheduler,
+            vocabulary=model.text_config.vocab_size,
+            fail_on_error=config.kv.load_failure_policy == "fail",
         )
         scheduler.unplace = transfers.unplace
         runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
@@ -86,6 +108,7 @@ class Engine:
             scheduler,
             runner,
             transfers,
+            self.meter,
         )
 
     def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
@@ -97,18 +120,22 @@ class Engine:
             config.max_media_pixels,
         )
         self.parameter_bytes["vision"] = parameter_bytes(vision.module)
-        return EncodeQueue(vision, self.ec, config.max_encoder_patches, wake)
+        return EncodeQueue(vision, self.ec, config.max_encoder_patches, wake, self.meter)
 
     def ready(self) -> Ready:
-        blocks = self.generate.scheduler.blocks if self.generate else None
+        blocks = self.generate.scheduler.blocks if self.generate is not None else None
         return Ready(
             parameter_bytes=self.parameter_bytes,
             max_model_len=self.max_model_len,
-            num_blocks=blocks.num_blocks if blocks else 0,
+            num_blocks=blocks.num_blocks if blocks is not None else 0,
             block_size=self.config.block_size,
-            kv_layout=self.layout if blocks else None,
+            kv_layout=self.layout if blocks is not None else None,
             kv_endpoint=self.kv.endpoint() if self.kv is not None else {},
             ec_endpoint=self.ec.endpoint(),
+            kv_bytes_per_token=block_bytes(self.layout) // self.config.block_size
+            if blocks is not None
+            else 0,
+            events=self._events.sources if self._events is not None else [],
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:
@@ -116,6 +143,8 @@ class Engine:
         self.ec.poll()
         encoded = self.encode.step() if self.encode is not None else []
         outputs = self.generate.step() if self.generate is not None else []
+        if self._log is not None and self._events is not None:
+            self._events.hand(self._log.take())
         return outputs, encoded
 
     @property
@@ -139,41 +168,10 @@ class Engine:
         return [*self.ec.sockets, *(self.kv.sockets if self.kv is not None else ())]
 
     def gauges(self) -> dict[str, float]:
-        values: dict[str, float] = {}
-        if self.generate is not None:
-            scheduler = self.generate.scheduler
-            values |= {
-                "num_requests_running": len(scheduler.running) + len(scheduler.loading),
-                "num_requests_waiting": len(scheduler.waiting) + len(scheduler.remote),
-                "kv_cache_usage_perc": scheduler.blocks.usage,
-                "kv_blocks_free": scheduler.blocks.num_free,
-                "embedding_cache_bytes": scheduler.embeddings.size,
-            }
-        if self.encode is not None:
-            values["num_items_encoding"] = len(self.encode)
-        return values
+        return gauges_of(self)
 
     def counters(self) -> dict[str, float]:
-        values: dict[str, float] = {}
-        if self.generate is not None:
-            core = self.generate
-            values |= dict(core.counters)
-            values |= {
-                "preemptions": core.scheduler.preemptions,
-                "kv_fetched": core.transfers.fetched,
-                "kv_failed": core.transfers.failed,
-                "embedding_queries": core.scheduler.embeddings.queries,
-                "embedding_hits": core.scheduler.embeddings.hits,
-            }
-        if self.encode is not None:
-            values |= {
-                "mm_encoded": self.encode.encoded,
-                "encoder_runs": self.encode.runs,
-                "mm_cache_queries": self.encode.queries,
-                "mm_cache_hits": self.encode.hits,
-                "mm_received_bytes": self.encode.received_bytes,
-            }
-        return values
+        return counters_of(self)
 
     def transfer_stats(self) -> list[TransferStats]:
         return [self.ec.stats(), *([self.kv.stats()] if self.kv is not None else [])]
@@ -189,6 +187,8 @@ class Engine:
     def reset_caches(self, *, prefix: bool, encoder: bool) -> None:
         if prefix and self.generate is not None:
             self.generate.scheduler.blocks.reset_prefix_cache()
+            if self._log is not None:
+                self._log.blocks_cleared()
         if encoder:
             self.ec.clear()
             if self.generate is not None:
@@ -200,6 +200,8 @@ class Engine:
         if self.kv is not None:
             self.kv.close()
         self.ec.close()
+        if self._events is not None:
+            self._events.close()
         drop_namespace()
 
 

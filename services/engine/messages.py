@@ -11,7 +11,9 @@ import msgspec
 
 from connectors.meter import TransferStats
 from protocol.errors import ErrorInfo
+from protocol.kv_events import EventSource
 from protocol.refs import KVLayout
+from protocol.registry import Load
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 
@@ -40,10 +42,12 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Query(msgspec.Struct, tag=True):
-    """Ask for statistics; `check` adds an integrity report."""
+    """Ask for statistics; `check` adds an integrity report, `keys_since` the keys of the prefix
+    cache if its version is another one."""
 
     query_id: int
     check: bool = False
+    keys_since: int | None = None
 
 
 class ResetCaches(msgspec.Struct, tag=True):
@@ -60,7 +64,8 @@ Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
 
 class Ready(msgspec.Struct, tag=True):
     """The engine is up. `parameter_bytes` by part ("language", "vision"). `kv_endpoint` and
-    `ec_endpoint` are what consumers of what is computed here need before there is any."""
+    `ec_endpoint` are what consumers of what is computed here need before there is any. `events`:
+    where cache events are published."""
 
     parameter_bytes: dict[str, int]
     max_model_len: int
@@ -69,6 +74,8 @@ class Ready(msgspec.Struct, tag=True):
     kv_layout: KVLayout | None = None
     kv_endpoint: dict[str, Any] = {}
     ec_endpoint: dict[str, Any] = {}
+    kv_bytes_per_token: int = 0
+    events: list[EventSource] = []
 
 
 class Outputs(msgspec.Struct, tag=True):
@@ -77,13 +84,17 @@ class Outputs(msgspec.Struct, tag=True):
 
 
 class Statistics(msgspec.Struct, tag=True):
-    """A snapshot; `problems` is what an integrity check found wrong. Counters start at 0."""
+    """A snapshot; `problems` is what an integrity check found wrong. Counters start at 0.
+    `cached_keys`: short keys of the prefix cache as of `cache_version`, if they were asked for."""
 
     query_id: int
     gauges: dict[str, float]
     counters: dict[str, float]
     transfers: list[TransferStats] = []
     problems: list[str] = []
+    load: Load = Load()
+    cache_version: int = 0
+    cached_keys: list[int] | None = None
 
 
 class Fatal(msgspec.Struct, tag=True):

@@ -18,7 +18,7 @@ import zmq
 
 from protocol.errors import TriptychError, error_info
 from protocol.types import EncodeOutput, RequestOutput
-from services.engine import messages
+from services.engine import messages, reports
 from services.engine.engine import Engine
 
 logger = logging.getLogger("engine")
@@ -39,7 +39,8 @@ class EngineProcess:
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
         self._peers: set[zmq.Socket[bytes]] = set()
-        self._parent = os.getppid()
+        # The worker never closes it: its end is the worker's.
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._stopping = False
         self._start = start
 
@@ -68,8 +69,10 @@ class EngineProcess:
         self._stopping = True
 
     def _loop(self, engine: Engine) -> None:
-        while not self._stopping and os.getppid() == self._parent:
+        while not self._stopping:
             ready = self._wait(engine)
+            if sys.stdin.fileno() in ready:
+                return
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             outputs, encoded = self._receive(engine)
@@ -120,16 +123,8 @@ class EngineProcess:
                     engine.encode.abort(request_ids)
             case messages.ResetCaches(prefix, encoder):
                 engine.reset_caches(prefix=prefix, encoder=encoder)
-            case messages.Query(query_id, check):
-                self._send(
-                    messages.Statistics(
-                        query_id,
-                        engine.gauges(),
-                        engine.counters(),
-                        engine.transfer_stats(),
-                        engine.check_integrity() if check else [],
-                    )
-                )
+            case messages.Query():
+                self._send(reports.answer(engine, command))
             case messages.Shutdown():
                 self._stop()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from services.engine.block_manager import BlockManager
 from services.engine.embeddings import EmbeddingCache
 from services.engine.request import Request, RequestKey, Status
+from services.membership.events import CacheLog
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Limits:
 @dataclass
 class Scheduler:
     """`remote` wait for blocks to put KV from elsewhere in, `loading` have them; `unplace` takes
-    them back. `starved` is a request that could start if others did not hold blocks or slots."""
+    them back. `starved` is a request that could start if others did not hold blocks or slots. `log`
+    is told what becomes a known prefix."""
 
     blocks: BlockManager
     embeddings: EmbeddingCache
@@ -61,6 +63,7 @@ class Scheduler:
     preempted: list[Request] = field(default_factory=list)
     starved: Request | None = None
     unplace: Callable[[Request], None] | None = None
+    log: CacheLog | None = None
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
@@ -213,9 +216,14 @@ class Scheduler:
     def store_prefix(self, request: Request) -> None:
         keys = request.keys.extend(request.tokens)
         full = request.num_computed // self.blocks.block_size
-        for i in range(request.num_stored // self.blocks.block_size, full):
-            self.blocks.store(request.blocks[i], keys[i])
+        new = [
+            i
+            for i in range(request.num_stored // self.blocks.block_size, full)
+            if self.blocks.store(request.blocks[i], keys[i])
+        ]
         request.num_stored = full * self.blocks.block_size
+        if self.log is not None and new:
+            self.log.blocks_stored(keys, new, request.tokens, request.source)
 
     def finish(self, request: Request, *, keep_blocks: bool = False) -> list[int]:
         """Remove a request; returns its blocks if they are to outlive it, else releases them."""

@@ -41,10 +41,17 @@ class Transfers:
     transfer writes to them."""
 
     def __init__(
-        self, connector: KVConnector, scheduler: Scheduler, *, fail_on_error: bool
+        self,
+        connector: KVConnector,
+        scheduler: Scheduler,
+        *,
+        vocabulary: int,
+        fail_on_error: bool,
     ) -> None:
+        """Token ids lie below `vocabulary`."""
         self._connector = connector
         self._scheduler = scheduler
+        self._vocabulary = vocabulary
         self._fail_on_error = fail_on_error
         self._published: dict[str, list[int]] = {}
         self._fetches: dict[RequestKey, _Fetch] = {}
@@ -228,6 +235,7 @@ class Transfers:
 
     def _arrived(self, fetch: _Fetch, arrival: KVArrival) -> None:
         request = fetch.request
+        self._check_arrival(fetch, arrival)
         del self._fetches[request.key]
         self.fetched += 1
         request.num_computed = min(arrival.num_tokens, len(request.tokens) - 1)
@@ -236,6 +244,18 @@ class Transfers:
         self._scheduler.loading.remove(request)
         self._scheduler.start(request)
         self.arrived.append((request, arrival))
+
+    def _check_arrival(self, fetch: _Fetch, arrival: KVArrival) -> None:
+        """`TransferError` if the producer has computed another prompt, or speaks of tokens that
+        there are none of."""
+        tokens = [token for output in arrival.outputs.values() for token in output]
+        fits = 0 < arrival.num_tokens <= fetch.request.num_prompt
+        blocks = self._scheduler.blocks.blocks_for(arrival.num_tokens)
+        if not fits or blocks != fetch.num_blocks or max(tokens, default=0) >= self._vocabulary:
+            raise TransferError(
+                f"KV of {arrival.num_tokens} tokens and outputs {tokens[:8]} do not belong to "
+                f"a prompt of {fetch.request.num_prompt}"
+            )
 
     def _fall_back(self, request: Request, error: TransferError) -> None:
         """The request computes its KV itself, from scratch."""

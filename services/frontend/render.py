@@ -31,12 +31,14 @@ OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the even
 @dataclass(frozen=True)
 class RenderedRequest:
     """`media`: bytes by mm_hash of the items that came with their picture; items that are only
-    referred to are not in it.
+    referred to are not in it. `tenant` and `session` name who asks and in what conversation.
     """
 
     generate: GenerateRequest
     media: Mapping[str, bytes]
     output: OutputSpec
+    tenant: str = ""
+    session: str = ""
 
 
 class Frontend:

@@ -16,6 +16,7 @@ from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
 from services.frontend.answers import merge
 from services.frontend.render import Frontend, RenderedRequest
+from services.http.callers import with_caller
 from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
@@ -36,11 +37,12 @@ class Service:
         """A chat request, read, checked and rendered; `RequestAborted` if the client has left."""
         wanted = decode_chat(await self._body(request))
         render = self.frontend.render_chat(wanted, request_id=request_id(request))
-        return await while_connected(request, render)
+        return with_caller(await while_connected(request, render), request.headers)
 
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         wanted = decode_completion(await self._body(request))
-        return await self.frontend.render_completion(wanted, request_id=request_id(request))
+        prompts = await self.frontend.render_completion(wanted, request_id=request_id(request))
+        return [with_caller(prompt, request.headers) for prompt in prompts]
 
     async def _body(self, request: Request) -> bytes:
         self.check_room()
@@ -79,7 +81,11 @@ def generating(service: Service) -> APIRouter:
 
     @routes.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
-        """OpenAI chat completions, pictures included."""
+        """OpenAI chat completions, pictures included.
+
+        `X-Request-Timeout`: seconds that the request may take. `X-Session-Id`: the conversation it
+        belongs to.
+        """
         return await service.answer(request, await service.rendered_chat(request))
 
     @routes.post(COMPLETIONS_PATH)

@@ -42,10 +42,12 @@ async def serve(
     name: str,
     stop: asyncio.Event | None = None,
     http: type[asyncio.Protocol] | None = None,
+    during: contextlib.AbstractAsyncContextManager[None] | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
 
-    `http` takes the place of uvicorn's own protocol for connections.
+    `http` takes the place of uvicorn's own protocol for connections. `during` is entered once
+    connections are accepted, and left before they are no more.
     """
     server = _Server(
         uvicorn.Config(
@@ -58,6 +60,7 @@ async def serve(
             timeout_keep_alive=KEEP_ALIVE_S,
         ),
         name,
+        during or contextlib.nullcontext(),
     )
     watch = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
@@ -72,9 +75,16 @@ class _Server(uvicorn.Server):
     its owner could clean up; this one only stops.
     """
 
-    def __init__(self, config: uvicorn.Config, name: str) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        name: str,
+        during: contextlib.AbstractAsyncContextManager[None],
+    ) -> None:
         super().__init__(config)
         self._name = name
+        self._during = during
+        self._entered = contextlib.AsyncExitStack()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where once connections are accepted: scripts and tests wait for this line."""
@@ -82,6 +92,11 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             print(f"{self._name} ready on http://{host}:{port}", flush=True)
+        await self._entered.enter_async_context(self._during)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._entered.aclose()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -9,6 +9,7 @@ foreign     other engines' blocks under our names
 pool        the load of all workers of a kind, in columns
 fleet       workers, indices and pending encodes of one model
 registry    leases, drain, circuit breakers
+roster      who has come, changed and left since when
 ledger      what placed requests hold until they end
 view        one stage of one request, priced on every worker
 media       where the embeddings of pictures come from
@@ -19,10 +20,18 @@ sequence    order of event messages
 follower    one event source: gaps, replays, restarts
 policies    who is chosen
 master      all of it
+placed      what a placed request holds, told to other masters
+peers       other masters and what they have placed
+exchange    what masters of one fleet tell one another
 
 Around it:
+peer_messages  structs between masters
+redis_io    a Redis without retries
 subscriber  ZMQ sockets to event sources
+probing     questions to workers
 prober      workers that cannot register
+shared      the exchange over a Redis
+orphans     workers whose own master is silent
 metrics     what /metrics shows
 collector   Python's garbage collector, calmed
 service     the master on a real clock

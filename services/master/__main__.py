@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit, urlunsplit
 
 import uvloop
 
@@ -19,16 +21,23 @@ from services.master.config import MasterConfig
 from services.master.service import MasterService
 
 logger = logging.getLogger("master")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(MasterConfig, sys.argv[1:] if argv is None else argv, prog="master")
+        _check(config)
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s master: %(message)s"
         )
-        shown = replace(config, admin_api_key="set" if config.admin_api_key else "")
+        shown = replace(
+            config,
+            admin_api_key="set" if config.admin_api_key else "",
+            redis_url=_without_password(config.redis_url),
+        )
         logger.info("configuration:\n%s", describe(shown))
         calm()
         _raise_file_limit()
@@ -37,6 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check(config: MasterConfig) -> None:
+    if not _NAMESPACE.fullmatch(config.redis_namespace):
+        raise ConfigError("redis_namespace: letters, digits, '.', '_' and '-', 1 to 64 of them")
+    if config.redis_url and urlsplit(config.redis_url).scheme not in _REDIS_SCHEMES:
+        raise ConfigError(f"redis_url: one of {', '.join(_REDIS_SCHEMES)} is expected")
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    _, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"***{at}{host}" if at else host))
 
 
 def _raise_file_limit() -> None:

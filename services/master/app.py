@@ -8,17 +8,15 @@ import hmac
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
-from protocol.generate import field_of
 from services.http import errors
 from services.http.server import version
 from services.master.calls import Calls, read_body
-from services.master.prober import ProbedInstance, Prober
+from services.master.prober import Prober, decode_probed
 from services.master.rtp import RtpContract, rtp_routes
 from services.master.service import MasterService
 
@@ -58,6 +56,7 @@ def _status(service: MasterService) -> APIRouter:
         fleets = service.master.registry.fleets
         return {
             "master": "up",
+            "shared": _shared(service),
             "models": {
                 model: {
                     kind: int((pool.penalty == 0.0).sum())
@@ -76,25 +75,15 @@ def _status(service: MasterService) -> APIRouter:
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    @routes.get("/workers")
-    async def workers() -> Response:
-        """Every worker of every model, with what it holds: a proxy's last view if we are gone."""
-        found = []
-        for instance in service.master.registry.instances.values():
-            fleet = service.master.registry.fleets[instance.info.model]
-            found.append(
-                {
-                    **msgspec.to_builtins(instance.info),
-                    "draining": instance.draining,
-                    "usable": bool(instance.pool.penalty[instance.row] == 0.0),
-                    "requests": float(instance.pool.requests[instance.row]),
-                    "indexed_blocks": fleet.blocks.count(instance.slot),
-                    "indexed_media": fleet.media.count(instance.slot),
-                }
-            )
-        return JSONResponse(found)
-
     return routes
+
+
+def _shared(service: MasterService) -> dict[str, Any] | None:
+    """The masters beside this one."""
+    exchange = service.exchange
+    if not exchange.enabled:
+        return None
+    return {"redis": "up" if exchange.connected else "away", "masters": 1 + len(exchange.peers)}
 
 
 def _instances(prober: Prober, key: str) -> APIRouter:
@@ -114,23 +103,14 @@ def _instances(prober: Prober, key: str) -> APIRouter:
     async def add(request: Request) -> Response:
         """Add a worker that cannot register itself."""
         check(request)
-        prober.add(_decode(await read_body(request.receive, _MAX_BODY)))
+        prober.add(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
         return JSONResponse({"status": "added"})
 
     @routes.delete("/instances")
     async def remove(request: Request) -> Response:
         check(request)
-        if not prober.remove(_decode(await read_body(request.receive, _MAX_BODY))):
+        if not prober.remove(decode_probed(await read_body(request.receive, _MAX_BODY) or b"")):
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
         return JSONResponse({"status": "removed"})
 
     return routes
-
-
-def _decode(data: bytes | None) -> ProbedInstance:
-    try:
-        return msgspec.json.decode(data or b"", type=ProbedInstance)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None

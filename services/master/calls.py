@@ -1,4 +1,5 @@
-"""The calls of workers and proxies: JSON or msgpack in, the same out, nothing in between.
+"""The calls of workers and proxies: JSON or msgpack in, the same out, nothing in between. A
+question without a body gets msgpack if that is all it accepts.
 
 They come tens of thousands of times a second in a large fleet, so they pass by the web framework.
 """
@@ -6,8 +7,9 @@ They come tens of thousands of times a second in a large fleet, so they pass by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +23,7 @@ from protocol.registry import (
     HEARTBEAT_PATH,
     REGISTER_PATH,
     SCHEDULE_PATH,
+    WORKERS_PATH,
     FinishedReports,
     Heartbeat,
     InstanceInfo,
@@ -32,6 +35,8 @@ from services.master.admission import Ticket
 from services.master.service import MasterService
 
 _JSON = "application/json"
+_LONGEST_WAIT_S = 60.0
+_Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
 
 
 class Calls:
@@ -50,22 +55,53 @@ class Calls:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self._calls.get(scope["path"]) if scope["type"] == "http" else None
-        if call is None or scope["method"] != "POST":
+        run = self._find(scope) if scope["type"] == "http" else None
+        if run is None:
             await self._app(scope, receive, send)
             return
-        packed = any(n == b"content-type" and v == MSGPACK.encode() for n, v in scope["headers"])
+        packed = any(
+            name in (b"content-type", b"accept") and value == MSGPACK.encode()
+            for name, value in scope["headers"]
+        )
         try:
-            body = await read_body(receive, self._service.config.max_body_bytes)
-            answer = None if body is None else call(body, packed)
-            if isinstance(answer, Ticket):
-                answer = await _waited(self._service, answer, receive)
+            answer = await run(scope, receive, packed)
         except TriptychError as error:
             self._service.metrics.errors.labels(error.code).inc()
             await error_response(error)(scope, receive, send)
             return
         if answer is not None:
             await _send(send, answer, packed)
+
+    def _find(self, scope: Scope) -> _Run | None:
+        if scope["method"] == "GET":
+            return self._workers if scope["path"] == WORKERS_PATH else None
+        return self._post if scope["method"] == "POST" and scope["path"] in self._calls else None
+
+    async def _post(self, scope: Scope, receive: Receive, packed: bool) -> Any:
+        body = await read_body(receive, self._service.config.max_body_bytes)
+        answer = None if body is None else self._calls[scope["path"]](body, packed)
+        if isinstance(answer, Ticket):
+            ticket = answer
+            return await _unless_left(receive, lambda left: self._service.wait(ticket, left))
+        return answer
+
+    async def _workers(self, scope: Scope, receive: Receive, packed: bool) -> Any:
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
+        if await read_body(receive, 0) is None:
+            return None
+        return await _unless_left(receive, lambda left: self._service.workers(after, wait_s, left))
+
+
+def _seconds(text: str) -> float:
+    """Of a wait; too long a one is made shorter."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0.0:
+        raise InvalidRequest("wait_s must be a number of seconds", param="wait_s")
+    return min(value, _LONGEST_WAIT_S)
 
 
 class _Call:
@@ -107,10 +143,13 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
     return body
 
 
-async def _waited(service: MasterService, ticket: Ticket, receive: Receive) -> Any:
+async def _unless_left(
+    receive: Receive, answer: Callable[[asyncio.Future[Any]], Awaitable[Any]]
+) -> Any:
+    """The answer, which may come early once its argument is done: the caller has left."""
     left = asyncio.ensure_future(_disconnected(receive))
     try:
-        return await service.wait(ticket, left)
+        return await answer(left)
     finally:
         left.cancel()
 

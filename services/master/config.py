@@ -15,7 +15,8 @@ class MasterConfig:
     port: int = option(7000, "port to listen on, 0 for any free one", env="MASTER_PORT")
     lease: float = option(10.0, "a worker not heard of for so long is forgotten")
     policy: str = option(
-        "cost", "cost, kv, least_loaded, round_robin, random, or module:Class of your own"
+        "cost",
+        "cost, kv, rtp, cache_aware, least_loaded, round_robin, random, or your own module:Class",
     )
     seed: int = option(0, "of random choices, 0 for a different one each time")
     tie_ms: float = option(1.0, "cost: workers within so much of the best are drawn by lot")
@@ -23,6 +24,12 @@ class MasterConfig:
     work_weight: float = option(0.5, "cost: what computing costs those who come after, per ms")
     overlap_weight: float = option(1.0, "kv: weight of missing blocks (Dynamo)")
     temperature: float = option(0.0, "kv: of the softmax over costs, 0 for the least (Dynamo)")
+    rtp_hit_weight: float = option(0.3, "rtp: cost of a cached token, as a share of a missing one")
+    rtp_slack: float = option(0.1, "rtp: workers within this share of the best are drawn by lot")
+    rtp_decay: float = option(0.001, "rtp: how a decode worker's weight falls per token of KV used")
+    cache_threshold: float = option(0.3, "cache_aware: least share of a prompt that is a match")
+    balance_abs: float = option(64.0, "cache_aware: requests between most and fewest in balance")
+    balance_rel: float = option(1.5, "cache_aware: most over fewest requests in balance")
     expected_tokens: int = option(256, "output tokens expected of a request, max_tokens at most")
     encode_ms_per_token: float = option(0.5, "of an encoder that has not measured itself")
     prefill_ms_per_token: float = option(0.2, "of a prefill worker that has not measured itself")
@@ -42,6 +49,11 @@ class MasterConfig:
     busy_kv_usage: float = option(0.95, "a decode worker with this share of blocks used is busy")
     breaker_failures: int = option(5, "failures in a row that take a worker out")
     breaker_open: float = option(30.0, "for how long")
+    redis_url: str = option("", "of a Redis that several masters share; in memory if empty")
+    redis_namespace: str = option("default", "masters of other fleets in the same Redis differ")
+    orphan_ttl: float = option(
+        300.0, "a worker whose own master is silent is kept for so long while it answers probes"
+    )
     admin_api_key: str = option("", "X-API-Key of /instances; closed if empty", env="ADMIN_API_KEY")
     probe_interval: float = option(5.0, "between probes of workers that cannot register")
     probe_timeout: float = option(2.0, "of one probe")

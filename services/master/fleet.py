@@ -28,6 +28,7 @@ from services.master.predicted import PredictedCache
 KINDS = ("encode", "prefill", "decode", "combined", "store")
 _KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
 _EXPIRE_MS = 1e3
+_LONGEST_NAME = 256  # nobody can ask for longer ones
 _GPU = (None, "GPU", "gpu")
 
 
@@ -51,8 +52,8 @@ class Instance:
     def __post_init__(self) -> None:
         info = self.info
         self.target = Target(
-            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint
-        )  # fmt: skip
+            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
+        )
 
     def update_penalty(self, now_ms: float) -> None:
         """No new work while it drains or its breaker is open."""
@@ -146,7 +147,7 @@ class Fleet:
                 self._removed(instance, event)
             case AllBlocksCleared():
                 self.forget_blocks(instance)
-            case EmbeddingStored():
+            case EmbeddingStored() if len(event.mm_hash) <= _LONGEST_NAME:
                 self.counts.media_stored += 1
                 self.media.add(instance.slot, (event.mm_hash,))
                 pending = self.pending.get(event.mm_hash)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -36,8 +37,9 @@ class Follower:
 
     A new source is first asked for a snapshot, then, if it has none, for all it still remembers.
     While answers are due live messages are held back. After a gap the last message applied is
-    asked for once more: if it is another one now, the publisher has restarted unnoticed. `ask`
-    None: the source cannot replay.
+    asked for once more: if it is another one now, the publisher has restarted unnoticed. What a
+    replay does not have is lost, and the source is read like a new one. `ask` None: the source
+    cannot replay.
     """
 
     def __init__(self, sink: Sink, ask: Callable[[int], None] | None, counts: Counter[str]) -> None:
@@ -94,20 +96,26 @@ class Follower:
                 self._counts[Order.RESTART.value] += 1
                 self._start_anew()
         elif sequence > self._tracker.last:
-            if sequence > self._tracker.last + 1:
-                self._lost()
+            if sequence > self._tracker.last + 1 and self._lost():
+                self._start_anew()
+                return
             self._apply(sequence, batch)
 
     def give_up(self) -> None:
         """The replay's answers do not come."""
         self._counts["replay_timeout"] += 1
         self._asked = None
-        self._flush()
+        self._flush(again=False)
 
     def _parse(self, frames: Sequence[bytes]) -> tuple[int, EventBatch] | None:
         try:
             found = parse_frames(frames)
-            return (found[0], decode_batch(found[1])) if found else None
+            if found is None:
+                return None
+            batch = decode_batch(found[1])
+            if not math.isfinite(batch.ts):  # no later message would ever be a newer one
+                raise InvalidRequest("a batch without a time")
+            return found[0], batch
         except InvalidRequest:
             self._counts["garbage"] += 1
             return None
@@ -125,15 +133,18 @@ class Follower:
         if asked == SNAPSHOT and not self._answers and self._tracker.last < 0:
             self._request(0)
             return
-        self._flush()
+        self._flush(again=True)
 
-    def _flush(self) -> None:
-        """What came live in the meantime; what is still missing then is lost."""
+    def _flush(self, *, again: bool) -> None:
+        """What came live in the meantime; what is still missing then is lost, and the source read
+        `again` from the beginning."""
         held, self._held = self._held, []
-        for sequence, batch in held:
+        for number, (sequence, batch) in enumerate(held):
             order = self._tracker.order(sequence, batch.ts)
-            if order is Order.GAP:
-                self._lost()
+            if order is Order.GAP and self._lost() and again:
+                self._held = held[number:]
+                self._start_anew()
+                return
             if order in (Order.NEXT, Order.GAP):
                 self._apply(sequence, batch)
             elif order is Order.RESTART:
@@ -167,11 +178,13 @@ class Follower:
             self._blocks = isinstance(batch.events[0], _BLOCK_EVENTS)
         self._sink.apply(batch)
 
-    def _lost(self) -> None:
+    def _lost(self) -> bool:
         """Events are gone for good: what was known may be wrong, unless nothing was."""
-        if self._tracker.last >= 0:
-            self._counts["lost"] += 1
-            self._forget()
+        if self._tracker.last < 0:
+            return False
+        self._counts["lost"] += 1
+        self._forget()
+        return True
 
     def _forget(self) -> None:
         if self._blocks is not None:

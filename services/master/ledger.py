@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.registry import Finished, Stage
@@ -27,9 +28,10 @@ class Held:
 
 
 class Ledger:
-    """Requests by id."""
+    """Requests by id. `over` is told of every stage that ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, over: Callable[[Finished], None] = lambda report: None) -> None:
+        self._over = over
         self._held: dict[str, Held] = {}
         self._expiry: list[tuple[float, str]] = []
 
@@ -54,6 +56,8 @@ class Ledger:
         if held is None:
             return []
         workers = _workers(held, report.stage)
+        if report.stage != "request":
+            self._over(report)
         if report.stage == "encode":
             for mm_hash in report.mm_hashes or list(held.encodes):
                 _end_encode(held, mm_hash, now_ms, ok=not report.failed)
@@ -72,6 +76,13 @@ class Ledger:
         _end_prefill(held, now_ms, done=done)
         if held.decode is not None:
             held.decode.pool.release(held.decode, now_ms, done=done)
+        self._over(Finished(request_id, failed=[] if done else [""]))
+
+    def clear(self, now_ms: float) -> None:
+        """Give up all requests."""
+        for name in list(self._held):
+            self.release(name, now_ms, done=False)
+        self._expiry.clear()
 
     def expire(self, now_ms: float) -> int:
         """Give up requests that were never reported as finished; how many."""

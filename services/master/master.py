@@ -26,7 +26,7 @@ from protocol.registry import (
 from services.master.admission import AdmissionQueue, Ticket
 from services.master.config import MasterConfig
 from services.master.fleet import Fleet
-from services.master.ledger import Ledger
+from services.master.ledger import Held, Ledger
 from services.master.media import AllBusy
 from services.master.placement import Placer
 from services.master.policies.loading import load_policy
@@ -49,7 +49,8 @@ class Totals:
 
 
 class Master:
-    """`joined` and `left` are told which workers' events to follow."""
+    """`joined` and `left` are told which workers' events to follow, `placed` what a request holds
+    once it is placed (ms), `over` what ends of it."""
 
     def __init__(
         self,
@@ -57,11 +58,14 @@ class Master:
         rng: random.Random | None = None,
         joined: Callable[[InstanceInfo], None] = lambda info: None,
         left: Callable[[InstanceInfo], None] = lambda info: None,
+        placed: Callable[[ScheduleRequest, Held, float], None] = lambda request, held, now_ms: None,
+        over: Callable[[Finished], None] = lambda report: None,
     ) -> None:
         self.config = config
         self.registry = Registry(config, joined, left)
-        self.ledger = Ledger()
+        self.ledger = Ledger(over)
         self.totals = Totals()
+        self._placed = placed
         self.queues: dict[str, AdmissionQueue] = {}
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
@@ -98,6 +102,7 @@ class Master:
 
     def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | Ticket:
         fleet = self.registry.fleet(request.model)
+        request.model = fleet.model  # stays the one meant when another model comes
         _check(request)
         if len(self.ledger) >= self.config.max_in_flight:
             raise Unavailable("too many requests are under way", retry_after_s=1.0)
@@ -126,6 +131,7 @@ class Master:
         self.ledger.release(request.request_id, now_ms, done=False)
         placement, held = self._placer.place(fleet, request, now_ms)
         self.ledger.hold(request.request_id, held, now_ms)
+        self._placed(request, held, now_ms)
         totals = self.totals
         totals.placed += 1
         totals.hit_tokens += placement.hit_tokens
@@ -175,7 +181,7 @@ class Master:
 
     def cancel(self, ticket: Ticket) -> None:
         """The caller has left."""
-        queue = self.queues.get(self.registry.fleet(ticket.request.model).model)
+        queue = self.queues.get(ticket.request.model)
         if queue is not None and ticket.outcome is None:
             queue.remove(ticket, served=False)
 

@@ -22,10 +22,10 @@ _UNUSED = MappingProxyType(
 _STEP = 64
 _SHARE = 0.02  # of an unmeasured decode step that each request adds
 _COLUMNS = (
-    "penalty", "least_free", "busy_until", "send_until", "requests", "queued_tokens",
-    "context_tokens", "free_blocks", "total_blocks", "max_running", "base_ms", "token_ms",
-    "cached_ms", "step_ms", "step_request_ms", "step_context_ms", "bandwidth", "kv_bytes", "kv_ms",
-    "step_now", "room", "spare",
+    "penalty", "least_free", "busy_until", "others_until", "send_until", "requests",
+    "queued_tokens", "context_tokens", "free_blocks", "total_blocks", "max_running", "base_ms",
+    "token_ms", "cached_ms", "step_ms", "step_request_ms", "step_context_ms", "bandwidth",
+    "kv_bytes", "kv_ms", "step_now", "room", "spare",
 )  # fmt: skip
 
 
@@ -58,7 +58,8 @@ class Pool:
     `slots` [rows], integers, number the workers in the cache indices; `ids` are their names,
     `lives` counts the workers that a row has had.
     `penalty` 0: may be used; inf: drained, broken or no worker at all. `busy_until`: when the work
-    counted so far is done; `send_until`: the same of embeddings to send. `requests`, tokens and
+    counted so far is done, `others_until` that of it which was not placed here; `send_until`: the
+    same of embeddings to send. `requests`, tokens and
     blocks: the last report and what was placed since; free blocks below 0 are promised twice.
     With `least_free` blocks or fewer a worker is full. `base_ms`, `token_ms`, `cached_ms` price
     the work of this kind of worker, media tokens of an encoder, prompt tokens of others; `kv_ms`
@@ -69,6 +70,7 @@ class Pool:
     penalty: Floats
     least_free: Floats
     busy_until: Floats
+    others_until: Floats
     send_until: Floats
     requests: Floats
     queued_tokens: Floats
@@ -93,7 +95,7 @@ class Pool:
         self.kind = kind
         self._config = config
         self._free: list[int] = []
-        self._unseen: list[list[Charge]] = []
+        self._open: list[list[Charge]] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
         self.slots = np.zeros(0, np.intp)
@@ -135,12 +137,12 @@ class Pool:
         self.slots = np.append(self.slots, np.zeros(_STEP, np.intp))
         self.ids += [""] * _STEP
         self.lives += [0] * _STEP
-        self._unseen += [[] for _ in range(_STEP)]
+        self._open += [[] for _ in range(_STEP)]
         self._free += range(start + _STEP - 1, start - 1, -1)
 
     def remove(self, row: int) -> None:
         self.lives[row] += 1
-        self._unseen[row] = []
+        self._open[row] = []
         for name in _COLUMNS:
             getattr(self, name)[row] = _UNUSED.get(name, 0.0)
         self.allow(row, False)
@@ -151,9 +153,11 @@ class Pool:
     def report(self, row: int, load: Load, now_ms: float) -> None:
         """A worker's own view, plus what was placed there and cannot be in it yet."""
         self._set_rates(row, load.rates)
-        unseen = [c for c in self._unseen[row] if c.live and c.visible_at > now_ms]
-        self._unseen[row] = unseen
-        work = load.queued_tokens * self.token_ms[row] + load.queued * self.base_ms[row]
+        kept = [c for c in self._open[row] if c.live and (c.work_ms or c.visible_at > now_ms)]
+        unseen = [c for c in kept if c.visible_at > now_ms]
+        self._open[row] = kept
+        work, others = self._reported(row, load, [c for c in kept if c.visible_at <= now_ms])
+        self.others_until[row] = now_ms + others
         self.busy_until[row] = now_ms + work + sum(c.work_ms for c in unseen)
         self.requests[row] = load.queued + load.running + len(unseen)
         self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in unseen)
@@ -163,6 +167,18 @@ class Pool:
         free = load.free_blocks if load.total_blocks else math.inf
         self.free_blocks[row] = free - sum(c.blocks for c in unseen)
         self._derive(row)
+
+    def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
+        """ms of work in a report, and how much of it is not of `seen`, the charges it covers.
+
+        A worker reports the whole prompt of a request that waits, also what its cache will save;
+        what was placed from here is known to take no longer than it was charged for.
+        """
+        reported = load.queued_tokens * float(self.token_ms[row])
+        reported += load.queued * float(self.base_ms[row])
+        here = load.queued + load.running
+        others = reported * max(0, here - len(seen)) / here if here else 0.0
+        return min(reported, others + sum(c.work_ms for c in seen)), others
 
     def _derive(self, row: int) -> None:
         """What follows from a row's load, so that no request has to reckon it for all rows."""
@@ -203,7 +219,7 @@ class Pool:
         self.context_tokens[row] += charge.context
         self.free_blocks[row] -= charge.blocks
         self._derive(row)
-        self._unseen[row].append(charge)
+        self._open[row].append(charge)
 
     def release(self, charge: Charge, now_ms: float, *, done: bool) -> None:
         """Take a charge back; `done` false if its work was not and will not be done."""
@@ -211,8 +227,8 @@ class Pool:
             return
         charge.open = False
         row = charge.row
-        if charge in self._unseen[row]:
-            self._unseen[row].remove(charge)
+        if charge in self._open[row]:
+            self._open[row].remove(charge)
         self.requests[row] = max(0.0, self.requests[row] - 1)
         self.queued_tokens[row] = max(0.0, self.queued_tokens[row] - charge.tokens)
         self.context_tokens[row] = max(0.0, self.context_tokens[row] - charge.context)
@@ -222,3 +238,6 @@ class Pool:
             self.busy_until[row] = now_ms
         elif not done:
             self.busy_until[row] = max(now_ms, self.busy_until[row] - charge.work_ms)
+        elif self.kind in ("encode", "prefill"):
+            left = sum(c.work_ms for c in self._open[row])
+            self.busy_until[row] = max(now_ms, float(self.others_until[row])) + left

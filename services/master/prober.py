@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import aiohttp
 import msgspec
 from msgspec import Meta
 
 from protocol.errors import InvalidRequest, TriptychError, Unavailable
+from protocol.generate import field_of
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Url
 from services.master.config import MasterConfig
+from services.master.peer_messages import Added, Removed
 from services.master.service import MasterService
+
+if TYPE_CHECKING:
+    from services.master.probing import ProbeClient
+
+_MAX_REMOVED = 4096
 
 
 class ProbedInstance(msgspec.Struct, omit_defaults=True):
@@ -47,6 +53,16 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
         )  # fmt: skip
 
 
+def decode_probed(data: bytes) -> ProbedInstance:
+    """The body of a call, or `InvalidRequest`."""
+    try:
+        return msgspec.json.decode(data, type=ProbedInstance)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=field_of(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+
+
 @dataclass(eq=False)
 class _Probed:
     """A worker with what its probes said. Times are seconds of the monotonic clock."""
@@ -65,18 +81,30 @@ class Prober:
     service: MasterService
     config: MasterConfig
     _probed: dict[str, _Probed] = field(default_factory=dict)
+    _removed: dict[str, float] = field(default_factory=dict)
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.service.exchange.by_hand = self
 
     async def run(self) -> None:
         """Probe again and again, until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=self.config.probe_timeout)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        await self._asked.wait()
+        from services.master.probing import ProbeClient
+
+        async with ProbeClient(self.config.probe_timeout) as client:
             while True:
                 probed = list(self._probed.values())
-                await asyncio.gather(*(self._probe(session, one) for one in probed))
+                await asyncio.gather(*(self._probe(client, one) for one in probed))
                 await asyncio.sleep(self.config.probe_interval)
 
     def add(self, instance: ProbedInstance) -> None:
         """Probed from the next round on; adding it again changes nothing."""
+        self._add(instance)
+        self._removed.pop(instance.name, None)
+        self.service.exchange.tell(Added(instance.name, msgspec.json.encode(instance), True))
+
+    def _add(self, instance: ProbedInstance) -> None:
         if len(self._probed) >= self.config.max_instances:
             raise Unavailable("the master takes no more instances")
         for name, known in self._probed.items():
@@ -88,13 +116,45 @@ class Prober:
                     code="duplicate_instance",
                 )
         self._probed.setdefault(instance.name, _Probed(instance, time.monotonic()))
+        self._asked.set()
 
     def remove(self, instance: ProbedInstance) -> bool:
         """Forget at once; False if it was not there."""
-        found = self._probed.pop(instance.name, None)
+        found = instance.name in self._probed
+        if found:
+            self.forget(instance.name)
+            self.service.exchange.tell(Removed(instance.name))
+        return found
+
+    def _was_removed(self, name: str) -> bool:
+        """Lately: a master that was cut off then may still take it to be there."""
+        removed = self._removed.get(name)
+        return removed is not None and time.monotonic() - removed < self.config.probe_forget
+
+    def bodies(self) -> dict[str, bytes]:
+        """What other masters may not have heard, by name: those that answer, or are new."""
+        known = self._probed.items()
+        return {n: msgspec.json.encode(one.instance) for n, one in known if not one.failures}
+
+    def learn(self, body: bytes, *, fresh: bool) -> None:
+        """Another master was told of a worker: at this moment, or some time ago."""
+        instance = decode_probed(body)
+        if fresh:
+            self._removed.pop(instance.name, None)
+        if self._was_removed(instance.name):
+            self.service.exchange.tell(Removed(instance.name))
+        else:
+            self._add(instance)
+
+    def forget(self, name: str) -> None:
+        """It was removed, here or at another master."""
+        self._removed.pop(name, None)
+        self._removed[name] = time.monotonic()
+        if len(self._removed) > _MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
+        found = self._probed.pop(name, None)
         if found is not None:
             self._deregister(found)
-        return found is not None
 
     def list(self) -> list[dict[str, object]]:
         return [
@@ -107,16 +167,15 @@ class Prober:
             for probed in self._probed.values()
         ]
 
-    async def _probe(self, session: aiohttp.ClientSession, probed: _Probed) -> None:
+    async def _probe(self, client: ProbeClient, probed: _Probed) -> None:
         url = probed.instance.url.rstrip("/")
         try:
-            async with session.get(f"{url}/health") as response:
-                response.raise_for_status()
+            await client.health(url)
             if not probed.instance.model:
-                probed.instance.model = await _model_of(session, url)
+                probed.instance.model = await client.model_of(url)
             self._alive(probed)
-        except (aiohttp.ClientError, TimeoutError, TriptychError) as error:
-            self._failed(probed, str(error) or type(error).__name__)
+        except TriptychError as error:
+            self._failed(probed, error.message)
 
     def _alive(self, probed: _Probed) -> None:
         if self._probed.get(probed.instance.name) is not probed:
@@ -124,7 +183,7 @@ class Prober:
         now, lease = time.monotonic(), self._lease_s
         known = self.service.master.registry.touch(probed.instance.name, now * 1e3, lease)
         if not (probed.up and known):
-            self.service.register(probed.instance.info(), lease)
+            self.service.adopt(probed.instance.info(), lease)
         probed.up, probed.failures, probed.seen, probed.error = True, 0, now, ""
 
     @property
@@ -143,14 +202,4 @@ class Prober:
             self._probed.pop(probed.instance.name, None)
 
     def _deregister(self, probed: _Probed) -> None:
-        self.service.deregister(InstanceName(probed.instance.name))
-
-
-async def _model_of(session: aiohttp.ClientSession, url: str) -> str:
-    async with session.get(f"{url}/v1/models") as response:
-        response.raise_for_status()
-        body = await response.read()
-    try:
-        return str(msgspec.json.decode(body)["data"][0]["id"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        raise InvalidRequest(f"{url}/v1/models names no model") from None
+        self.service.disown(InstanceName(probed.instance.name))

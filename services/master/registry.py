@@ -14,6 +14,7 @@ from protocol.kv_events import EventBatch
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet import Fleet, Instance
+from services.master.roster import Roster
 
 _MODELS = 256
 
@@ -21,14 +22,17 @@ _MODELS = 256
 @dataclass
 class Registry:
     """All instances, by id; `fleets` by model. `joined` and `left` are told of changes, for whoever
-    listens to their events. Times are ms of the caller's monotonic clock."""
+    listens to their events; `opened` of a breaker that failures here have opened, by instance id.
+    Times are ms of the caller's monotonic clock."""
 
     config: MasterConfig
     joined: Callable[[InstanceInfo], None] = lambda info: None
     left: Callable[[InstanceInfo], None] = lambda info: None
+    opened: Callable[[str], None] = lambda instance_id: None
     instances: dict[str, Instance] = field(default_factory=dict)
     fleets: dict[str, Fleet] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    roster: Roster = field(default_factory=Roster)
     _by_url: dict[str, str] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
 
@@ -38,7 +42,9 @@ class Registry:
             return next(iter(self.fleets.values()))
         found = self.fleets.get(model)
         if found is None:
-            raise ModelNotFound(f"no worker serves the model '{model}'", param="model")
+            several = not model and self.fleets
+            message = "several models are served, name one" if several else None
+            raise ModelNotFound(message or f"no worker serves the model '{model}'", param="model")
         return found
 
     def register(
@@ -54,7 +60,7 @@ class Registry:
                 f"instance_id '{info.instance_id}' is taken by the worker at {known.info.url}",
                 "instance_id",
             )
-        if known is not None and _same_life(known.info, info):
+        if known is not None and same_life(known.info, info):
             return self._renew(known, info.load, now_ms, lease)
         if known is None and len(self.instances) >= self.config.max_instances:
             self.refused["too_many_instances"] += 1
@@ -71,6 +77,7 @@ class Registry:
         instance = self.fleets[info.model].add(info, now_ms, lease_s * 1e3)
         self.instances[info.instance_id] = instance
         self._by_url[info.url] = info.instance_id
+        self.roster.note(info.instance_id)
         self.joined(info)
 
     def _forget_empty_fleets(self) -> None:
@@ -84,7 +91,7 @@ class Registry:
         instance = self.instances.get(beat.instance_id)
         if instance is None or instance.info.generation != beat.generation:
             return LeaseAnswer(False)
-        if beat.draining and not instance.draining:
+        if beat.draining:
             self._set_draining(instance, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
@@ -114,8 +121,14 @@ class Registry:
         return LeaseAnswer(instance is not None, self.config.lease, instance is not None)
 
     def _set_draining(self, instance: Instance, now_ms: float) -> None:
-        instance.draining = True
+        if not instance.draining:
+            instance.draining = True
+            self._update(instance, now_ms)
+
+    def _update(self, instance: Instance, now_ms: float) -> None:
+        """Whether it may be used has changed, or may have."""
         instance.update_penalty(now_ms)
+        self.roster.note(instance.info.instance_id)
 
     def _named(self, name: InstanceName) -> Instance | None:
         instance = self.instances.get(name.instance_id)
@@ -130,6 +143,7 @@ class Registry:
         self._broken.discard(info.instance_id)
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
+        self.roster.drop(info.instance_id)
         self.left(info)
 
     def expire(self, now_ms: float) -> list[str]:
@@ -139,7 +153,7 @@ class Registry:
             self._remove(instance)
         for name in [n for n in self._broken if self.instances[n].open_until <= now_ms]:
             self._broken.discard(name)
-            self.instances[name].update_penalty(now_ms)
+            self._update(self.instances[name], now_ms)
         return [instance.info.instance_id for instance in gone]
 
     def failed(self, instance_ids: Iterable[str], now_ms: float) -> None:
@@ -150,9 +164,14 @@ class Registry:
                 continue
             instance.failures += 1
             if instance.failures >= self.config.breaker_failures:
-                instance.open_until = now_ms + self.config.breaker_open * 1e3
-                instance.update_penalty(now_ms)
-                self._broken.add(name)
+                self.open(instance, now_ms, self.config.breaker_open * 1e3)
+                self.opened(name)
+
+    def open(self, instance: Instance, now_ms: float, open_ms: float) -> None:
+        """No requests for it for so long."""
+        instance.open_until = now_ms + open_ms
+        self._broken.add(instance.info.instance_id)
+        self._update(instance, now_ms)
 
     def succeeded(self, instance_id: str) -> None:
         instance = self.instances.get(instance_id)
@@ -189,7 +208,7 @@ class Registry:
         raise InvalidRequest(message, param=param, code=code)
 
 
-def _same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
+def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
     """Whether only the load differs."""
     nothing = Load()
     old = msgspec.structs.replace(known, load=nothing)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+import uuid
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from protocol.errors import TriptychError
 from protocol.registry import (
+    Finished,
     FinishedReports,
     Heartbeat,
     InstanceInfo,
@@ -17,58 +19,153 @@ from protocol.registry import (
     LeaseAnswer,
     Placement,
     ScheduleRequest,
+    Workers,
 )
 from services.master.admission import Ticket
 from services.master.config import MasterConfig
+from services.master.exchange import Exchange
+from services.master.ledger import Held
 from services.master.master import Master
 from services.master.metrics import MasterMetrics
+from services.master.roster import show
 from services.master.subscriber import Subscriber
 
 _TICK_S = 0.1
 _PUMP_S = 0.005
+_SETTLE_S = 0.02
+_SYNC_S = 1.0
+_MAX_FOLLOWERS = 4096
 
 
 class MasterService:
-    """A master, the events it follows, and the time. Lives on one event loop."""
+    """A master, the events it follows, the masters beside it, and the time. Lives on one event
+    loop."""
 
     def __init__(self, config: MasterConfig) -> None:
         self.config = config
         self.subscriber = Subscriber()
-        self.master = Master(config, None, self.subscriber.joined, self.subscriber.left)
+        self.master = Master(
+            config, None, self.subscriber.joined, self._left, self._placed, self._over
+        )
         self.subscriber.master = self.master
-        self.metrics = MasterMetrics(self.master, self.subscriber.counts)
+        self.exchange = Exchange(self.master, uuid.uuid4().hex[:12], bool(config.redis_url))
+        self.master.registry.opened = self._opened
+        self.master.registry.roster.changed = self._changed
+        self.metrics = MasterMetrics(self.master, self.subscriber.counts, self.exchange)
         self._pumping: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
+        self._followers = 0
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Let things lapse in time; close every socket at the end."""
-        ticking = asyncio.create_task(self._tick())
+        tasks = [asyncio.create_task(self._tick())]
+        if self.exchange.enabled:
+            tasks += await self._share()
         try:
             yield
         finally:
-            ticking.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.subscriber.close()
+
+    async def _share(self) -> list[asyncio.Task[None]]:
+        """Join the other masters; ready once their workers are known, or soon without. Imported
+        here because the client takes a tenth of a second to import."""
+        from services.master.orphans import OrphanProber
+        from services.master.shared import RedisLink
+
+        link = RedisLink(self.exchange, self.config)
+        running = [link.run(), OrphanProber(self.exchange, self.config).run()]
+        tasks = [asyncio.create_task(one) for one in running]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(link.synced.wait(), _SYNC_S)
+        return tasks
 
     async def _tick(self) -> None:
         while True:
-            self.master.expire(time.monotonic())
+            now = time.monotonic()
+            with self.exchange.because("lapse"):
+                self.master.expire(now)
+            self.exchange.peers.expire(now)
             await asyncio.sleep(_TICK_S)
 
-    def register(self, info: InstanceInfo, lease_s: float | None = None) -> LeaseAnswer:
-        answer = self.master.register(info, time.monotonic(), lease_s)
+    def _left(self, info: InstanceInfo) -> None:
+        self.subscriber.left(info)
+        self.exchange.left(info)
+
+    def _placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        self.exchange.placed(request, held, now_ms)
+
+    def _over(self, report: Finished) -> None:
+        self.exchange.ended(report)
+
+    def _opened(self, instance_id: str) -> None:
+        self.exchange.opened(instance_id, time.monotonic())
+
+    def register(self, info: InstanceInfo) -> LeaseAnswer:
+        now = time.monotonic()
+        with self.exchange.because("call"):
+            answer = self.master.register(info, now)
+        self.exchange.joined(info, now)
         self._pump_soon()
         return answer
 
+    def adopt(self, info: InstanceInfo, lease_s: float) -> None:
+        """A worker that cannot register; every master finds it by itself."""
+        self.master.register(info, time.monotonic(), lease_s)
+        self._pump_soon()
+
+    def disown(self, name: InstanceName) -> None:
+        self.master.deregister(name, time.monotonic())
+
     def heartbeat(self, beat: Heartbeat) -> LeaseAnswer:
-        answer = self.master.heartbeat(beat, time.monotonic())
+        now = time.monotonic()
+        answer = self.master.heartbeat(beat, now)
+        if answer.known:
+            self.exchange.beat(beat, answer.draining, now)
         self._pump_soon()
         return answer
 
     def deregister(self, name: InstanceName) -> LeaseAnswer:
-        return self.master.deregister(name, time.monotonic())
+        with self.exchange.because("call"):
+            return self.master.deregister(name, time.monotonic())
 
     def drain(self, name: InstanceName) -> LeaseAnswer:
-        return self.master.drain(name, time.monotonic())
+        answer = self.master.drain(name, time.monotonic())
+        if answer.known:
+            self.exchange.drained(name)
+        return answer
+
+    async def workers(self, after: str, wait_s: float, left: asyncio.Future[Any]) -> Workers:
+        """Who is there or, once something has changed after a version, what; at the latest in
+        `wait_s` or when the caller has `left`."""
+        found = self._show(after)
+        if found.full or found.workers or found.gone:
+            return found
+        if not wait_s or self._followers >= _MAX_FOLLOWERS:
+            return found
+        self._followers += 1
+        waiting = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait({waiting, left}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await asyncio.sleep(_SETTLE_S)  # changes come in bursts
+        finally:
+            waiting.cancel()
+            self._followers -= 1
+        return self._show(after)
+
+    def _show(self, after: str) -> Workers:
+        registry = self.master.registry
+        now_ms = time.monotonic() * 1e3
+        return show(registry.roster, registry.instances, registry.fleets, after, now_ms)
+
+    def _changed(self) -> None:
+        if self._followers:
+            self._news.set()
+            self._news = asyncio.Event()
 
     def finished(self, body: FinishedReports) -> LeaseAnswer:
         now = time.monotonic()

@@ -20,6 +20,7 @@ _HWM = 100_000
 _AT_ONCE = 256
 _REPLAY_TIMEOUT_S = 2.0
 _MAX_SOCKETS = 65_000
+_MAX_BYTES = 512 << 20  # a snapshot of millions of blocks
 
 
 @dataclass
@@ -79,6 +80,7 @@ class _Subscription:
         self._timer: asyncio.TimerHandle | None = None
         socket = context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, _HWM)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
         socket.subscribe(source.topic.encode())
         try:
             socket.connect(source.endpoint)
@@ -92,6 +94,7 @@ class _Subscription:
         """On a new socket each time: late answers to an earlier question cannot be mistaken."""
         self._close_dealer()
         socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
         try:
             socket.connect(self._source.replay)
         except zmq.ZMQError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.registry import InstanceRole
-from protocol.settings import option
+from protocol.settings import option, parse_urls
 from services.frontend.model_info import ModelInfo
 from services.mock.settings import EngineSettings
 from services.mock.timing import Timing
@@ -81,13 +81,13 @@ class MockConfig:
 
     @property
     def masters(self) -> list[str]:
-        return _urls("master-url", self.master_url)
+        return parse_urls("--master-url", self.master_url)
 
     @property
     def encoders(self) -> list[str]:
         if self.encode_servers_urls.strip().lower() in ("none", "disable"):
             return []
-        return _urls("encode-servers-urls", self.encode_servers_urls)
+        return parse_urls("--encode-servers-urls", self.encode_servers_urls)
 
     @property
     def publishes(self) -> bool:
@@ -141,11 +141,3 @@ class MockConfig:
             return settings
         info = ModelInfo.load(Path(self.model))
         return replace(settings, model=info.name, revision=self.revision or info.revision)
-
-
-def _urls(flag: str, text: str) -> list[str]:
-    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--{flag}: '{url}' is not an http(s) URL")
-    return urls

@@ -89,12 +89,15 @@ class Engine:
     def _embedding_handle(self, mm_hash: str, rows: int) -> dict[str, Any]:
         size = rows * self.settings.row_bytes
         return {
-            "peer_host": self.settings.host,
-            "peer_port": self.settings.port,
+            **self.embeddings_endpoint(),
             "size_bytes": size,
             "shape": [rows, self.settings.row_bytes // 2],
             "triptych": {"instance_id": self.settings.instance_id},
         }
+
+    def embeddings_endpoint(self) -> dict[str, Any]:
+        """What a handle has before there is any embedding: where to ask for it."""
+        return {"peer_host": self.settings.host, "peer_port": self.settings.port}
 
     def add(self, source: GenerateRequest, now: float, local: Collection[str] = ()) -> None:
         """Queue a request; `local` are items whose media came with it. Raises `InvalidRequest`."""

@@ -124,6 +124,7 @@ class Instance:
             max_running=settings.max_num_seqs,
             kv_bytes_per_token=settings.kv_bytes_per_token if settings.generates else 0,
             kv_endpoint=kv_ref(settings).to_params() if growing else None,
+            ec_endpoint=self.engine.embeddings_endpoint() if settings.role == "encode" else None,
             events=self.publisher.sources if self.publisher is not None else [],
             load=load_of(self.engine),
         )
@@ -142,6 +143,7 @@ class Instance:
             "block_size": info.block_size,
             "max_model_len": self.settings.max_model_len,
             "kv_transfer_params": info.kv_endpoint,
+            "ec_transfer_params": info.ec_endpoint,
         }
 
     def begin(self, faults: Sequence[Fault]) -> None:

@@ -13,6 +13,7 @@ from protocol.generate import ABORT_PATH
 from services.http import errors
 from services.http.openai import informing
 from services.http.server import version
+from services.worker import rtp_status
 from services.worker.worker import Worker
 
 
@@ -21,6 +22,7 @@ def create_app(worker: Worker) -> FastAPI:
     app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
     app.include_router(_status(worker))
     app.include_router(_control(worker))
+    app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend))
     for build in worker.role.routers:
         app.include_router(build(worker))
@@ -125,7 +127,7 @@ def _control(worker: Worker) -> APIRouter:
     @routes.post("/drain")
     async def drain() -> Response:
         """Take no more requests; those under way finish."""
-        worker.draining = True
+        worker.drain()
         return JSONResponse({"in_flight": worker.in_flight})
 
     return routes

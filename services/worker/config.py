@@ -35,6 +35,12 @@ class WorkerConfig(FrontendOptions):
     enable_request_id_headers: bool = option(True, "echo X-Request-Id")
     ec_transfer_config: str = option("", "connector of embeddings: a transport's name or JSON")
     kv_transfer_config: str = option("", "connector of KV blocks: a transport's name or JSON")
+    master_url: str = option("", "masters to register with, comma-separated")
+    advertise_url: str = option("", "URL that others reach this worker by, if host does not say it")
+    heartbeat_interval: float = option(
+        1.0, "between reports to a master, at most a third of its lease"
+    )
+    kv_events_config: str = option("", "vLLM's JSON; events are published if there is a master")
     seed: int = option(0, "not used for sampling: requests bring their own")
     num_threads: int = option(0, "CPU threads of the engine, 0 for the default")
     start_timeout: float = option(600.0, "seconds the engine may take to load")

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from protocol.errors import InternalError, TriptychError, Unavailable, error_info, from_info
+from protocol.errors import TriptychError, Unavailable, UpstreamError, error_info, from_info
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
@@ -109,7 +109,7 @@ class EngineClient:
 
     async def _watch(self) -> None:
         code = await self._process.wait()
-        self._fail(InternalError(f"the engine process ended with status {code}"))
+        self._fail(UpstreamError(f"the engine process ended with status {code}"))
 
     def _fail(self, error: TriptychError) -> None:
         """Everything that waits for the engine gets `error`."""
@@ -186,13 +186,15 @@ class EngineClient:
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         self._send(messages.ResetCaches(prefix, encoder))
 
-    async def statistics(self, *, check: bool = False) -> messages.Statistics:
-        """A snapshot of the engine, with an integrity report if `check`."""
+    async def statistics(
+        self, *, check: bool = False, keys_since: int | None = None, timeout_s: float = _QUERY_S
+    ) -> messages.Statistics:
+        """A snapshot of the engine; see `messages.Query`. `Unavailable` if it does not answer."""
         query_id = next(self._query_ids)
         future = self._queries[query_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(messages.Query(query_id, check))
-            return await asyncio.wait_for(future, _QUERY_S)
+            self._send(messages.Query(query_id, check, keys_since))
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise Unavailable("the engine does not answer") from None
         finally:

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
-from protocol.settings import describe, resolve
+from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
 from services.http.server import bind
 from services.http.server import serve as serve_http
+from services.membership.config import EventsConfig, advertised_url, parse_events
+from services.membership.registration import Registration
 from services.worker.app import create_app
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
+from services.worker.member import WorkerMember, registered
 from services.worker.metrics import WorkerMetrics
 from services.worker.worker import RoleSpec, Worker
 
@@ -44,21 +47,29 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
 
 async def serve(role: RoleSpec, config: WorkerConfig) -> int:
     """Bind, load, serve; the port is taken before the model is loaded."""
+    masters = parse_urls("--master-url", config.master_url)
+    events = parse_events(config.kv_events_config, config.host, default=bool(masters))
     with bind(config.host, config.port) as listener:
+        port = listener.getsockname()[1]
+        url = advertised_url(config.advertise_url, config.host, port, masters)
         frontend = Frontend.load(config.to_config())
         engine = await EngineClient.start(
-            engine_config(role, config, frontend), config.start_timeout
+            engine_config(role, config, frontend, events), config.start_timeout
         )
         try:
             worker = Worker(role, config, engine, frontend, WorkerMetrics(role.name))
-            await serve_http(create_app(worker), listener, role.name, stop=engine.dead)
+            member = WorkerMember(worker, url)
+            during = registered(worker, Registration([member], masters, config.heartbeat_interval))
+            await serve_http(create_app(worker), listener, role.name, engine.dead, during=during)
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()
             await frontend.close()
 
 
-def engine_config(role: RoleSpec, config: WorkerConfig, frontend: Frontend) -> EngineConfig:
+def engine_config(
+    role: RoleSpec, config: WorkerConfig, frontend: Frontend, events: EventsConfig | None = None
+) -> EngineConfig:
     info = frontend.info
     return EngineConfig(
         model_dir=config.model,
@@ -82,4 +93,5 @@ def engine_config(role: RoleSpec, config: WorkerConfig, frontend: Frontend) -> E
         num_threads=config.num_threads,
         ec=parse_ec(config.ec_transfer_config or role.ec_transport),
         kv=parse_kv(config.kv_transfer_config or role.kv_transport),
+        events=events,
     )

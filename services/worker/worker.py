@@ -17,6 +17,7 @@ from services.frontend.render import Frontend
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.metrics import WorkerMetrics
+from services.worker.tasks import TaskLog
 
 _RETRY_AFTER_S = 1.0
 
@@ -35,7 +36,8 @@ class RoleSpec:
 
 @dataclass
 class Worker:
-    """Handed to every route; owns nothing global."""
+    """Handed to every route; owns nothing global. `tell` is called when masters should know of a
+    change at once."""
 
     role: RoleSpec
     config: WorkerConfig
@@ -45,6 +47,13 @@ class Worker:
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     draining: bool = False
     in_flight: int = 0
+    tasks: TaskLog = field(default_factory=TaskLog)
+    tell: Callable[[], None] = lambda: None
+
+    def drain(self) -> None:
+        """Take no more requests; those under way finish."""
+        self.draining = True
+        self.tell()
 
     @property
     def model(self) -> str:
@@ -79,11 +88,12 @@ class Worker:
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker of role '{self.role.name}' generates no tokens")
         timeline = self.metrics.timeline()
-        with self._admitted():
+        with self._admitted(), self.tasks.task(request.request_id, len(request.token_ids)) as task:
             async with contextlib.aclosing(self.engine.generate(request)) as steps:
                 try:
                     async for outputs in steps:
                         timeline.observe(outputs)
+                        task.observe(outputs)
                         yield outputs
                 except GeneratorExit:
                     self.metrics.abort()
@@ -94,7 +104,8 @@ class Worker:
         if "vision" not in self.role.parts:
             raise InvalidRequest(f"a worker of role '{self.role.name}' encodes no media")
         start = time.monotonic()
-        with self._admitted():
+        tokens = sum(item.length for item in request.items)
+        with self._admitted(), self.tasks.task(request.request_id, tokens):
             outputs = await self.engine.encode(request)
         self.metrics.observe_encode(time.monotonic() - start)
         return outputs

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
 from tests.integration.clients import body_of
+from tests.integration.transports import TRANSPORTS, flags_of, need
 from tests.reference import Messages, reference_generate
 from tests.stack import Process, Stack, call, idle, running
 
@@ -32,20 +33,15 @@ class Workers:
     decode: Process
 
 
-@pytest.fixture(scope="module", params=["shm", "shared_storage"])
+@pytest.fixture(scope="module", params=list(TRANSPORTS))
 def workers(
     request: pytest.FixtureRequest, model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Workers]:
-    ec = "shm"
-    if request.param == "shared_storage":
-        folder = tmp_path_factory.mktemp("ec")
-        ec = (
-            '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both", '
-            f'"ec_connector_extra_config": {{"shared_storage_path": "{folder}"}}}}'
-        )
+    need(request.param)
+    flags = flags_of(request.param, tmp_path_factory.mktemp("shared"))
     with running(model_dir("qwen2_5_vl")) as stack:
         names = ("encoder", "prefill", "decode")
-        started = [stack.start(f"services.{name}", "--ec-transfer-config", ec) for name in names]
+        started = [stack.start(f"services.{name}", *flags) for name in names]
         for process in started:
             process.wait_ready()
         yield Workers(stack, *started)

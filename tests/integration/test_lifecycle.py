@@ -163,26 +163,28 @@ def test_streamed_and_whole_answers_agree(fleet: Fleet) -> None:
     assert usage == {key: whole["usage"][key] for key in usage}
 
 
-def test_a_dead_worker_costs_its_requests_an_error_and_no_more(fleet: Fleet) -> None:
+def tokens_of(events: list[Any]) -> list[int]:
+    return [t for e in events for c in e["choices"] for t in c.get("token_ids") or ()]
+
+
+def test_a_dead_worker_costs_its_requests_nothing(fleet: Fleet) -> None:
+    """Prefill goes on where decode has stopped, and decode does both without prefill."""
     case = asking(picture(507), "What is in this image?")
-    expected = tokens(fleet.proxy, case, max_tokens=6)
-    stream = Stream(fleet.proxy, case, max_tokens=1500, ignore_eos=True)
-    assert stream.event() is not None
-    fleet.decode.kill()
-    last = None
-    while (event := stream.event()) is not None:
-        last = event
-    assert last is not None and last["error"]["code"] == "upstream_error"
-    stream.leave()
-    status, answer = call(f"{fleet.proxy.url}/v1/chat/completions", body_of(case, max_tokens=6))
-    assert status in (502, 503) and answer["error"]["message"]
-    assert call(f"{fleet.proxy.url}/live")[0] == 200
-    fleet.decode.restart()
-    deadline = time.monotonic() + 10
-    while call(f"{fleet.proxy.url}/health")[0] != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert tokens(fleet.proxy, case, max_tokens=6) == expected
+    expected = reference_generate(fleet.stack.model, case, 200, ignore_eos=True)
+    for victim in (fleet.decode, fleet.prefill):
+        stream = Stream(fleet.proxy, case, max_tokens=200, ignore_eos=True)
+        events = [stream.event() for _ in range(5)]
+        victim.kill()
+        while (event := stream.event()) is not None:
+            events.append(event)
+        stream.leave()
+        assert tokens_of(events) == expected
+        assert tokens(fleet.proxy, case, max_tokens=200, ignore_eos=True) == expected
+        victim.restart()
+        deadline = time.monotonic() + 10
+        while call(f"{fleet.proxy.url}/health")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def test_an_encoder_that_is_down_is_passed_over(fleet: Fleet) -> None:

@@ -5,143 +5,29 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import (
-    SNAPSHOT,
-    AllBlocksCleared,
-    BlockStored,
-    CacheEvent,
-    EmbeddingStored,
-    encode_batch,
-    end_frames,
-    event_frames,
-    parse_replay_request,
-    short_key,
+from protocol.kv_events import SNAPSHOT, BlockStored, EmbeddingStored, short_key
+from protocol.registry import Placement, ScheduleRequest, Workers
+from tests.masters import (
+    KEYS,
+    WAIT_S,
+    FakeVLLM,
+    Publisher,
+    blocks_of,
+    instances,
+    metric,
+    register,
+    schedule,
+    until,
+    workers,
 )
-from protocol.registry import Placement, ScheduleRequest
 from tests.stack import Process, call
-
-WAIT_S = 10.0
-KEYS = list(range(10))
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    """Start masters; all are ended with the test."""
-    started: list[Process] = []
-
-    def run(*flags: str) -> Process:
-        process = Process("services.master", "--log-level", "warning", *flags, env={})
-        started.append(process)
-        process.wait_ready()
-        return process
-
-    yield run
-    assert [process.stop() for process in started] == [0] * len(started)
-
-
-class Publisher:
-    """Events as a worker publishes them, replays answered; `encoding` of the payload."""
-
-    def __init__(self, encoding: Any = "map", snapshots: bool = False) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
-        self._router = self._context.socket(zmq.ROUTER)
-        self._pub.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.LINGER, 0)
-        ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self._pub, self._router)]
-        self.source = {
-            "endpoint": f"tcp://127.0.0.1:{ports[0]}",
-            "replay": f"tcp://127.0.0.1:{ports[1]}",
-        }
-        self._encoding = encoding
-        self._snapshots = snapshots
-        self.sent: list[list[bytes]] = []
-        self.stored: list[int] = []
-        self.questions: list[int] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def publish(self, *events: CacheEvent, lose: bool = False) -> None:
-        for event in events:
-            if isinstance(event, BlockStored):
-                self.stored += [int(key) for key in event.block_hashes]
-        payload = encode_batch(time.time(), events, encoding=self._encoding)
-        self.sent.append(event_frames("kv-events", len(self.sent), payload))
-        if not lose:
-            self._pub.send_multipart(self.sent[-1])
-
-    def garbage(self) -> None:
-        self._pub.send_multipart([b"kv-events", b"not a number", b"\xc1"])
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            if not self._router.poll(20):
-                continue
-            address, first = parse_replay_request(self._router.recv_multipart())
-            self.questions.append(first)
-            for frames in [*self._answers(first), end_frames()]:
-                self._router.send_multipart([address, b"", *frames])
-
-    def _answers(self, first: int) -> list[list[bytes]]:
-        if first != SNAPSHOT:
-            return self.sent[first:]
-        if not (self._snapshots and self.sent):
-            return []
-        events = [AllBlocksCleared(), BlockStored(list(self.stored))]
-        return [event_frames("", len(self.sent) - 1, encode_batch(time.time(), events))]
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._context.destroy(0)
-
-
-@pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    made = Publisher()
-    yield made
-    made.close()
-
-
-def register(master: Process, name: str, role: str, **fields: Any) -> tuple[int, Any]:
-    body = {"instance_id": name, "role": role, "url": f"http://{name}:1", "model": "m", **fields}
-    return call(f"{master.url}/register", body)
-
-
-def schedule(master: Process, name: str = "r", **fields: Any) -> Any:
-    body = {"request_id": name, "prompt_tokens": 165, "block_keys": KEYS, **fields}
-    status, answer = call(f"{master.url}/schedule", body)
-    assert status == 200, answer
-    return answer
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def blocks_of(master: Process, name: str) -> int:
-    _, workers = call(f"{master.url}/workers")
-    return sum(w["indexed_blocks"] for w in workers if w["instance_id"] == name)
-
-
-def metric(master: Process, line: str) -> float:
-    with urllib.request.urlopen(f"{master.url}/metrics", timeout=WAIT_S) as response:
-        text = response.read().decode()
-    found = [row for row in text.splitlines() if row.startswith(f"triptych_master:{line} ")]
-    return float(found[0].split()[-1]) if found else 0.0
 
 
 def test_a_fleet_is_placed_on(start: Callable[..., Process]) -> None:
@@ -149,12 +35,14 @@ def test_a_fleet_is_placed_on(start: Callable[..., Process]) -> None:
     master = start()
     assert time.monotonic() - began < 5.0
     for name, role in (("e", "encode"), ("p", "prefill"), ("d", "decode")):
-        assert register(master, name, role)[0] == 200
+        asked_at = {"peer_host": "h", "peer_port": 7} if name == "e" else None
+        assert register(master, name, role, ec_endpoint=asked_at)[0] == 200
     items = [{"mm_hash": "x", "tokens": 16, "offset": 2}]
     answer = schedule(master, items=items, debug=True)
     assert answer["prefill"]["url"] == "http://p:1"
     assert answer["decode"]["instance_id"] == "d"
     assert answer["encoders"][0]["state"] == "encode"
+    assert answer["encoders"][0]["target"]["ec_endpoint"] == {"peer_host": "h", "peer_port": 7}
     assert answer["debug"]["prefill"]["chosen"] == "p"
     assert call(f"{master.url}/finished", {"reports": [{"request_id": "r"}]})[0] == 200
     assert metric(master, "requests_in_flight") == 0
@@ -226,7 +114,7 @@ def test_a_lapsed_lease_is_noticed(start: Callable[..., Process]) -> None:
     master = start("--lease", "0.4")
     register(master, "d", "decode")
     schedule(master)
-    until(lambda: call(f"{master.url}/workers")[1] == [])
+    until(lambda: workers(master) == {})
     status, answer = call(f"{master.url}/schedule", {"request_id": "r", "prompt_tokens": 1})
     assert (status, answer["error"]["code"]) == (503, "no_decode")
     assert metric(master, "lapsed_total") == 1
@@ -253,6 +141,43 @@ def test_requests_wait_for_room_and_are_refused_without(start: Callable[..., Pro
     waiting.join(WAIT_S)
     assert answers[0]["decode"]["instance_id"] == "d"
     assert answers[0]["queued_ms"] > 0
+
+
+def follow(master: Process, after: str = "", wait_s: float = 0.0) -> Any:
+    status, answer = call(f"{master.url}/workers?after={after}&wait_s={wait_s}")
+    assert status == 200, answer
+    return answer
+
+
+def test_proxies_follow_the_workers_by_version(start: Callable[..., Process]) -> None:
+    master = start()
+    register(master, "e", "encode", ec_endpoint={"peer_host": "h", "peer_port": 7})
+    register(master, "d", "decode", kv_layout={"groups": [], "block_size": 16, "dtype": "F32"})
+    first = follow(master)
+    assert first["full"] and [w["info"]["instance_id"] for w in first["workers"]] == ["e", "d"]
+    assert first["workers"][0]["info"]["ec_endpoint"] == {"peer_host": "h", "peer_port": 7}
+    assert follow(master, first["version"]) == {"version": first["version"]}
+    assert follow(master, first["version"], 0.05) == {"version": first["version"]}
+    call(f"{master.url}/heartbeat", {"instance_id": "d", "load": {"queued": 3}})
+    assert follow(master, first["version"]) == {"version": first["version"]}, "load is no change"
+    found: list[Any] = []
+    polling = threading.Thread(target=lambda: found.append(follow(master, first["version"], 30)))
+    polling.start()
+    call(f"{master.url}/drain", {"instance_id": "d"})
+    call(f"{master.url}/deregister", {"instance_id": "e"})
+    polling.join(WAIT_S)
+    changes = found[0]
+    while not ("workers" in changes and "gone" in changes):
+        changes |= follow(master, changes["version"], 30)
+    assert not changes.get("full") and changes["gone"] == ["e"]
+    assert [(w["info"]["instance_id"], w["draining"]) for w in changes["workers"]] == [("d", True)]
+    assert follow(master, "elsewhere-1")["full"]
+    assert call(f"{master.url}/workers?wait_s=soon")[0] == 400
+    request = urllib.request.Request(
+        f"{master.url}/workers", headers={"accept": "application/msgpack"}
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        assert len(msgspec.msgpack.decode(response.read(), type=Workers).workers) == 1
 
 
 WORKER = {"instance_id": "a", "role": "decode", "url": "http://a", "model": "m"}
@@ -287,7 +212,13 @@ def test_bad_input_is_refused_clearly_and_counted(start: Callable[..., Process])
     counted = {code for _, _, code in BAD}
     assert all(metric(master, f'errors_total{{code="{code}"}}') for code in counted)
     assert metric(master, 'refused_workers_total{code="duplicate_instance"}') == 1
-    schedule(master)
+    assert metric(master, 'refused_workers_total{code="absurd_load"}') == 1
+    register(master, "other", "decode", model="n")
+    assert schedule(master, model="m")["decode"]["instance_id"] == "d"
+    assert schedule(master, model="n")["decode"]["instance_id"] == "other"
+    status, answer = call(f"{master.url}/schedule", {"request_id": "r", "prompt_tokens": 5})
+    assert (status, answer["error"]["param"]) == (404, "model")
+    assert "name one" in answer["error"]["message"]
 
 
 def test_a_source_that_cannot_be_followed_costs_its_worker_only_the_index(
@@ -320,47 +251,6 @@ def test_rtp_llms_contract(start: Callable[..., Process]) -> None:
     assert (status, answer["success"], answer["code"]) == (200, False, 400)
 
 
-class FakeVLLM:
-    """/health and /v1/models of a worker that cannot register; `healthy` can be switched off."""
-
-    def __init__(self) -> None:
-        self.healthy = True
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200 if fake.healthy else 503)
-                self.end_headers()
-                self.wfile.write(b'{"data": [{"id": "m"}]}')
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def instances(
-    master: Process, method: str, body: Any = None, key: str = "secret"
-) -> tuple[int, Any]:
-    request = urllib.request.Request(
-        f"{master.url}/instances",
-        None if body is None else json.dumps(body).encode(),
-        {"x-api-key": key},
-        method=method,
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
 def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None:
     flags = ("--probe-interval", "0.05", "--probe-timeout", "1", "--probe-failures", "2")
     master = start("--admin-api-key", "secret", *flags)
@@ -372,7 +262,7 @@ def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None
     assert instances(master, "POST", body, key="guess")[0] == 401
     assert instances(master, "POST", {**body, "role": "chef"})[0] == 400
     assert instances(master, "POST", body)[0] == 200
-    until(lambda: len(call(f"{master.url}/workers")[1]) == 1)
+    until(lambda: len(workers(master)) == 1)
     tokens = list(range(40))
     publisher.publish(BlockStored([901, 902], None, tokens[:32], 16))
     until(lambda: metric(master, 'index_entries{kind="blocks",model="m"}') == 2)
@@ -382,13 +272,13 @@ def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None
     assert answer["decode"]["dialect"] == "openai"
     assert answer["hit_tokens"] == 32
     worker.healthy = False
-    until(lambda: call(f"{master.url}/workers")[1] == [])
+    until(lambda: workers(master) == {})
     worker.healthy = True
-    until(lambda: len(call(f"{master.url}/workers")[1]) == 1)
+    until(lambda: len(workers(master)) == 1)
     shown = instances(master, "GET")[1]["instances"]
     assert [(i["role"], i["healthy"]) for i in shown] == [("prefill_decode", True)]
     assert instances(master, "DELETE", body)[0] == 200
-    assert call(f"{master.url}/workers")[1] == []
+    assert workers(master) == {}
     assert instances(master, "DELETE", body)[0] == 400
     worker.close()
     publisher.close()

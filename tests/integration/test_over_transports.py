@@ -1,13 +1,15 @@
 """E+P+D over each transport, through real processes: the tokens of `generate()`, nothing left."""
 
+import resource
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
-from tests.integration.clients import all_tokens, tokens
+from tests.integration.clients import all_tokens, body_of, tokens
 from tests.integration.transports import TRANSPORTS, flags_of, need
 from tests.reference import reference_generate
 from tests.stack import Process, Stack, call, idle, proxy, running
@@ -39,9 +41,6 @@ def fleet(
         yield stack, proxy(stack, encoders, [prefill], [decode])
         for worker in workers:
             idle(worker)
-        fetched = call(f"{decode.url}/integrity")[1]["counters"]
-        assert fetched["kv_fetched"] > 0
-        assert fetched["kv_failed"] == 0
         assert set(stack.stop()) == {0}
         assert not stack.segments.exists()
         assert list(root.iterdir()) == []
@@ -84,6 +83,41 @@ def test_what_was_moved_is_counted(fleet: tuple[Stack, Process], transport: str)
         assert figure(text, "seconds_count", labels) == figure(text, "transfers_total", labels)
         assert figure(text, "leases_expired_total", labels) == 0
     assert "transfer_misses_total" in scrape(encoder)
+    fetched = kv_counters(stack)
+    assert fetched["kv_fetched"] > 0 and fetched["kv_failed"] == 0
+
+
+def test_a_disk_that_is_full(fleet: tuple[Stack, Process], transport: str) -> None:
+    """While no file can be written, a picture gets one clear error and text is computed twice; then
+    everything is as before."""
+    if transport != "shared_storage":
+        pytest.skip("the others write no files")
+    stack, server = fleet
+    workers = stack.processes[:3]
+    seen, unseen = asking(picture(1), "What is in this image?"), asking(picture(60), "And this?")
+    expected = [reference_generate(stack.model, case, 4) for case in (seen, unseen)]
+    for worker in workers:
+        limit_files(worker, 100)
+    status, answer = call(f"{server.url}/v1/chat/completions", body_of(unseen, max_tokens=4))
+    assert status == 503 and answer["error"]["code"] in ("transfer_failed", "embedding_lost")
+    assert tokens(server, seen, max_tokens=4) == expected[0], "its embedding is there already"
+    for worker in workers:
+        limit_files(worker, resource.RLIM_INFINITY)
+    assert tokens(server, unseen, max_tokens=4) == expected[1]
+    assert kv_counters(stack)["kv_failed"] == 1
+
+
+def limit_files(worker: Process, nbytes: int) -> None:
+    """Let a worker's engine write no larger files from here on."""
+    pid = worker.process.pid
+    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    resource.prlimit(int(engine), resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+
+def kv_counters(stack: Stack) -> dict[str, float]:
+    """Of the decode worker."""
+    counters: dict[str, float] = call(f"{stack.processes[3].url}/integrity")[1]["counters"]
+    return counters
 
 
 def scrape(worker: Process) -> str:

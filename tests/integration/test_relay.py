@@ -144,3 +144,17 @@ def test_a_worker_that_takes_no_references_gets_the_media() -> None:
             assert all("hash" in str(a.body["ec_transfer_params"]) for a in prefill.asked)
 
     run(work)
+
+
+def test_media_go_to_all_stages_if_told_to() -> None:
+    async def work() -> None:
+        async with relaying("EPD", "--send-media") as relayed:
+            status, _ = await relayed.post(pictures(data_url("A")))
+            assert status == 200
+            for role in ("prefill", "decode"):
+                (asked,) = relayed.workers[role][0].asked
+                (part,) = asked.body["messages"][0]["content"]
+                assert part["type"] == "image_url"
+                assert [part["uuid"]] == list(asked.body["ec_transfer_params"])
+
+    run(work)

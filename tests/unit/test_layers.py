@@ -17,14 +17,19 @@ ALLOWED = {
     "connectors": {"connectors", "protocol"},
     "services.frontend": {"services.frontend", "protocol"},
     "services.http": {"services.http", "services.frontend", "protocol"},
+    "services.membership": {"services.membership", "protocol"},
     # The frontend decodes pictures in one canonical way, for the encoder too.
-    "services.engine": {"services.engine", "services.frontend", "connectors", "protocol"},
+    "services.engine": {
+        "services.engine", "services.frontend", "services.membership", "connectors", "protocol",
+    },
     "services.worker": {
         "services.worker", "services.engine", "services.frontend", "services.http",
-        "connectors", "protocol",
+        "services.membership", "connectors", "protocol",
     },
     "services.master": {"services.master", "services.http", "protocol"},
-    "services.mock": {"services.mock", "services.http", "services.frontend", "protocol"},
+    "services.mock": {
+        "services.mock", "services.http", "services.frontend", "services.membership", "protocol",
+    },
     "proxy": {"proxy", "services.frontend", "services.http", "protocol"},
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
     "services": set(),

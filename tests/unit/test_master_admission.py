@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
-from protocol.registry import Placement, ScheduleRequest, Target
+from protocol.registry import InstanceInfo, Placement, ScheduleRequest, Target
 from services.master.admission import AdmissionQueue, Ticket
+from services.master.config import MasterConfig
+from services.master.master import Master
 
 DONE = Placement("", Target("", "", "decode"))
 
@@ -106,3 +108,14 @@ def test_waiting_ends_at_the_deadline_or_the_timeout() -> None:
     assert patient.outcome.code == "queue_timeout"
     assert len(queue) == 0
     assert (queue._lanes, queue._served, dict(queue._waiting)) == ({}, {}, {})
+
+
+def test_who_names_no_model_can_still_leave_when_a_second_model_has_come() -> None:
+    made = Master(MasterConfig(busy_requests=1, seed=1))
+    made.register(InstanceInfo("d", "decode", "http://d:1", "m"), 0.0)
+    assert isinstance(made.schedule(request("first"), 0.0), Placement)
+    ticket = made.schedule(request("second"), 0.0)
+    made.register(InstanceInfo("e", "decode", "http://e:1", "n"), 0.0)
+    assert isinstance(ticket, Ticket) and made.waiting == 1
+    made.cancel(ticket)
+    assert made.waiting == 0

@@ -1,5 +1,6 @@
 """Following event sources: gaps, duplicates, restarts, garbage; other engines' blocks."""
 
+import math
 import random
 from collections import Counter
 
@@ -152,6 +153,40 @@ def test_a_gap_older_than_the_replay_buffer_forgets_what_was_known() -> None:
     assert reader.counts["lost"] == 1
 
 
+def test_a_gap_older_than_the_replay_buffer_is_filled_by_a_snapshot() -> None:
+    source = Source(keep=2, snapshots=True)
+    reader = Reader(source)
+    reader.follower.live(source.publish(BlockStored([1])))
+    for key in (2, 3, 4, 5):
+        source.publish(BlockStored([key]))
+    reader.follower.live(source.publish(BlockStored([6])))
+    reader.follower.live(source.publish(BlockRemoved([2])))
+    reader.serve()
+    assert reader.state == {1, 3, 4, 5, 6}
+    assert (reader.counts["lost"], reader.follower.waiting) == (1, False)
+    reader.follower.live(source.publish(BlockStored([7])))
+    assert reader.state == source.state
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_short_replay_buffers_cost_knowledge_but_never_truth(seed: int, snapshots: bool) -> None:
+    """What a reader holds is held by the source; with snapshots it is all there is."""
+    rng = random.Random(seed)
+    source = Source(keep=3, snapshots=snapshots)
+    reader = Reader(source)
+    for _ in range(300):
+        frames = source.publish(random_event(rng))
+        if rng.random() < 0.7:
+            reader.follower.live(frames)
+        reader.serve()
+    reader.follower.live(source.publish(BlockStored([99])))
+    reader.serve()
+    assert reader.counts["lost"] > 0
+    assert reader.state <= source.state
+    assert reader.state == source.state or not snapshots
+
+
 def test_a_source_without_replay_or_one_that_does_not_answer() -> None:
     source = Source()
     reader = Reader(source, replay=False)
@@ -189,11 +224,20 @@ def test_a_restarted_publisher_starts_anew() -> None:
 def test_garbage_is_counted() -> None:
     source = Source()
     reader = Reader(source)
-    for frames in ([b"x"], [b"t", b"1", b"2"], [b"t", b"\0" * 8, b"\xc1"]):
+    timeless = event_frames("t", 0, encode_batch(math.nan, [BlockStored([5])]))
+    endless = event_frames("t", 0, encode_batch(math.inf, [BlockStored([5])]))
+    negative = event_frames("t", -7, encode_batch(1.0, [BlockStored([5])]))
+    for frames in (
+        [b"x"], [b"t", b"1", b"2"], [b"t", b"\0" * 8, b"\xc1"], timeless, endless, negative
+    ):  # fmt: skip
         reader.follower.live(frames)
-    assert reader.counts["garbage"] == 3
+    assert reader.counts["garbage"] == 6
     reader.follower.live(source.publish(BlockStored([1])))
     assert reader.state == {1}
+    source.restart()
+    reader.follower.live(source.publish(BlockStored([2])))
+    reader.serve()
+    assert reader.state == {2}
 
 
 def foreign_events(tokens: list[int], items: list[MMItem], salt: str = "") -> list[BlockStored]:

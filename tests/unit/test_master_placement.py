@@ -1,78 +1,26 @@
-"""Where requests and pictures go: caches, queues, room, and load counted when placed."""
+"""Where requests go: caches, queues, room, and load counted when placed."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
-from protocol.kv_events import BlockStored, CacheEvent, EmbeddingStored, EventBatch, EventSource
-from protocol.registry import (
-    Finished,
-    Heartbeat,
-    InstanceInfo,
-    InstanceName,
-    Load,
-    MediaNeed,
-    Placement,
-    Rates,
-    ScheduleRequest,
-)
+from protocol.kv_events import BlockStored
+from protocol.registry import Finished, Heartbeat, InstanceName, Load, Placement
 from services.master.admission import Ticket
-from services.master.config import MasterConfig
-from services.master.master import Master
-
-SOURCES = [EventSource("tcp://127.0.0.1:1")]
-RATES = Rates(
-    encode_ms_per_token=1.0,
-    prefill_ms_per_token=1.0,
-    decode_base_ms=10.0,
-    decode_ms_per_request=0.1,
-    transfer_bytes_per_ms=1e6,
+from tests.unit.master_fleets import (
+    LOAD,
+    PROMPT,
+    RATES,
+    add,
+    asking,
+    hear,
+    master,
+    picture,
+    place,
+    prefill_of,
+    sources,
 )
-LOAD = Load(free_blocks=1000, total_blocks=1000, rates=RATES)
-PROMPT = list(range(1000, 1010))
-
-
-def master(*roles: str, **config: Any) -> Master:
-    """A fleet of one worker for each role, named e0, p1, d2, ... by role and place."""
-    made = Master(MasterConfig(**{"seed": 1, "tie_ratio": 0.0, "lease": 1e6, **config}))
-    for i, role in enumerate(roles):
-        add(made, f"{role[0]}{i}", role)
-    return made
-
-
-def add(made: Master, name: str, role: Any, **fields: Any) -> None:
-    values = {"model": "m", "events": SOURCES, "load": LOAD, **fields}
-    made.register(InstanceInfo(name, role, f"http://{name}:1", **values), 0.0)
-
-
-def hear(made: Master, name: str, *events: CacheEvent) -> None:
-    made.apply(made.registry.instances[name].info, EventBatch(0.0, list(events)))
-
-
-def asking(name: str, *, blocks: int = 10, **fields: Any) -> ScheduleRequest:
-    return ScheduleRequest(
-        name, **{"prompt_tokens": 160, "block_keys": PROMPT[:blocks], "max_tokens": 10, **fields}
-    )
-
-
-def place(made: Master, request: ScheduleRequest, now: float = 0.0) -> Placement:
-    placed = made.schedule(request, now)
-    assert isinstance(placed, Placement)
-    return placed
-
-
-def prefill_of(placement: Placement) -> str:
-    return placement.prefill.instance_id if placement.prefill else placement.decode.instance_id
-
-
-def sources(placement: Placement) -> list[tuple[str, str]]:
-    return [(e.state, e.target.instance_id if e.target else "") for e in placement.encoders]
-
-
-def picture(name: str, offset: int = 0, tokens: int = 32) -> MediaNeed:
-    return MediaNeed(name, tokens, offset)
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
@@ -156,109 +104,6 @@ def test_a_report_does_not_forget_what_its_worker_cannot_know_yet() -> None:
     assert float(pool.busy_until[row]) == pytest.approx(1100.0)
     assert float(pool.free_blocks[row]) == 1000 - 63
     assert prefill_of(place(made, asking("s", blocks=0), 0.1)) != busy
-
-
-def test_a_new_picture_is_encoded_once_and_joined() -> None:
-    made = master("encode", "encode", "prefill", "decode")
-    first = place(made, asking("a", items=[picture("x")]))
-    ((state, encoder),) = sources(first)
-    assert state == "encode"
-    assert sources(place(made, asking("b", blocks=0, items=[picture("x")]))) == [
-        ("pending", encoder)
-    ]
-    hear(made, encoder, EmbeddingStored("x"))
-    assert sources(place(made, asking("c", blocks=0, items=[picture("x")]))) == [
-        ("cached", encoder)
-    ]
-    assert made.registry.fleet("m").pending == {}
-
-
-def test_an_encode_that_failed_is_not_joined() -> None:
-    made = master("encode", "prefill", "decode")
-    place(made, asking("a", items=[picture("x")]))
-    made.finished(Finished("a", "encode", ["x"], failed=["e0"]), 0.1)
-    assert sources(place(made, asking("b", blocks=0, items=[picture("x")]), 0.1)) == [
-        ("encode", "e0")
-    ]
-
-
-def test_an_encoder_that_leaves_takes_its_pending_pictures_along() -> None:
-    made = master("encode", "prefill", "decode")
-    place(made, asking("a", items=[picture("x")]))
-    made.deregister(InstanceName("e0"), 0.0)
-    add(made, "e9", "encode")
-    assert sources(place(made, asking("b", blocks=0, items=[picture("x")]))) == [("encode", "e9")]
-
-
-def test_several_pictures_spread_over_encoders() -> None:
-    made = master(*["encode"] * 4, "prefill", "decode")
-    items = [picture(f"x{i}", 32 * i) for i in range(4)]
-    placed = sources(place(made, asking("a", blocks=0, items=items)))
-    assert {state for state, _ in placed} == {"encode"}
-    assert len({encoder for _, encoder in placed}) == 4
-
-
-def test_the_same_picture_twice_in_a_prompt_is_encoded_once() -> None:
-    made = master("encode", "encode", "prefill", "decode")
-    items = [picture("x"), picture("x", 64)]
-    first, second = sources(place(made, asking("a", blocks=0, items=items)))
-    assert first[0] == "encode"
-    assert second == ("pending", first[1])
-
-
-def test_a_picture_inside_a_cached_prefix_needs_no_encoder() -> None:
-    made = master("encode", "prefill", "decode")
-    hear(made, "p1", BlockStored(list(PROMPT[:4])))
-    inside, after = picture("x", 16, 48), picture("y", 70, 32)
-    placed = sources(place(made, asking("a", items=[inside, after])))
-    assert placed == [("prefix", ""), ("encode", "e0")]
-
-
-def test_the_prefill_worker_that_holds_a_picture_is_preferred() -> None:
-    made = master("encode", *["prefill"] * 4, "decode")
-    hear(made, "p3", EmbeddingStored("x"))
-    placement = place(made, asking("a", blocks=0, items=[picture("x", tokens=150)]))
-    assert prefill_of(placement) == "p3"
-    assert sources(placement) == [("cached", "p3")]
-
-
-def test_a_drained_encoder_still_hands_out_what_it_holds() -> None:
-    made = master("encode", "encode", "prefill", "decode")
-    hear(made, "e0", EmbeddingStored("x"))
-    made.drain(InstanceName("e0"), 0.0)
-    items = [picture("x"), picture("y", 64)]
-    assert sources(place(made, asking("a", blocks=0, items=items))) == [
-        ("cached", "e0"), ("encode", "e1"),
-    ]  # fmt: skip
-
-
-def test_a_hot_picture_gets_a_second_copy_when_its_owner_sends_without_end() -> None:
-    made = master("encode", "encode", "prefill", "decode", busy_queue_ms=0)
-    hear(made, "e0", EmbeddingStored("x"))
-    hot = MediaNeed("x", 32, 0, size_bytes=20_000_000)
-    placed = [sources(place(made, asking(f"r{i}", blocks=0, items=[hot])))[0] for i in range(6)]
-    assert placed[0] == ("cached", "e0")
-    assert ("encode", "e1") in placed
-
-
-def test_a_store_serves_pictures_and_runs_nothing() -> None:
-    made = master("store", "encode", "prefill", "decode")
-    hear(made, "s0", EmbeddingStored("x"))
-    assert sources(place(made, asking("a", items=[picture("x")]))) == [("cached", "s0")]
-
-
-def test_without_encoders_the_worker_encodes_itself() -> None:
-    made = master("pdfusion")
-    placement = place(made, asking("a", items=[picture("x")]))
-    assert (placement.prefill, sources(placement)) == (None, [("local", "")])
-
-
-def test_encoders_that_are_all_down_are_an_error_and_count_nothing() -> None:
-    made = master("encode", "prefill", "decode")
-    made.drain(InstanceName("e0"), 0.0)
-    with pytest.raises(Unavailable):
-        made.schedule(asking("a", items=[picture("x")]), 0.0)
-    assert float(made.registry.fleet("m").pools["prefill"].requests.sum()) == 0.0
 
 
 def test_decode_workers_prefill_themselves_if_nobody_else_does() -> None:

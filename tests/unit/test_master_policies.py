@@ -13,7 +13,7 @@ from services.master.config import MasterConfig
 from services.master.policies.base import Policy
 from services.master.policies.loading import POLICIES, load_policy
 from services.master.pool import Floats, Pool
-from services.master.view import DECODE, PREFILL, View
+from services.master.view import DECODE, ENCODE, PREFILL, View
 
 
 class LastPolicy(Policy):
@@ -92,7 +92,7 @@ def test_cost_draws_among_near_equals_only() -> None:
 
 
 def test_cost_weighs_work_against_waiting() -> None:
-    """80 ms of cache hits are worth 80 * (1 + work_weight) ms of queue, and no more."""
+    """On an idle fleet 80 ms of cache hits are worth 80 * (1 + work_weight) ms of queue."""
     view = view_of([Load(), Load()], [80.0, 0.0])
     sharp = {"tie_ms": 0.0, "tie_ratio": 0.0, "work_weight": 0.5}
     view.queue_ms[:2] = [119.0, 0.0]
@@ -117,7 +117,74 @@ def test_a_policy_that_is_none_is_a_configuration_error(name: str) -> None:
 
 
 def test_every_named_policy_loads() -> None:
-    assert set(POLICIES) == {"cost", "kv", "least_loaded", "random", "round_robin"}
+    assert set(POLICIES) == {
+        "cache_aware", "cost", "kv", "least_loaded", "random", "round_robin", "rtp",
+    }  # fmt: skip
     view = view_of([Load()] * 3)
     for name in POLICIES:
         assert policy(name).pick(view) in (0, 1, 2)
+
+
+def test_kv_lets_encoders_take_turns() -> None:
+    view = view_of([Load(queued=9), Load(), Load()], stage=ENCODE)
+    assert picks(policy("kv"), view, 4) == [0, 1, 2, 0]
+
+
+def test_cost_uses_what_is_cached_once_the_fleet_is_busy() -> None:
+    """80 ms of cache hits are worth 80 * (1 + work_weight * (1 + requests)) ms of queue."""
+    view = view_of([Load(queued=3), Load(queued=3)], [80.0, 0.0])
+    sharp = {"tie_ms": 0.0, "tie_ratio": 0.0, "work_weight": 0.5}
+    view.queue_ms[:2] = [239.0, 0.0]
+    assert policy("cost", **sharp).pick(view) == 0
+    view.queue_ms[:2] = [241.0, 0.0]
+    assert policy("cost", **sharp).pick(view) == 1
+
+
+def test_rtp_prefill_scores() -> None:
+    """Predicted compute of misses and 0.3 of hits, plus the wait; 0.2 ms per token."""
+    view = view_of([Load(), Load()], [100.0, 0.0])
+    view.queue_ms[:2] = [7.0, 0.0]
+    scores = policy("rtp").scores(view)[:2]
+    assert scores.tolist() == pytest.approx([(60 + 0.3 * 100) * 0.2 + 7.0, 160 * 0.2])
+
+
+def test_rtp_draws_within_a_tenth_or_20_ms_of_the_best() -> None:
+    view = view_of([Load()] * 3)
+    view.queue_ms[:3] = [0.0, 19.0, 21.0]  # 32 ms of own work: max(3.2, 20)
+    assert set(picks(policy("rtp"), view, 60)) == {0, 1}
+    view.queue_ms[:3] = [368.0, 407.0, 409.0]  # 400 ms at the best: max(40, 20)
+    assert set(picks(policy("rtp"), view, 60)) == {0, 1}
+
+
+def test_rtp_leaves_out_workers_far_above_the_mean() -> None:
+    view = view_of([Load(queued=20), Load(), Load(), Load()], [160.0])
+    assert 0 not in picks(policy("rtp", rtp_slack=9.0), view, 40)
+
+
+def test_rtp_weighs_decode_workers_by_the_kv_they_use() -> None:
+    loads = [Load(free_blocks=100, total_blocks=100), Load(free_blocks=37, total_blocks=100)]
+    counts = Counter(picks(policy("rtp"), view_of(loads, stage=DECODE), 3000))
+    assert counts[0] / counts[1] == pytest.approx(np.exp(0.001 * 63 * 16), rel=0.12)
+
+
+def test_cache_aware_takes_the_best_match_above_the_threshold() -> None:
+    view = view_of([Load(running=2), Load(running=1), Load(running=1)], [49.0, 0.0, 0.0])
+    assert picks(policy("cache_aware"), view, 3) == [0, 0, 0]  # 49 of 160 is above 0.3
+    view.hits[0] = 48.0
+    assert set(picks(policy("cache_aware"), view, 40)) == {1, 2}
+
+
+def test_cache_aware_balances_only_beyond_both_thresholds() -> None:
+    hits = [160.0, 0.0]
+    assert policy("cache_aware").pick(view_of([Load(running=64), Load()], hits)) == 0
+    assert policy("cache_aware").pick(view_of([Load(running=65), Load()], hits)) == 1
+    near = [Load(running=195), Load(running=130)]  # 65 more, but not 1.5 times as many
+    assert policy("cache_aware").pick(view_of(near, hits)) == 0
+
+
+@pytest.mark.parametrize("name", ["rtp", "cache_aware"])
+def test_encoders_chosen_at_random(name: str) -> None:
+    view = view_of([Load(queued=50), Load(), Load()], stage=ENCODE)
+    view.pool.allow(2, False)
+    counts = Counter(picks(policy(name), view, 200))
+    assert set(counts) == {0, 1} and min(counts.values()) > 60

@@ -119,7 +119,7 @@ def test_two_models_are_kept_apart() -> None:
     assert found.fleet("y").blocks.holders(7) == 0
     with pytest.raises(ModelNotFound):
         found.fleet("z")
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound, match="name one"):
         found.fleet("")
 
 
@@ -184,11 +184,12 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
         BlockStored([2], medium="GPU"),
         BlockRemoved([2], medium="CPU"),
         EmbeddingStored("p"),
+        EmbeddingStored("p" * 1_000_000),
         EmbeddingStored("q"),
         EmbeddingRemoved("q"),
     ]
     fleet.apply(instance, EventBatch(0.0, list(events), unknown=3))
-    assert fleet.counts.ignored == 5
+    assert fleet.counts.ignored == 6
     assert (fleet.blocks.holders(1), fleet.blocks.holders(2)) == (0, 1)
     assert (fleet.media.holders("p"), fleet.media.holders("q")) == (1, 0)
     fleet.apply(instance, EventBatch(1.0, [AllEmbeddingsCleared()]))

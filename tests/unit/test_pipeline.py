@@ -15,11 +15,14 @@ from protocol.generate import (
     EncodeAnswer,
     GenerateAnswer,
     decode_encode,
+    decode_generate,
 )
+from protocol.settings import resolve
 from protocol.types import EncodeItem, EncodeOutput, GenerateRequest, MMItem, SamplingParams
+from proxy.assembly import make_fleet, make_pipeline
 from proxy.client import UpstreamClient
-from proxy.encode_stage import EncodeStage
-from proxy.fleet import Fleet
+from proxy.config import ProxyConfig
+from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline
 
 _T = TypeVar("_T")
@@ -50,8 +53,10 @@ class Workers:
 
     async def generate(self, request: web.Request) -> web.Response:
         await self.generating.wait()
-        answer = GenerateAnswer("r", [ChoiceBody(0, [7], "length")])
-        return web.Response(body=b"data: " + msgspec.json.encode(answer) + b"\n\ndata: [DONE]\n\n")
+        name = decode_generate(await request.read())[0].request_id
+        answer = GenerateAnswer(name, [ChoiceBody(0, [7], "length")])
+        body = b"data: " + msgspec.json.encode(answer) + b"\n\ndata: [DONE]\n\n"
+        return web.Response(body=body, content_type="text/event-stream")
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[Pipeline]:
@@ -64,9 +69,11 @@ class Workers:
         await site.start()
         url = "http://{}:{}".format(*runner.addresses[0][:2])
         client = UpstreamClient(connect_timeout_s=5)
-        fleet = Fleet.from_urls(url, "none", url)
+        flags = ["--encode-servers-urls", url, "--decode-servers-urls", url]
+        config = resolve(ProxyConfig, [*flags, "--request-timeout", "10"], {})
+        fleet = make_fleet(config)
         try:
-            yield Pipeline(fleet, client, EncodeStage(fleet, client, 10.0), 10.0)
+            yield make_pipeline(config, fleet, client, ProxyMetrics(fleet))
         finally:
             await client.close()
             await runner.cleanup()
@@ -106,7 +113,7 @@ def test_an_encoder_slower_than_prefill_is_still_heard() -> None:
             assert await tokens(pipeline, "1") == [7]
             await until(lambda: len(workers.asked) == 1)
             workers.encoded.set()
-            await until(lambda: not pipeline.encode_stage.busy)
+            await until(lambda: not pipeline.stages.encode_stage.busy)
             assert await tokens(pipeline, "2") == [7]
             await until(lambda: len(workers.asked) == 2)
         assert [item.data for item in workers.asked] == [b"picture", None]
@@ -123,6 +130,6 @@ def test_a_client_that_leaves_ends_its_encode_call() -> None:
             await until(lambda: len(workers.asked) == 1)
             client.cancel()
             await until(lambda: workers.dropped == 1)
-            assert not pipeline.encode_stage.busy
+            assert not pipeline.stages.encode_stage.busy
 
     run(work)

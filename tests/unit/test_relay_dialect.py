@@ -18,6 +18,7 @@ from proxy.__main__ import _frontend
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.fleet import Fleet
+from proxy.probing import probe_once
 from proxy.relay.connection import Answer
 from proxy.relay.edge import edge_for
 from proxy.relay.reply import Reply
@@ -68,7 +69,7 @@ async def fleet_of(
         stack.push_async_callback(client.close)
         fleet = Fleet.from_urls(*urls)
         fleet.force_dialect(dialect)
-        await fleet.probe_once(client)
+        await probe_once(fleet, client)
         yield fleet, client
 
 
@@ -102,7 +103,7 @@ def test_a_forced_dialect_is_not_asked_for(dialect: str, relayed: str) -> None:
             assert fleet.relayed == relayed
             for instance in fleet.all():
                 instance.up = False
-            await fleet.probe_once(client)
+            await probe_once(fleet, client)
             assert fleet.relayed == relayed and all(i.up for i in fleet.all())
 
     run(work)
@@ -114,11 +115,11 @@ def test_a_worker_that_came_back_as_another_is_asked_again() -> None:
         async with fleet_of(OURS, OURS, answers) as (fleet, client):
             assert fleet.relayed == "none"
             del answers["/health"]
-            await fleet.probe_once(client)
+            await probe_once(fleet, client)
             assert not fleet.decode[0].up
             answers.clear()
             answers.update(VLLM)
-            await fleet.probe_once(client)
+            await probe_once(fleet, client)
             assert fleet.decode[0].up and fleet.relayed == "all"
 
     run(work)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from proxy.relay.breaker import Breaker
+from proxy.breaker import Breaker
 from proxy.relay.call import Call
 from proxy.relay.events import EventCutter, EventTooLong
 from proxy.relay.reading import RequestReader

@@ -118,8 +118,35 @@ def test_prefill_and_decode_get_references_for_media() -> None:
     assert decode["kv_transfer_params"] == {"remote_port": 5}
     assert (decode["stream"], decode["max_tokens"], decode["n"]) == (True, 9, 2)
     whole = loads(request.prefill_body(media, references=False))
-    assert whole["messages"] == user(image(BIG), text, image(BIG), image("x"))
+    one = {**image(BIG), "uuid": "h1"}
+    assert whole["messages"] == user(one, text, one, {**image("x"), "uuid": "h2"})
     assert whole["ec_transfer_params"] == params
+
+
+@pytest.mark.parametrize(
+    "last", [image("x"), {"type": "image_url", "image_url": None, "uuid": "seen before"}]
+)
+def test_media_and_references_of_one_modality_are_never_mixed(last: dict[str, Any]) -> None:
+    """vLLM refuses such a request."""
+    clip = {"type": "video_url", "video_url": {"url": "https://example.com/v.mp4"}}
+    request = parsed(messages=user(image(BIG), clip, last))
+    video = {"modality": "video", "item_indices": [0], "metadata": {"video_grid_thw": [2, 4, 4]}}
+    known = [Reference("h1", {"modality": "image", "metadata": GRID}), Reference("h2", video)]
+    media = EncodedMedia(list(zip(request.items[:2], known, strict=True)))
+    body = loads(request.prefill_body(media, references=True))
+    named = {"type": "video_embeds", "video_embeds": video["metadata"], "uuid": "h2"}
+    assert body["messages"] == user({**image(BIG), "uuid": "h1"}, named, last)
+    assert set(body["ec_transfer_params"]) == {"h1", "h2"}
+
+
+@pytest.mark.parametrize("given", [{"uuid": "mine"}, {"mm_processor_kwargs": {"max_pixels": 9}}])
+def test_media_keep_the_name_that_their_worker_would_give_them(given: dict[str, Any]) -> None:
+    """A client's own name stays, and vLLM would hash a name together with processor options."""
+    part = {**image(BIG), **{key: value for key, value in given.items() if key == "uuid"}}
+    request = parsed(messages=user(part), **given)
+    whole = loads(request.prefill_body(references(request, "h1"), references=False))
+    assert whole["messages"] == user(part)
+    assert set(whole["ec_transfer_params"]) == {"h1"}
 
 
 def test_a_body_that_needs_no_change_is_not_changed() -> None:

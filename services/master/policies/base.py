@@ -6,6 +6,7 @@ import abc
 import random
 from typing import ClassVar
 
+import numpy as np
 from blake3 import blake3
 
 from services.master.config import MasterConfig
@@ -45,6 +46,12 @@ class Policy(abc.ABC):
         if view.session:
             return max(map(int, near), key=lambda row: _affinity(view.session, view.pool.ids[row]))
         return int(near[int(self.rng.random() * len(near))])
+
+    def draw(self, weights: Floats) -> int:
+        """A row at random, in proportion to its weight; at least one is positive. [rows]"""
+        total = np.cumsum(weights)
+        row = int(np.searchsorted(total, self.rng.random() * float(total[-1]), side="right"))
+        return row if row < len(weights) and weights[row] > 0.0 else int(weights.argmax())
 
 
 def _affinity(session: str, instance_id: str) -> bytes:

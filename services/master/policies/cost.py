@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from services.master.policies.base import Policy
 from services.master.pool import Floats
 from services.master.view import COMBINED, DECODE, View, least
 
 
 class CostPolicy(Policy):
-    """Time to the first token, plus `work_weight` for every ms of computing that others will wait
-    for: a long queue before a cached prefix loses to an idle worker once the wait exceeds what the
-    cache saves, so a hot prefix spreads before it makes a hotspot.
+    """Time to the first token, plus what its computing costs those who come after: `work_weight`
+    per ms, once and for every request that a worker has on average. In a fleet with time to spare
+    a hot prefix spreads before it makes a hotspot; in a busy one what is cached is used.
     """
 
     sees_media: ClassVar[bool] = True
@@ -20,8 +22,16 @@ class CostPolicy(Policy):
     def scores(self, view: View) -> Floats:
         if view.stage == DECODE:
             return view.decode_ms
-        scores = view.ttft_ms + self.config.work_weight * view.work_ms
+        scores = view.ttft_ms + self._weight(view) * view.work_ms
         return scores + view.decode_ms if view.stage == COMBINED else scores
+
+    def _weight(self, view: View) -> float:
+        """What a ms of computing costs others: with more requests on every worker, more of them
+        stand behind it, and a prefix computed twice is time that nobody gets back. The average is
+        harmonic: a few idle workers count for more than a crowded one."""
+        able = view.penalty == 0.0
+        shares = float((able / (1.0 + view.pool.requests)).sum())
+        return self.config.work_weight * np.count_nonzero(able) / shares
 
     def pick(self, view: View) -> int:
         scores = self.scores(view) + view.penalty

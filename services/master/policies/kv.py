@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import random
 
 import numpy as np
 
+from services.master.config import MasterConfig
 from services.master.policies.base import Policy
+from services.master.policies.round_robin import RoundRobinPolicy
 from services.master.pool import Floats
-from services.master.view import DECODE, ENCODE, View
+from services.master.view import DECODE, ENCODE, View, least
 
 
 class KVPolicy(Policy):
     """cost = overlap_weight * prefill blocks + active decode blocks.
 
     Prefill blocks are those still waiting there and the request's own without the overlap. Where
-    only decoding is done the overlap does not count. It has no rule for encoders: least loaded.
+    only decoding is done the overlap does not count. Encoders take turns.
     """
+
+    def __init__(self, config: MasterConfig, rng: random.Random) -> None:
+        super().__init__(config, rng)
+        self._turns = RoundRobinPolicy(config, rng)
 
     def scores(self, view: View) -> Floats:
         pool = view.pool
         if view.stage == ENCODE:
-            return pool.requests
+            return self._turns.scores(view)
         active = pool.context_tokens / view.block_size
         if view.stage == DECODE:
             return active + view.tokens / view.block_size
@@ -29,12 +35,10 @@ class KVPolicy(Policy):
         return self.config.overlap_weight * prefill + active
 
     def pick(self, view: View) -> int:
+        if view.stage == ENCODE:
+            return self._turns.pick(view)
         scores = self.scores(view) + view.penalty
         temperature = self.config.temperature
         if temperature <= 0:
             return self.least(scores, view)
-        weights = np.exp((scores.min() - scores) / temperature)
-        total = np.cumsum(weights)
-        drawn = self.rng.random() * float(total[-1])
-        row = int(np.searchsorted(total, drawn, side="right"))
-        return row if row < len(scores) and math.isfinite(scores[row]) else int(scores.argmin())
+        return self.draw(np.exp((least(scores) - scores) / temperature))

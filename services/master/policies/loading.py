@@ -9,19 +9,23 @@ from types import MappingProxyType
 from protocol.errors import ConfigError
 from services.master.config import MasterConfig
 from services.master.policies.base import Policy
+from services.master.policies.cache_aware import CacheAwarePolicy
 from services.master.policies.cost import CostPolicy
 from services.master.policies.kv import KVPolicy
 from services.master.policies.least_loaded import LeastLoadedPolicy
 from services.master.policies.random import RandomPolicy
 from services.master.policies.round_robin import RoundRobinPolicy
+from services.master.policies.rtp import RTPPolicy
 
 POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
     {
+        "cache_aware": CacheAwarePolicy,
         "cost": CostPolicy,
         "kv": KVPolicy,
         "least_loaded": LeastLoadedPolicy,
         "random": RandomPolicy,
         "round_robin": RoundRobinPolicy,
+        "rtp": RTPPolicy,
     }
 )
 

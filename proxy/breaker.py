@@ -13,8 +13,8 @@ class Breaker:
     no news for another `cooldown_s`, keeps it open. Times are of one monotonic clock.
     """
 
-    threshold: int
-    cooldown_s: float
+    threshold: int = 5
+    cooldown_s: float = 10.0
     failures: int = 0
     open_until: float = 0.0
 

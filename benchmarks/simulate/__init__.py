@@ -1,0 +1,20 @@
+"""`python -m benchmarks.simulate`: the master's placement policies side by side, on virtual time.
+
+clock       calls in order of their time
+profile     speed, caches and delays of the simulated workers; calibrated.json is measured
+probes      real workers, timed over a grid
+calibrate   fits the timing model to that
+prompts     requests: lengths, block keys, pictures
+traces      chat, multi-turn, pictures, documents, bursts
+mooncake    Mooncake's public format
+stage       what every simulated worker has
+encode      an encoder, around the mock workers' queue
+prefill     a prefill worker
+decode      a decode worker, its steps in closed form
+simulation  one trace through one fleet, with the real master
+metrics     what a run was worth
+contenders  policies, their published options, the grids to tune over
+cases       which trace goes to which fleet
+study       sustained load, tuning, all policies on a trace
+report      Markdown, rows, pictures
+"""

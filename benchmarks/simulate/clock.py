@@ -1,0 +1,32 @@
+"""Virtual time: calls in order of their time, then of their making."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Clock:
+    """Seconds from 0. Nothing happens by itself: `run` passes the time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._made = 0
+
+    def at(self, time: float, call: Callable[..., object], *args: Any) -> None:
+        """`call(*args)` at `time`, which must not have passed."""
+        self._made += 1
+        heapq.heappush(self._due, (time, self._made, call, args))
+
+    def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
+        self.at(self.now + seconds, call, *args)
+
+    def run(self, until: float) -> None:
+        """Make every call that is due up to `until`."""
+        due, pop = self._due, heapq.heappop
+        while due and due[0][0] <= until:
+            self.now, _, call, args = pop(due)
+            call(*args)
+        self.now = max(self.now, until)

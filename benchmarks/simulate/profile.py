@@ -1,0 +1,87 @@
+"""What the simulated workers are: their speed, their caches, how long messages take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.simulate.prompts import PATCHES_PER_TOKEN
+from services.mock.timing import Timing
+
+CALIBRATED = Path(__file__).with_name("calibrated.json")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sizes are tokens unless the name says bytes or blocks; times are seconds unless it says ms.
+
+    `message_s`: one way between two processes; `event_s`: from a change in a cache to the master;
+    `heartbeat_s`: between reports of a worker. `jitter`: durations vary by up to this share.
+    """
+
+    name: str
+    timing: Timing
+    block_size: int = 128
+    prefill_blocks: int = 1024
+    decode_blocks: int = 2048
+    step_tokens: int = 2048
+    max_running: int = 64
+    max_patches: int = 16384
+    row_bytes: int = 4096
+    kv_bytes_per_token: int = 4096
+    encoder_bytes: int = 256 << 20
+    prefill_media_bytes: int = 64 << 20
+    message_s: float = 0.001
+    event_s: float = 0.005
+    heartbeat_s: float = 1.0
+    jitter: float = 0.1
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def unloaded_ttft(self, tokens: int, pictures: list[int]) -> float:
+        """To the first token on an idle fleet with empty caches: all pictures at once, the largest
+        last, then the whole prompt; `pictures` are their tokens."""
+        timing = self.timing
+        waited = 4 * self.message_s
+        if pictures:
+            most = max(pictures)
+            encoded = timing.encode_s(most * PATCHES_PER_TOKEN, most)
+            waited += encoded + timing.embedding_s(most) + 2 * self.message_s
+        full, rest = divmod(tokens, self.step_tokens)
+        return waited + full * timing.prefill_s(self.step_tokens, 0) + timing.prefill_s(rest, 0)
+
+    def unloaded_tpot(self, tokens: int, output: int) -> float:
+        """Per output token after the first, alone on a decode worker, its KV's copy included."""
+        steps = max(1, output - 1)
+        copied = self.timing.kv_s(-(-tokens // self.block_size)) + 2 * self.message_s
+        context = steps * (tokens + 1) + steps * (steps - 1) // 2
+        return (copied + self.timing.decode_s(steps, context, steps)) / steps
+
+
+def calibrated(path: Path = CALIBRATED) -> Profile:
+    """Measured on our workers by `--calibrate`."""
+    facts = msgspec.json.decode(path.read_bytes())
+    timing = Timing(**facts["timing"])
+    return Profile("calibrated", timing, facts=facts)
+
+
+def gpu_like() -> Profile:
+    """Not measured by us: the order of magnitude of a 7B vision-language model on one A100, with
+    14 ms for a decode step (its 15 GB of weights read at 1.1 TB/s), half of 312 TFLOP/s in prefill
+    (0.1 ms per token), a vision tower of 0.7B parameters, 25 GB/s between machines."""
+    timing = Timing(
+        encode_base_ms=8.0,
+        encode_patch_ms=0.02,
+        prefill_base_ms=8.0,
+        prefill_token_ms=0.1,
+        prefill_cached_ms=0.0005,
+        decode_base_ms=14.0,
+        decode_request_ms=0.08,
+        decode_context_ms=0.00005,
+        kv_block_ms=0.3,
+        ec_token_ms=0.0003,
+    )
+    sizes = Profile("gpu_like", timing, row_bytes=7168, kv_bytes_per_token=57344)
+    return replace(sizes, encoder_bytes=2 << 30, prefill_media_bytes=256 << 20)

@@ -1,0 +1,183 @@
+"""The processes of a soak: workers and a proxy on fixed ports, killed and started again at will."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODEL = "models/demo"
+LEASE_S = 10.0
+_START_S = 300.0
+_STOP_S = 90.0
+_PORTS = (20_000, 30_000)  # below those that the system gives to outgoing connections
+
+
+@dataclass
+class Service:
+    """One process on a port of its own; `log` gathers what all its lives print."""
+
+    name: str
+    module: str
+    flags: Sequence[str]
+    log: Path
+    port: int
+    lives: int = 0
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", self.module, "--port", str(self.port), *self.flags]
+        self.lives += 1
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def wait_ready(self) -> None:
+        """`RuntimeError` if it ends instead, or takes too long."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self.call("GET", "/health")[0] == 200:
+                    return
+            time.sleep(0.1)
+        raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text()[-2000:]}")
+
+    def call(self, method: str, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
+        """(status, decoded answer)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            connection.request(method, path)
+            response = connection.getresponse()
+            body = response.read()
+        return response.status, json.loads(body) if body.startswith((b"{", b"[")) else None
+
+    def pids(self) -> list[int]:
+        """Its own, and that of its engine if it has one."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [pid, *map(int, children)]
+
+    def kill(self, chance: random.Random) -> str:
+        """kill −9 of the worker or of its engine, which must end the other one; what was done."""
+        pids = self.pids()
+        victim = chance.randrange(len(pids))
+        os.kill(pids[victim], signal.SIGKILL)
+        self.process.wait(_STOP_S)
+        deadline = time.monotonic() + _STOP_S
+        while any(map(_alive, pids)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: its engine outlives it")
+            time.sleep(0.02)
+        return f"{self.name}'s {('worker', 'engine')[victim]}"
+
+    def stop(self) -> int:
+        """Its exit status; −9 if it does not end by itself."""
+        self.process.terminate()
+        try:
+            return self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@dataclass
+class Stack:
+    """`root` is what shared storage uses, `segments` where shared memory lies."""
+
+    workers: list[Service]
+    proxy: Service
+    root: Path
+    segments: Path
+
+    @property
+    def services(self) -> list[Service]:
+        return [*self.workers, self.proxy]
+
+
+def connector_flags(transport: str, root: Path) -> list[str]:
+    """Small stores and short leases, so that every bound is reached and every lease seen to end."""
+    extra: dict[str, Any] = {"shared_storage_path": str(root)} if "storage" in transport else {}
+    ec = {
+        "ec_connector": transport,
+        "ec_buffer_size": 4 << 20,
+        "ec_connector_extra_config": {
+            **extra, "landing_size": 8 << 20, "ec_lease_duration": LEASE_S,
+            "load_timeout_s": LEASE_S, "ec_timeout": LEASE_S,
+        },
+    }  # fmt: skip
+    kv = {
+        "kv_connector": transport,
+        "kv_connector_extra_config": {
+            **extra, "kv_lease_duration": LEASE_S, "kv_timeout": LEASE_S,
+        },
+    }  # fmt: skip
+    return ["--ec-transfer-config", json.dumps(ec), "--kv-transfer-config", json.dumps(kv)]
+
+
+@contextlib.contextmanager
+def running(transport: str, counts: dict[str, int], folder: Path) -> Iterator[Stack]:
+    """A stack that is ready; whatever is left of it on leaving is ended."""
+    namespace = f"soak-{uuid.uuid4().hex[:8]}"
+    os.environ["TRIPTYCH_NAMESPACE"] = namespace
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    root = folder / "shared"
+    root.mkdir()
+    common = ["--model", MODEL, *connector_flags(transport, root)]
+    pools = ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
+    workers = [
+        _service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
+        for role, count in counts.items()
+        for i in range(count)
+    ]
+    flags = ["--model", MODEL, "--probe-interval", "0.2"]
+    for role, option in (("encoder", "encode"), ("prefill", "prefill"), ("decode", "decode")):
+        urls = ",".join(w.url for w in workers if w.name.startswith(role))
+        flags += [f"--{option}-servers-urls", urls]
+    proxy = _service("proxy", "proxy", flags, folder)
+    stack = Stack(workers, proxy, root, Path(f"/dev/shm/triptych-{os.getuid()}-{namespace}"))
+    try:
+        for group in (workers, [proxy]):
+            for service in group:
+                service.start()
+            for service in group:
+                service.wait_ready()
+        yield stack
+    finally:
+        for service in (proxy, *workers):
+            if hasattr(service, "process") and service.process.poll() is None:
+                service.stop()
+
+
+def _service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:
+    return Service(name, module, flags, folder / f"{name}.log", _free_port())
+
+
+def _free_port() -> int:
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port

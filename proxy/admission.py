@@ -1,0 +1,127 @@
+"""How many requests are under way at once; the rest wait in a bounded queue, or are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from protocol.errors import DeadlineExceeded, Unavailable
+
+_SMOOTHING = 0.1
+_LEAST_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`queue`: requests that may wait, 0 for none. `wait_s`: the wait foreseen at which a request
+    is refused at once. `timeout_s`: the longest that one really waits."""
+
+    queue: int = 1024
+    wait_s: float = 5.0
+    timeout_s: float = 60.0
+
+
+@dataclass(order=True)
+class _Waiting:
+    priority: int
+    order: int
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class Admission:
+    """`room` says how many may be under way, 0 for any number."""
+
+    def __init__(self, room: Callable[[], int], limits: Limits) -> None:
+        self._room = room
+        self._limits = limits
+        self._queue: list[_Waiting] = []
+        self._order = itertools.count()
+        self._last_left = time.monotonic()
+        self._between_s = 0.0
+        self.under_way = 0
+        self.waiting = 0
+        self.refused = 0
+
+    @property
+    def foreseen_s(self) -> float:
+        """How long the last in the queue will wait, by the pace at which requests have ended."""
+        return (self.waiting + 1) * self._between_s
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, priority: int, left_s: float) -> AsyncGenerator[None, None]:
+        """Inside, the request is under way. Lower `priority` is earlier. Raises `Unavailable` at
+        once if the wait would be too long, `DeadlineExceeded` after `left_s`."""
+        await self._enter(priority, left_s)
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self._pace()
+            self._pump()
+
+    async def _enter(self, priority: int, left_s: float) -> None:
+        if not self.waiting and self._has_room():
+            self.under_way += 1
+            return
+        foreseen = self.foreseen_s
+        if self.waiting >= self._limits.queue or foreseen > self._limits.wait_s:
+            self.refused += 1
+            retry = max(_LEAST_RETRY_S, foreseen)
+            raise Unavailable("all workers are busy", code="overloaded", retry_after_s=retry)
+        await self._turn(priority, left_s)
+
+    async def _turn(self, priority: int, left_s: float) -> None:
+        """Wait for it; `under_way` is counted by whoever gives it."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, _Waiting(priority, next(self._order), turn))
+        self.waiting += 1
+        limit = min(left_s, self._limits.timeout_s)
+        try:
+            async with asyncio.timeout(limit):
+                await turn
+        except TimeoutError:
+            self._take_back(turn)
+            if limit == left_s:
+                raise DeadlineExceeded("the request's deadline passed in the queue") from None
+            self.refused += 1
+            raise Unavailable(
+                "no worker was free in time", code="queue_timeout", retry_after_s=_LEAST_RETRY_S
+            ) from None
+        except asyncio.CancelledError:
+            self._take_back(turn)
+            raise
+
+    def _take_back(self, turn: asyncio.Future[None]) -> None:
+        """Nobody waits for this turn any more; if it was given already it goes to the next."""
+        if turn.done() and not turn.cancelled():
+            self.under_way -= 1
+            self._pump()
+            return
+        turn.cancel()
+        self.waiting -= 1
+        if len(self._queue) > 2 * self._limits.queue:
+            self._queue = [one for one in self._queue if not one.turn.done()]
+            heapq.heapify(self._queue)
+
+    def _has_room(self) -> bool:
+        room = self._room()
+        return not room or self.under_way < room
+
+    def _pump(self) -> None:
+        while self._queue and self._has_room():
+            turn = heapq.heappop(self._queue).turn
+            if not turn.done():
+                self.waiting -= 1
+                self.under_way += 1
+                turn.set_result(None)
+
+    def _pace(self) -> None:
+        now = time.monotonic()
+        between, self._last_left = now - self._last_left, now
+        if self._queue:  # else the pace is that of arrivals
+            self._between_s += _SMOOTHING * (between - self._between_s)

@@ -1,0 +1,102 @@
+"""The proxy's parts put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any
+
+from protocol.errors import ConfigError
+from proxy.admission import Admission, Limits
+from proxy.breaker import Breaker
+from proxy.client import UpstreamClient
+from proxy.config import ProxyConfig
+from proxy.encode_stage import EncodeStage
+from proxy.fleet import Fleet
+from proxy.gateway import Gateway
+from proxy.master.following import Following
+from proxy.master.link import MasterLink
+from proxy.master.placing import MasterPlacing, ModelNames
+from proxy.master.reports import Reports
+from proxy.metrics import ProxyMetrics
+from proxy.pipeline import Pipeline, Retrying
+from proxy.placing import Placing, StaticPlacing, room_of
+from proxy.probing import probe, probe_once
+from proxy.stages import Stages, StageTimes
+from services.frontend.render import Frontend
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
+
+def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
+    """Everything a proxy consists of; the caller owns `client` and `frontend`."""
+    fleet = make_fleet(config)
+    metrics = ProxyMetrics(fleet)
+    alone = make_static(config, fleet, metrics)
+    placing: Placing = alone
+    first: list[Work] = [lambda: probe_once(fleet, client)]
+    beside: list[Work] = [lambda: probe(fleet, client, config.probe_interval)]
+    if config.master_url:
+        link = MasterLink(config.urls_of_masters(), client)
+        names = ModelNames.of(frontend)
+        following, reports = Following(link, fleet, names.served), Reports(link)
+        placing = MasterPlacing(fleet, link, following, reports, alone, metrics, names)
+        metrics.watch_master(lambda: link.present)
+        first.insert(0, lambda: following.once(0.0))
+        beside += [following.run, reports.run]
+    pipeline = make_pipeline(config, fleet, client, metrics, placing)
+    return Gateway(
+        config, frontend, fleet, client, pipeline, metrics, lambda: _running(first, beside)
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(first: Sequence[Work], beside: Sequence[Work]) -> AsyncGenerator[None, None]:
+    """`first` one after the other, then `beside` at once, as long as the context lasts."""
+    for work in first:
+        await work()
+    tasks = [asyncio.create_task(work()) for work in beside]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> StaticPlacing:
+    limits = Limits(config.max_queue, config.max_queue_wait, config.queue_timeout)
+    admission = Admission(lambda: room_of(fleet, config.max_per_worker), limits)
+    metrics.watch_queue(lambda: admission.waiting)
+    return StaticPlacing(fleet, admission)
+
+
+def make_pipeline(
+    config: ProxyConfig,
+    fleet: Fleet,
+    client: UpstreamClient,
+    metrics: ProxyMetrics,
+    placing: Placing | None = None,
+) -> Pipeline:
+    """By the proxy's own view unless `placing` is given."""
+    placing = placing or make_static(config, fleet, metrics)
+    encode_stage = EncodeStage(fleet, client, config.encode_timeout, at_once=config.encode_at_once)
+    times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
+    stages = Stages(client, encode_stage, placing, metrics, times)
+    retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
+    return Pipeline(stages, placing, metrics, config.request_timeout, retrying)
+
+
+def make_fleet(config: ProxyConfig) -> Fleet:
+    """`ConfigError` if nobody decodes, and no master could tell of anybody."""
+    fleet = Fleet.from_urls(
+        config.encode_servers_urls,
+        config.prefill_servers_urls,
+        config.decode_servers_urls,
+        lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
+    )
+    fleet.force_dialect(config.dialect)
+    if not fleet.decode and not config.master_url:
+        raise ConfigError("--decode-servers-urls: at least one worker is needed, or --master-url")
+    return fleet

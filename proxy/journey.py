@@ -1,0 +1,124 @@
+"""A request over all its attempts: what the client has of it, who has failed it, what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from protocol.errors import (
+    DeadlineExceeded,
+    EmbeddingLost,
+    RequestAborted,
+    TriptychError,
+    Unavailable,
+    UpstreamError,
+)
+from protocol.types import GenerateRequest, RequestOutput
+from proxy.instance import Instance
+
+
+def another_may_help(error: TriptychError) -> bool:
+    """Whether what a worker failed at may succeed elsewhere, or a second time."""
+    return error.status >= RequestAborted.status
+
+
+def at_fault(error: TriptychError) -> bool:
+    """Whether a worker that fails so is broken; one that is full, or whose peer is, is not."""
+    blameless = error.status == Unavailable.status or isinstance(error, DeadlineExceeded)
+    return another_may_help(error) and not blameless
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose fair share a request counts against, and what it has to do with others."""
+
+    tenant: str = ""
+    session: str = ""
+
+
+@dataclass
+class Journey:
+    """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
+    again. `deadline` is of `time.monotonic`. `avoid` lists workers that have failed this request.
+    `failures` counts attempts in a row that brought the client nothing.
+    """
+
+    request: GenerateRequest
+    media: Mapping[str, bytes]
+    deadline: float
+    caller: Caller = Caller()
+    avoid: list[Instance] = field(default_factory=list)
+    attempt: int = 0
+    failures: int = 0
+    _emitted: dict[int, list[int]] = field(init=False)
+    _ended: set[int] = field(default_factory=set)
+    _counted: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        emitted = self.request.emitted
+        choices = sorted(emitted) or range(self.request.sampling.n)
+        self._emitted = {index: list(emitted.get(index, ())) for index in choices}
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client has had any of it from here."""
+        return any(self._emitted.values()) or bool(self._ended)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; `DeadlineExceeded` if there are none."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the request's deadline has passed")
+        return left
+
+    def wanted(self) -> GenerateRequest:
+        """What is left to do, as the next attempt; every attempt has an id of its own, so that what
+        a former one has left behind cannot be taken for it."""
+        name = self.request.request_id
+        emitted = {i: list(t) for i, t in self._emitted.items() if i not in self._ended}
+        return msgspec.structs.replace(
+            self.request,
+            request_id=f"{name}~{self.attempt}" if self.attempt else name,
+            emitted=emitted if self.begun else {},
+        )
+
+    def passed(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """`outputs` of the attempt under way, on their way to the client."""
+        for output in outputs:
+            if output.index not in self._emitted or output.index in self._ended:
+                raise UpstreamError(f"an output of choice {output.index}, which is not under way")
+            if output.finish_reason in ("abort", "error"):
+                raise RequestAborted("the worker gave the request up")
+            emitted = self._emitted[output.index]
+            emitted += output.token_ids
+            if len(emitted) > self.request.sampling.max_tokens:
+                raise UpstreamError(f"choice {output.index} has more tokens than were asked for")
+            if output.finish_reason is not None:
+                self._ended.add(output.index)
+            if output.index in self._counted:
+                output.cached_tokens = None
+            elif output.cached_tokens is not None:
+                self._counted.add(output.index)
+            if output.token_ids:
+                self.failures = 0
+        return outputs
+
+    @property
+    def complete(self) -> bool:
+        return len(self._ended) == len(self._emitted)
+
+    def failed(self, error: TriptychError, most: int) -> bool:
+        """Whether to try again after `error`, of at most `most` failures in a row."""
+        self.attempt += 1
+        self.failures += 1
+        if not another_may_help(error) or time.monotonic() >= self.deadline:
+            return False
+        return self.failures <= most
+
+
+def lost_embeddings(error: TriptychError) -> bool:
+    return error.code == EmbeddingLost.code

@@ -1,0 +1,115 @@
+"""The fleet as the master sees it, followed without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from urllib.parse import quote
+
+from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
+from protocol.types import Role
+from proxy.fleet import Fleet
+from proxy.instance import Instance
+from proxy.master.link import MasterAway, MasterLink
+
+logger = logging.getLogger(__name__)
+_WAIT_S = 2.0
+_TIMEOUT_S = 6.0
+_PAUSE_S = 0.25
+_ORPHAN_S = 60.0
+
+
+class Following:
+    """`by_id` are the workers of the fleet that a master has named. While no master answers the
+    fleet stays as it was, and the proxy probes its workers itself; so it does with those that a
+    master which has just started has not heard of yet."""
+
+    def __init__(self, link: MasterLink, fleet: Fleet, model: str) -> None:
+        self._link = link
+        self._fleet = fleet
+        self._model = model
+        self._version = ""
+        self._of = ""
+        self._orphaned: dict[str, float] = {}
+        self.by_id: dict[str, Instance] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not await self.once(_WAIT_S):
+                await asyncio.sleep(_PAUSE_S)
+
+    async def once(self, wait_s: float) -> bool:
+        """Ask for news, or wait for them; whether a master has answered."""
+        if self._of != self._link.url:
+            self._of, self._version = self._link.url, ""
+        path = f"{WORKERS_PATH}?after={quote(self._version)}&wait_s={wait_s}"
+        try:
+            news = await self._link.get(path, Workers, _TIMEOUT_S)
+        except MasterAway:
+            self._fleet.watched = self._link.present
+            return False
+        self._fleet.watched = True
+        self._version = news.version
+        self._apply(news)
+        return True
+
+    def _apply(self, news: Workers) -> None:
+        now = time.monotonic()
+        if news.full:
+            for name in self.by_id.keys() - {view.info.instance_id for view in news.workers}:
+                self.by_id[name].vouched = False
+                self._orphaned.setdefault(name, now)
+        late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
+        gone = self.by_id.keys() & (late | set(news.gone))
+        for name in gone:
+            self._leave(name)
+        for view in news.workers:
+            if _role(view.info.role) and self._model in ("", view.info.model):
+                self._change(view)
+        if gone or news.workers:
+            self._fleet.choose_relayed()
+
+    def _leave(self, name: str) -> None:
+        instance = self.by_id.pop(name)
+        self._orphaned.pop(name, None)
+        if instance.listed:
+            instance.up = instance.known = instance.vouched = False  # until it is probed
+        else:
+            self._fleet.remove(instance)
+        logger.info("%s worker %s has left", instance.role, instance.url)
+
+    def _change(self, view: WorkerView) -> None:
+        info = view.info
+        known = self.by_id.get(info.instance_id)
+        if known is not None and (known.generation, known.url) != (info.generation, info.url):
+            self._leave(info.instance_id)
+            known = None
+        if known is None:
+            known = self._join(info)
+        self._orphaned.pop(info.instance_id, None)
+        known.draining, known.vouched = view.draining, True
+
+    def _join(self, info: InstanceInfo) -> Instance:
+        """A worker of the fleet from here on."""
+        role = _role(info.role)
+        assert role is not None
+        url = info.url.rstrip("/")
+        instance = self._fleet.find(role, url) or self._fleet.add(url, role)
+        instance.instance_id, instance.generation = info.instance_id, info.generation
+        instance.kv_endpoint, instance.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        instance.max_running, instance.block_size = info.max_running, info.block_size
+        instance.dialect = self._fleet.forced or info.dialect
+        instance.known = instance.up = True
+        instance.lost = instance.suspect = False
+        self.by_id[info.instance_id] = instance
+        logger.info("%s worker %s has joined", role, url)
+        return instance
+
+
+def _role(role: InstanceRole) -> Role | None:
+    """The stage that a worker serves; one that prefills and decodes is asked to decode."""
+    if role == "store":
+        return None
+    return role if role in ("encode", "prefill") else "decode"

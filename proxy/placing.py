@@ -1,0 +1,86 @@
+"""Where the stages of a request run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.types import GenerateRequest
+from proxy.admission import Admission
+from proxy.fleet import Fleet
+from proxy.instance import Instance
+from proxy.journey import Journey
+
+_UNKNOWN_ROOM = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
+    embeddings or has them; items without one are placed by content. `held`: items whose embeddings
+    nobody will need, since the worker that prefills holds the KV of their whole span."""
+
+    decode: Instance
+    prefill: Instance | None = None
+    encoders: Mapping[str, Instance] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+
+
+class Placing(Protocol):
+    """Plans each attempt of a request, and is told how it went."""
+
+    def admitted(self, journey: Journey) -> AbstractAsyncContextManager[None]:
+        """Around all attempts of a request; raises if it cannot be taken on."""
+        ...
+
+    async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+        """Where `wanted`, the attempt that begins, is to run; raises if it cannot be placed."""
+        ...
+
+    def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:
+        """An item of the attempt is encoded, or without `mm_hash` its prompt is prefilled."""
+        ...
+
+    def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
+        """The attempt has ended; `failed` are workers at fault."""
+        ...
+
+
+class StaticPlacing:
+    """By what this proxy sees alone: the worker with the fewest calls, encoders by content."""
+
+    def __init__(self, fleet: Fleet, admission: Admission) -> None:
+        self._fleet = fleet
+        self._admission = admission
+
+    def admitted(self, journey: Journey) -> AbstractAsyncContextManager[None]:
+        return self._admission.admitted(journey.request.priority, journey.left_s)
+
+    async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+        return by_load(self._fleet, wanted, journey.avoid)
+
+    def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:
+        """Nothing is planned by it."""
+
+    def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
+        """Nothing is planned by it."""
+
+
+def by_load(fleet: Fleet, wanted: GenerateRequest, avoid: Sequence[Instance]) -> Plan:
+    """The least loaded workers; if all of one stage are down, those of the other do both."""
+    splits = fleet.prefill and wanted.sampling.max_tokens > 1
+    prefill = fleet.least_loaded("prefill", avoid) if splits and fleet.usable("prefill") else None
+    if fleet.usable("decode"):
+        return Plan(fleet.least_loaded("decode", avoid), prefill)
+    if fleet.usable("prefill"):
+        return Plan(fleet.least_loaded("prefill", avoid))
+    raise fleet.nobody("decode")
+
+
+def room_of(fleet: Fleet, per_worker: int) -> int:
+    """How many requests may be under way at once: `per_worker` for each that decodes, twice what it
+    runs at once if that is 0; 0 if there is nobody."""
+    workers = fleet.usable("decode") or fleet.usable("prefill")
+    return sum(per_worker or 2 * worker.max_running or _UNKNOWN_ROOM for worker in workers)

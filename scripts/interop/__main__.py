@@ -1,0 +1,106 @@
+"""`python -m scripts.interop [--venv DIR] [--work DIR] [--json FILE] [PART...]`; see PARTS."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from scripts.interop import load, model, topologies
+from scripts.interop.shared import Site, before_vllm
+from scripts.interop.table import Table
+from tests.stack import proxy
+
+DEMO = Path("models/demo")
+PROMPTS = 60
+
+
+def two(site: Site) -> None:
+    """One vLLM that does it all, P+D with it, E+PD, and E+P+D where decode knows no EC."""
+    with site.table.under("one vLLM"):
+        whole, decode = site.vllm("whole", "decode")
+        topologies.reference(site, whole)
+    with site.table.under("P+D"):
+        topologies.prefill_decode(site, whole, decode)
+    with site.table.under("E+PD"):
+        encode, decode, whole = site.vllm("encode", "decode", "whole")
+        topologies.blind_alone(site, decode)
+        topologies.encode_and_rest(site, encode, decode)
+    with site.table.under("E+P+D without EC at D"):
+        encode, prefill, whole = site.vllm("encode", "decode", "whole")
+        topologies.decode_without_ec(site, encode, prefill, whole)
+
+
+def three(site: Site) -> None:
+    """E+P+D, then under load."""
+    with site.table.under("E+P+D"):
+        encode, prefill, decode = site.vllm("encode", "prefill", "decode")
+        topologies.all_three(site, encode, prefill, decode)
+        with site.services() as ours:
+            front = before_vllm(ours, encode.url, prefill.url, decode.url)
+            load.bench(site, front.url, site.model, "tiny", PROMPTS)
+
+
+def mixed(site: Site) -> None:
+    """vLLM's encoder for workers of ours, and ours for vLLM's."""
+    with site.table.under("vLLM's E, our P+D"):
+        encode, prefill, decode = site.vllm("encode", "prefill", "decode")
+        topologies.our_rest(site, encode)
+    with site.table.under("our E, vLLM's P+D"):
+        prefill, decode = site.vllm("prefill", "decode")
+        topologies.our_encoder(site, prefill, decode)
+
+
+def ours(site: Site) -> None:
+    """All workers ours, vLLM's load on them."""
+    site.vllm()
+    with site.table.under("ours"), site.services(DEMO) as stack:
+        roles = [stack.start(f"services.{role}") for role in ("encoder", "prefill", "decode")]
+        for process in roles:
+            process.wait_ready()
+        encode, prefill, decode = roles
+        front = proxy(stack, [encode], [prefill], [decode])
+        load.bench(site, front.url, DEMO.absolute(), "tiny", 2 * PROMPTS)
+
+
+PARTS: Mapping[str, Callable[[Site], None]] = {
+    "two": two,
+    "three": three,
+    "mixed": mixed,
+    "ours": ours,
+}
+
+
+def main() -> int:
+    """Exit status 0 if every check holds, 1 if not."""
+    arguments = argparse.ArgumentParser(prog="python -m scripts.interop")
+    arguments.add_argument("--venv", type=Path, default=Path(".venv-interop"))
+    arguments.add_argument("--work", type=Path, help="folder for models, logs and embeddings")
+    arguments.add_argument("--json", type=Path, help="write the checks here too")
+    arguments.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; all if none")
+    given = arguments.parse_args()
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        arguments.error(f"no such part: {', '.join(unknown)}")
+    os.environ.setdefault("UCX_NET_DEVICES", "lo")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # workers are ended even then
+    table = Table()
+    with ExitStack() as stack:
+        work = Path(given.work or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
+        site = Site(given.venv.absolute(), work, model.make(work), table)
+        stack.callback(site.close)
+        for part in given.parts or PARTS:
+            PARTS[part](site)
+    print(f"\n{table.markdown()}\n\n{'every check holds' if table.holds else 'some checks FAIL'}")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(row) for row in table.rows], indent=1))
+    return 0 if table.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

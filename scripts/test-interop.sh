@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Our proxy and our encoder together with real vLLM workers on a CPU, and `vllm bench serve` against
+# our own workers. Makes .venv-interop first (3.5 GB, three to four minutes), then runs all parts, or
+# those that are named: two, three, mixed, ours. See docs/interop.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+scripts/interop/setup.sh
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error UCX_NET_DEVICES=lo
+exec "${VENV:-.venv}/bin/python" -m scripts.interop --venv "${INTEROP_VENV:-.venv-interop}" "$@"

@@ -1,0 +1,109 @@
+"""What an engine says of itself: its load for a master, gauges and counters for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.kv_events import short_key
+from protocol.registry import Load
+from services.engine.messages import Query, Statistics
+from services.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from services.engine.engine import Engine
+
+
+def answer(engine: Engine, query: Query) -> Statistics:
+    """What a worker has asked for."""
+    blocks = engine.generate.scheduler.blocks if engine.generate is not None else None
+    version = blocks.version if blocks is not None else 0
+    keys = None
+    if blocks is not None and query.keys_since not in (None, version):
+        keys = [short_key(key) for key in blocks.known()]
+    return Statistics(
+        query.query_id,
+        gauges_of(engine),
+        counters_of(engine),
+        engine.transfer_stats(),
+        engine.check_integrity() if query.check else [],
+        load_of(engine),
+        version,
+        keys,
+    )
+
+
+def load_of(engine: Engine) -> Load:
+    """Load as of now, with the rates measured so far.
+
+    An encoder has its store's bytes to tell of, others those of the embeddings beside the engine.
+    """
+    engine.meter.transferred(engine.transfer_stats())
+    scheduler = engine.generate.scheduler if engine.generate is not None else None
+    queued = running = tokens = context = 0
+    ec_bytes = ec_capacity = 0
+    if scheduler is not None:
+        queued = len(scheduler.waiting) + len(scheduler.remote)
+        running = len(scheduler.running) + len(scheduler.loading)
+        tokens = _to_compute(scheduler)
+        context = sum(request.num_computed for request in scheduler.running)
+        ec_bytes, ec_capacity = scheduler.embeddings.size, scheduler.embeddings.capacity
+    if engine.encode is not None:
+        queued += len(engine.encode)
+        tokens += engine.encode.queued_tokens
+        ec_bytes, ec_capacity = engine.ec.stats().bytes_held, engine.config.ec.ec_buffer_size
+    return Load(
+        queued=queued,
+        running=running,
+        queued_tokens=tokens,
+        context_tokens=context,
+        free_blocks=scheduler.blocks.num_free if scheduler is not None else 0,
+        total_blocks=scheduler.blocks.num_blocks if scheduler is not None else 0,
+        ec_bytes=ec_bytes,
+        ec_capacity_bytes=ec_capacity,
+        rates=engine.meter.rates(),
+    )
+
+
+def _to_compute(scheduler: Scheduler) -> int:
+    """Tokens of all requests that have no KV and will not get it from elsewhere."""
+    requests = (*scheduler.waiting, *scheduler.running)
+    return sum(len(request.tokens) - request.num_computed for request in requests)
+
+
+def gauges_of(engine: Engine) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if engine.generate is not None:
+        scheduler = engine.generate.scheduler
+        values |= {
+            "num_requests_running": len(scheduler.running) + len(scheduler.loading),
+            "num_requests_waiting": len(scheduler.waiting) + len(scheduler.remote),
+            "kv_cache_usage_perc": scheduler.blocks.usage,
+            "kv_blocks_free": scheduler.blocks.num_free,
+            "embedding_cache_bytes": scheduler.embeddings.size,
+        }
+    if engine.encode is not None:
+        values["num_items_encoding"] = len(engine.encode)
+    return values
+
+
+def counters_of(engine: Engine) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if engine.generate is not None:
+        core = engine.generate
+        values |= dict(core.counters)
+        values |= {
+            "preemptions": core.scheduler.preemptions,
+            "kv_fetched": core.transfers.fetched,
+            "kv_failed": core.transfers.failed,
+            "embedding_queries": core.scheduler.embeddings.queries,
+            "embedding_hits": core.scheduler.embeddings.hits,
+        }
+    if engine.encode is not None:
+        values |= {
+            "mm_encoded": engine.encode.encoded,
+            "encoder_runs": engine.encode.runs,
+            "mm_cache_queries": engine.encode.queries,
+            "mm_cache_hits": engine.encode.hits,
+            "mm_received_bytes": engine.encode.received_bytes,
+        }
+    return values

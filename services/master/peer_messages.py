@@ -1,0 +1,162 @@
+"""What masters of one fleet tell one another: msgpack, over a channel that loses messages now and
+then. All of it is either said again soon (who is there) or true for a short time only (load).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import InvalidRequest
+from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage
+
+MAX_KEYS = 8192  # blocks of one prompt that are told; what is beyond is found out by events
+_KEY_BYTES = 8
+_Start = Annotated[int, Meta(ge=0, le=1 << 20)]
+_Blob = Annotated[bytes, Meta(max_length=MAX_KEYS * _KEY_BYTES)]
+
+
+class Change(msgspec.Struct, tag_field="t", omit_defaults=True):
+    pass
+
+
+class Joined(Change, tag="joined"):
+    """A worker is there, as it said to the master that hears it (`home`)."""
+
+    info: InstanceInfo
+    home: Name
+    draining: bool = False
+
+
+class Beat(Change, tag="beat"):
+    """A worker's heartbeat. `draining`: by its own word or by the master's."""
+
+    beat: Heartbeat
+
+
+class Kept(Change, tag="kept"):
+    """A worker whose home is silent has answered a probe; whoever keeps it says so."""
+
+    worker: Joined
+
+
+class Left(Change, tag="left"):
+    """A worker has deregistered or was replaced; or its `home` heard nothing for a lease."""
+
+    instance_id: Name
+    generation: str = ""
+    lapsed: bool = False
+
+
+class Opened(Change, tag="opened"):
+    """A circuit breaker has opened for so many ms."""
+
+    instance_id: Name
+    generation: str = ""
+    open_ms: Amount = 0.0
+
+
+class SharedCharge(msgspec.Struct, array_like=True):
+    """A `Charge`. `visible_ms`: until the worker's own reports show it."""
+
+    instance_id: Name
+    visible_ms: Amount = 0.0
+    work_ms: Amount = 0.0
+    tokens: Amount = 0.0
+    context: Amount = 0.0
+    blocks: Amount = 0.0
+
+
+class SharedEncode(msgspec.Struct, array_like=True):
+    """A picture that an encoder was asked for; later requests may join it for `expires_ms`, 0 for
+    not at all."""
+
+    mm_hash: Name
+    charge: SharedCharge
+    ready_ms: Amount = 0.0
+    expires_ms: Amount = 0.0
+
+
+class Placed(Change, tag="placed"):
+    """What a request holds. `keys`: packed block keys, the first of them block number `start`."""
+
+    request_id: Name
+    model: Name
+    ttl_ms: Amount
+    encodes: list[SharedEncode] = []
+    prefill: SharedCharge | None = None
+    decode: SharedCharge | None = None
+    start: _Start = 0
+    keys: _Blob = b""
+    mm_hashes: list[str] = []
+    expected: bool = False
+
+
+class Ended(Change, tag="ended"):
+    """A stage of a placed request is over; `ok`: its work was done."""
+
+    request_id: Name
+    stage: Stage = "request"
+    mm_hashes: list[str] = []
+    ok: bool = True
+
+
+class Added(Change, tag="added"):
+    """A worker that cannot register was added by hand. `body`: JSON of `ProbedInstance`. `fresh`:
+    at this moment."""
+
+    name: Name
+    body: bytes
+    fresh: bool = False
+
+
+class Removed(Change, tag="removed"):
+    """Such a worker was removed by hand."""
+
+    name: Name
+
+
+class _Message(msgspec.Struct, array_like=True):
+    sender: Name
+    changes: list[msgspec.Raw]
+
+
+_Changes = Joined | Beat | Kept | Left | Opened | Placed | Ended | Added | Removed
+_messages = msgspec.msgpack.Decoder(_Message)
+_changes: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(_Changes)
+_stored: msgspec.msgpack.Decoder[Joined] = msgspec.msgpack.Decoder(Joined)
+
+
+def encode_message(sender: str, changes: list[Change]) -> bytes:
+    return msgspec.msgpack.encode([sender, changes])
+
+
+def decode_message(data: bytes) -> tuple[str, list[Change], int]:
+    """(sender, changes in order, how many could not be read); `InvalidRequest` if it is none."""
+    try:
+        message = _messages.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"not a message of a master: {error}", code="garbage") from None
+    found, garbage = [], 0
+    for raw in message.changes:
+        try:
+            found.append(_changes.decode(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            garbage += 1
+    return message.sender, found, garbage
+
+
+def encode_stored(joined: Joined) -> bytes:
+    """As it stands under the worker's key. Its load would be old when it is read."""
+    info = msgspec.structs.replace(joined.info, load=Load())
+    return msgspec.msgpack.encode(msgspec.structs.replace(joined, info=info))
+
+
+def decode_stored(data: bytes) -> Joined:
+    """A stored worker; `InvalidRequest` if it is none."""
+    try:
+        return _stored.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"not a worker: {error}", code="garbage") from None

@@ -1,0 +1,70 @@
+"""A Redis as the masters use it: no retries of its own, every wait bounded, values of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+_TIMEOUT_S = 2.0
+_AT_ONCE = 500
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Redis]:
+    """A client that is closed on leaving; it connects with its first command."""
+    client = Redis.from_url(
+        url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0), decode_responses=False,
+    )  # fmt: skip
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def first(*running: Coroutine[Any, Any, None]) -> None:
+    """Until one of them raises; the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in running]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def scan(client: Redis, prefix: str, most: int) -> AsyncIterator[list[str]]:
+    """Names of keys, some at a time, `most` in all."""
+    names: list[str] = []
+    async for key in client.scan_iter(match=prefix + "*", count=_AT_ONCE):
+        names.append(key.decode(errors="replace"))
+        if len(names) >= _AT_ONCE:
+            yield names
+            most, names = most - len(names), []
+        if most <= 0:
+            return
+    if names:
+        yield names
+
+
+async def values(client: Redis, names: list[str]) -> list[tuple[str, bytes, int]]:
+    """(name, value, ms left) of each key; b"" for one that holds no string."""
+    async with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.get(name)
+            pipe.pttl(name)
+        answers = await pipe.execute(raise_on_error=False)
+    found = []
+    for name, value, ttl_ms in zip(names, answers[::2], answers[1::2], strict=True):
+        if value is not None:
+            held = value if isinstance(value, bytes) else b""
+            found.append((name, held, ttl_ms if isinstance(ttl_ms, int) else 0))
+    return found

@@ -1,0 +1,216 @@
+"""Cache events over ZMQ, in vLLM's format, with replay and snapshot.
+
+No thread, no event loop: whoever owns a publisher calls `publish` when there are events and
+`answer` when one of its `sockets` is readable, both from one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import zmq
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.kv_events import (
+    KV_TOPIC,
+    SNAPSHOT,
+    AllBlocksCleared,
+    AllEmbeddingsCleared,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    CacheEvent,
+    EmbeddingRemoved,
+    EmbeddingStored,
+    EventSource,
+    encode_batch,
+    end_frames,
+    event_frames,
+    parse_replay_request,
+)
+
+_PIECE = 1000  # entries of a snapshot in one message: none keeps an interpreter busy for long
+
+
+@dataclass(frozen=True)
+class TopicOptions:
+    """Where to bind, and with which name: a port of 0 takes any free one. `buffer_steps` messages
+    can be replayed; a subscriber that lags behind by `hwm` loses the rest."""
+
+    endpoint: str
+    replay: str
+    topic: str = KV_TOPIC
+    blocks: bool = True
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+
+
+class _State:
+    """What one topic's events add up to, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[BlockHash, BlockStored] = {}
+        self._embeddings: dict[str, EmbeddingStored] = {}
+
+    def apply(self, event: CacheEvent) -> None:
+        match event:
+            case BlockStored():
+                self._blocks.update((one.block_hashes[0], one) for one in _single(event))
+            case BlockRemoved():
+                for name in event.block_hashes:
+                    self._blocks.pop(name, None)
+            case AllBlocksCleared():
+                self._blocks.clear()
+            case EmbeddingStored():
+                self._embeddings[event.mm_hash] = event
+            case EmbeddingRemoved():
+                self._embeddings.pop(event.mm_hash, None)
+            case AllEmbeddingsCleared():
+                self._embeddings.clear()
+
+    def pieces(self) -> Iterator[list[CacheEvent]]:
+        """Everything there is, some at a time; one empty piece if there is nothing."""
+        events = iter((*self._blocks.values(), *self._embeddings.values()))
+        piece: list[CacheEvent] = list(islice(events, _PIECE))
+        yield piece
+        while piece := list(islice(events, _PIECE)):
+            yield piece
+
+
+def _single(event: BlockStored) -> Iterable[BlockStored]:
+    """One event for each block."""
+    size, parent = event.block_size, event.parent_block_hash
+    for number, name in enumerate(event.block_hashes):
+        tokens = event.token_ids[number * size : (number + 1) * size]
+        extra = event.extra_keys[number : number + 1] if event.extra_keys else None
+        yield BlockStored([name], parent, tokens, size, medium=event.medium, extra_keys=extra)
+        parent = name
+
+
+class _Topic:
+    """A PUB socket and the ROUTER socket that replays what it has sent."""
+
+    def __init__(self, context: zmq.Context[Any], options: TopicOptions) -> None:
+        self._topic = options.topic
+        self._cleared = AllBlocksCleared() if options.blocks else AllEmbeddingsCleared()
+        self._sequence = 0
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=options.buffer_steps)
+        self._state = _State()
+        self._pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
+        self.router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+        self._pub.setsockopt(zmq.SNDHWM, options.hwm)
+        self.router.setsockopt(zmq.SNDHWM, options.buffer_steps + _PIECE)
+        try:
+            endpoint = _bound(self._pub, options.endpoint)
+            self.source = EventSource(endpoint, _bound(self.router, options.replay), options.topic)
+        except ConfigError:
+            self.close()
+            raise
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        if not events:
+            return
+        for event in events:
+            self._state.apply(event)
+        payload = encode_batch(time.time(), events)
+        self._buffer.append((self._sequence, payload))
+        self._pub.send_multipart(event_frames(self._topic, self._sequence, payload))
+        self._sequence += 1
+
+    def answer(self) -> None:
+        """Every question that is here."""
+        while True:
+            try:
+                frames = self.router.recv_multipart(zmq.NOBLOCK)
+                client, start = parse_replay_request(frames)
+            except zmq.Again:
+                return
+            except InvalidRequest:
+                continue
+            for sequence, payload in self._snapshot() if start == SNAPSHOT else self._since(start):
+                self._send(client, event_frames(self._topic, sequence, payload))
+            self._send(client, end_frames(self._topic))
+
+    def _send(self, client: bytes, frames: list[bytes]) -> None:
+        self.router.send_multipart([client, b"", *frames])
+
+    def _since(self, start: int) -> Iterator[tuple[int, bytes]]:
+        return (pair for pair in self._buffer if pair[0] >= start)
+
+    def _snapshot(self) -> Iterator[tuple[int, bytes]]:
+        """Nothing at all if nothing was ever said: there is no number to give it."""
+        if not self._sequence:
+            return
+        before: list[CacheEvent] = [self._cleared]
+        for piece in self._state.pieces():
+            yield self._sequence - 1, encode_batch(time.time(), [*before, *piece])
+            before = []
+
+    def close(self) -> None:
+        self._pub.close(linger=0)
+        self.router.close(linger=0)
+
+
+class Publisher:
+    """The events of one worker; `None` for a kind that it has none of. `ConfigError` if an address
+    is taken or malformed."""
+
+    def __init__(
+        self, context: zmq.Context[Any], kv: TopicOptions | None, ec: TopicOptions | None
+    ) -> None:
+        self._topics: list[_Topic] = []
+        try:
+            self._kv = self._open(context, kv)
+            self._ec = self._open(context, ec)
+        except ConfigError:
+            self.close()
+            raise
+
+    def _open(self, context: zmq.Context[Any], options: TopicOptions | None) -> _Topic | None:
+        if options is None:
+            return None
+        topic = _Topic(context, options)
+        self._topics.append(topic)
+        return topic
+
+    @property
+    def sources(self) -> list[EventSource]:
+        """Where to connect to; a wildcard host stands for every address of this machine."""
+        return [topic.source for topic in self._topics]
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """Readable when there is something to `answer`."""
+        return [topic.router for topic in self._topics]
+
+    def publish(self, kv: Sequence[CacheEvent], ec: Sequence[CacheEvent]) -> None:
+        """Send what a step has changed; never waits for a subscriber."""
+        if self._kv is not None:
+            self._kv.publish(kv)
+        if self._ec is not None:
+            self._ec.publish(ec)
+
+    def answer(self) -> None:
+        """Serve replays and snapshots that are asked for."""
+        for topic in self._topics:
+            topic.answer()
+
+    def close(self) -> None:
+        for topic in self._topics:
+            topic.close()
+
+
+def _bound(socket: zmq.Socket[Any], endpoint: str) -> str:
+    """Bind; the endpoint with the port that it got."""
+    try:
+        if "[" in endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot publish events at {endpoint}: {error.strerror}") from None
+    return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]

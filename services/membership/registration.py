@@ -1,0 +1,137 @@
+"""Workers tell masters that they are there, how busy they are, and when they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from protocol.registry import (
+    DEREGISTER_PATH,
+    HEARTBEAT_PATH,
+    REGISTER_PATH,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    LeaseAnswer,
+)
+
+logger = logging.getLogger(__name__)
+_TIMEOUT_S = 2.0
+_CONNECTIONS = 32
+_JSON = {"content-type": "application/json"}
+_UNKNOWN = LeaseAnswer(known=False)
+_answers = msgspec.json.Decoder(LeaseAnswer)
+
+
+class Member(Protocol):
+    """A worker that registers. `info` but for its load is the same all its life."""
+
+    async def info(self) -> InstanceInfo: ...
+
+    async def heartbeat(self) -> Heartbeat: ...
+
+
+class Registration:
+    """Keeps the workers of this process registered with every master.
+
+    A master that is down is tried again with every heartbeat; it never delays what others are told.
+    Beats come every `interval_s`, more often if a master's lease asks for it.
+    """
+
+    def __init__(
+        self, members: Sequence[Member], masters: Sequence[str], interval_s: float
+    ) -> None:
+        self._members = members
+        self._masters = masters
+        self._interval_s = interval_s
+        self._names: dict[int, InstanceName] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._soon: list[asyncio.Event] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._problems: dict[str, str] = {}
+
+    def start(self) -> None:
+        """One loop for each worker and master."""
+        if not self._masters:
+            return
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+        )
+        for number, member in enumerate(self._members):
+            for master in self._masters:
+                soon = asyncio.Event()
+                self._soon.append(soon)
+                self._tasks.append(asyncio.create_task(self._keep(number, member, master, soon)))
+
+    def tell(self) -> None:
+        """Something has changed that masters should know of at once."""
+        for soon in self._soon:
+            soon.set()
+
+    async def _keep(self, number: int, member: Member, master: str, soon: asyncio.Event) -> None:
+        known = _UNKNOWN
+        while True:
+            if known.known:
+                known = await self._beat(member, master)
+            if not known.known:
+                info = await member.info()
+                self._names[number] = InstanceName(info.instance_id, info.generation)
+                known = await self._post(master + REGISTER_PATH, info)
+                if known.known:
+                    known = await self._beat(member, master)
+            lease_s = known.lease_s or 3 * self._interval_s
+            pause_s = min(self._interval_s, lease_s / 3) * random.uniform(0.8, 1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(soon.wait(), pause_s)
+            soon.clear()
+
+    async def _beat(self, member: Member, master: str) -> LeaseAnswer:
+        return await self._post(master + HEARTBEAT_PATH, await member.heartbeat())
+
+    async def _post(self, url: str, body: msgspec.Struct) -> LeaseAnswer:
+        """The master's answer; one that is not understood is as good as none."""
+        assert self._session is not None
+        data = msgspec.json.encode(body)
+        try:
+            async with self._session.post(url, data=data, headers=_JSON) as response:
+                content = await response.read()
+                if response.status == 200:
+                    answer = _answers.decode(content)
+                    self._problems.pop(url, None)
+                    return answer
+                self._warn(url, f"HTTP {response.status} {content[:200]!r}")
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            self._warn(url, f"{type(error).__name__}: {error}")
+        return _UNKNOWN
+
+    def _warn(self, url: str, problem: str) -> None:
+        """Once for each problem, until it is over."""
+        if self._problems.get(url) != problem:
+            self._problems[url] = problem
+            logger.warning("%s: %s", url, problem)
+
+    async def close(self) -> None:
+        """Leave every master; idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        session, names = self._session, list(self._names.values())
+        if session is None:
+            return
+        leaving = (
+            self._post(master + DEREGISTER_PATH, name) for name in names for master in self._masters
+        )
+        try:
+            await asyncio.gather(*leaving)
+        finally:
+            self._session = None
+            await session.close()

@@ -1,0 +1,68 @@
+"""A worker as a member of a fleet: what masters are told of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
+
+from protocol.errors import TriptychError
+from protocol.registry import Heartbeat, InstanceInfo, InstanceRole, Load
+from services.membership.config import reachable
+from services.membership.registration import Registration
+from services.worker.worker import Worker
+
+_ASK_S = 0.5
+
+
+class WorkerMember:
+    """`url` is where others reach the worker. Its load is the engine's, as of now or, while a step
+    takes long, as of the last time the engine answered."""
+
+    def __init__(self, worker: Worker, url: str) -> None:
+        self._worker = worker
+        self._url = url
+        self._load = Load()
+
+    async def info(self) -> InstanceInfo:
+        worker, facts = self._worker, self._worker.engine.ready
+        role: InstanceRole = worker.role.name  # type: ignore[assignment]
+        host = urlsplit(self._url).hostname or ""
+        return InstanceInfo(
+            instance_id=worker.instance_id,
+            role=role,
+            url=self._url,
+            model=worker.model,
+            generation=worker.instance_id[:16],
+            revision=worker.frontend.info.revision,
+            block_size=facts.block_size,
+            max_running=worker.config.max_num_seqs,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+            kv_layout=facts.kv_layout,
+            kv_endpoint=facts.kv_endpoint or None,
+            ec_endpoint=facts.ec_endpoint or None,
+            events=reachable(facts.events, host),
+            load=await self._newest(),
+        )
+
+    async def heartbeat(self) -> Heartbeat:
+        worker = self._worker
+        load = await self._newest()
+        return Heartbeat(worker.instance_id, worker.instance_id[:16], load, worker.draining)
+
+    async def _newest(self) -> Load:
+        with contextlib.suppress(TriptychError):
+            self._load = (await self._worker.engine.statistics(timeout_s=_ASK_S)).load
+        return self._load
+
+
+@contextlib.asynccontextmanager
+async def registered(worker: Worker, registration: Registration) -> AsyncGenerator[None, None]:
+    """While a worker takes requests its masters know of it; before it stops they are told."""
+    worker.tell = registration.tell
+    registration.start()
+    try:
+        yield
+    finally:
+        worker.draining = True
+        await registration.close()

@@ -1,0 +1,156 @@
+"""The proxy's own queue: bounded, in order, fair to whoever leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from protocol.errors import DeadlineExceeded, Unavailable
+from proxy.admission import Admission, Limits
+
+
+class Crowd:
+    """Requests that stay until they are let go."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.entered: list[str] = []
+        self._go: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def add(self, name: str, priority: int = 0, left_s: float = 30.0) -> asyncio.Task[None]:
+        self._go[name] = asyncio.Event()
+        task = self.tasks[name] = asyncio.create_task(self._stay(name, priority, left_s))
+        await settled()
+        return task
+
+    async def _stay(self, name: str, priority: int, left_s: float) -> None:
+        async with self.admission.admitted(priority, left_s):
+            self.entered.append(name)
+            await self._go[name].wait()
+
+    async def end(self, name: str) -> None:
+        self._go[name].set()
+        await self.tasks[name]
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await work()
+
+    asyncio.run(bounded())
+
+
+def test_those_who_wait_enter_by_priority_then_in_turn() -> None:
+    async def work() -> None:
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=60.0)))
+        for name, priority in (("a", 0), ("b", 0), ("c", 0), ("d", -1)):
+            await crowd.add(name, priority)
+        assert crowd.entered == ["a"] and crowd.admission.waiting == 3
+        for name in ("a", "d", "b", "c"):
+            await crowd.end(name)
+        assert crowd.entered == ["a", "d", "b", "c"]
+        assert crowd.admission.under_way == crowd.admission.waiting == 0
+
+    run(work)
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
+    async def work() -> None:
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=1, wait_s=60.0)))
+        await crowd.add("a")
+        await crowd.add("b")
+        refused = await crowd.add("c")
+        with pytest.raises(Unavailable) as error:
+            await refused
+        assert error.value.code == "overloaded" and (error.value.retry_after_s or 0) >= 1
+        await crowd.end("a")
+        await crowd.end("b")
+        assert crowd.entered == ["a", "b"]
+
+    run(work)
+
+
+def test_a_wait_that_would_be_too_long_is_refused_before_it_begins() -> None:
+    """The pace is learnt while there is a queue."""
+
+    async def work() -> None:
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=100, wait_s=0.02)))
+        names = [str(number) for number in range(20)]
+        for name in names:
+            await crowd.add(name)
+        for name in names[:10]:
+            await asyncio.sleep(0.01)
+            await crowd.end(name)
+        assert crowd.admission.foreseen_s > 0.02
+        refused = await crowd.add("late")
+        with pytest.raises(Unavailable):
+            await refused
+        for name in names[10:]:
+            await crowd.end(name)
+        assert crowd.entered == names
+
+    run(work)
+
+
+def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
+    """Also one who leaves in the moment in which its turn has come."""
+
+    async def work() -> None:
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=60.0)))
+        await crowd.add("a")
+        gone = await crowd.add("b")
+        unlucky = await crowd.add("c")
+        await crowd.add("d")
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        crowd.tasks["a"].add_done_callback(lambda _: unlucky.cancel())
+        await crowd.end("a")
+        await asyncio.gather(unlucky, return_exceptions=True)
+        await settled()
+        assert crowd.entered == ["a", "d"]
+        await crowd.end("d")
+        assert crowd.admission.under_way == crowd.admission.waiting == 0
+
+    run(work)
+
+
+def test_waiting_ends_with_the_deadline_or_the_queues_own_limit() -> None:
+    async def work() -> None:
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=60.0, timeout_s=0.05)))
+        await crowd.add("a")
+        with pytest.raises(DeadlineExceeded):
+            await (await crowd.add("b", left_s=0.01))
+        with pytest.raises(Unavailable) as error:
+            await (await crowd.add("c"))
+        assert error.value.code == "queue_timeout"
+        await crowd.end("a")
+        assert crowd.admission.under_way == crowd.admission.waiting == 0
+
+    run(work)
+
+
+def test_without_anybody_to_count_on_nobody_waits() -> None:
+    """Refusing is then left to whoever looks for workers."""
+
+    async def work() -> None:
+        room = [1]
+        crowd = Crowd(Admission(lambda: room[0], Limits()))
+        await crowd.add("a")
+        await crowd.add("b")
+        room[0] = 0
+        await crowd.add("c")
+        assert crowd.entered == ["a"]  # c queues behind b, until somebody leaves
+        await crowd.end("a")
+        assert crowd.entered == ["a", "b", "c"]
+        await crowd.end("b")
+        await crowd.end("c")
+
+    run(work)
