@@ -106,13 +106,17 @@ class ShmTransport(Transport):
         grains = self._committed[region]
         if grains[first:end].all():
             return  # asking again takes a quarter of the time that filling it does
-        limit = self._regions[region].view.size
-        start, stop = first * _GRAIN, min(end * _GRAIN, limit)
+        descriptor = self._locks[self._path(region)]
+        start = first * _GRAIN
+        stop = min(end * _GRAIN, self._regions[region].view.size)
+        with contextlib.suppress(OSError):  # too little for what may come: just what is asked for
+            os.posix_fallocate(descriptor, start, stop - start)
+            grains[first:end] = True
+            return
         try:
-            os.posix_fallocate(self._locks[self._path(region)], start, stop - start)
+            os.posix_fallocate(descriptor, offset, size)
         except OSError as error:
             raise TransferError(f"shm: no room for {size} bytes: {error.strerror}") from None
-        grains[first:end] = True
 
     def _path(self, region: str) -> Path:
         return self._directory / f"{_PREFIX}{region}-{self._owner}"

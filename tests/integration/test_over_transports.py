@@ -104,7 +104,7 @@ def test_a_disk_that_is_full(fleet: tuple[Stack, Process], transport: str) -> No
     for worker in workers:
         limit_files(worker, resource.RLIM_INFINITY)
     assert tokens(server, unseen, max_tokens=4) == expected[1]
-    assert kv_counters(stack)["kv_failed"] == 1
+    assert kv_counters(stack)["kv_failed"] >= 1
 
 
 def limit_files(worker: Process, nbytes: int) -> None:

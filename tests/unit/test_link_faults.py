@@ -259,14 +259,16 @@ import torch
 link = Link("shm", Path(sys.argv[1]))
 ec = link.producer.ec
 large = {EC_TENSOR: torch.zeros(60, 64)}
+held = {}
 try:
     for name in "abcd":
-        ec.put(name, Entry(large, ("r",)))
+        held[name] = ec.put(name, Entry(large, ("r",)))
     print("the disk takes everything")
 except TransferError as error:
     print("refused:", error.message)
-link.consumer.ec.forget(name, None, "r")
-ec.clear()
+for name, params in held.items():
+    link.consumer.ec.forget(name, params, "r")
+link.until(lambda: ec.clear() or not ec.store.size)
 link.works()
 link.close()
 print("went on")
