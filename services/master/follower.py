@@ -37,8 +37,9 @@ class Follower:
 
     A new source is first asked for a snapshot, then, if it has none, for all it still remembers.
     While answers are due live messages are held back. After a gap the last message applied is
-    asked for once more: if it is another one now, the publisher has restarted unnoticed. What a
-    replay does not have is lost, and the source is read like a new one. `ask` None: the source
+    asked for once more: if it is another one now, the publisher has restarted unnoticed. A gap
+    among what was held back is asked for like any other, as long as replays bring something. What
+    a replay does not have is lost, and the source is read like a new one. `ask` None: the source
     cannot replay.
     """
 
@@ -48,6 +49,7 @@ class Follower:
         self._counts = counts
         self._tracker = SequenceTracker()
         self._asked: int | None = None
+        self._asked_after = -1
         self._answers = 0
         self._last_ts: float | None = None
         self._blocks: bool | None = None
@@ -123,7 +125,7 @@ class Follower:
     def _request(self, start: int) -> bool:
         if self._ask is None:
             return False
-        self._asked, self._answers = start, 0
+        self._asked, self._answers, self._asked_after = start, 0, self._tracker.last
         self._counts["replays"] += 1
         self._ask(start)
         return True
@@ -136,11 +138,16 @@ class Follower:
         self._flush(again=True)
 
     def _flush(self, *, again: bool) -> None:
-        """What came live in the meantime; what is still missing then is lost, and the source read
-        `again` from the beginning."""
+        """What came live in the meantime. What is missing there may be asked for `again`, but
+        after a replay that brought nothing it is lost, and the source read from the beginning."""
         held, self._held = self._held, []
         for number, (sequence, batch) in enumerate(held):
             order = self._tracker.order(sequence, batch.ts)
+            if order is Order.GAP and again and self._tracker.last > self._asked_after:
+                self._counts[Order.GAP.value] += 1
+                self._held = held[number:]
+                self._request(max(0, self._tracker.last))
+                return
             if order is Order.GAP and self._lost() and again:
                 self._held = held[number:]
                 self._start_anew()

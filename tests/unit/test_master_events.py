@@ -141,6 +141,25 @@ def test_messages_that_come_during_a_replay_wait_for_it() -> None:
     assert reader.state == {0, 1, 2, 4}
 
 
+def test_a_gap_during_a_replay_is_filled_by_another() -> None:
+    source = Source()
+    for key in range(3):
+        source.publish(BlockStored([key]))
+    reader = Reader(source)
+    source.publish(BlockStored([3]))
+    reader.follower.live(source.publish(BlockStored([4])))
+    first = source.answers(reader.asked.pop())
+    source.publish(BlockStored([5]))
+    reader.follower.live(source.publish(BlockStored([6])))
+    for frames in first:
+        reader.follower.replayed(frames)
+    asked = list(reader.asked)
+    reader.serve()
+    assert asked == [4], "what the first replay did not have"
+    assert reader.state == source.state
+    assert (reader.counts["gap"], reader.counts["lost"]) == (2, 0)
+
+
 def test_a_gap_older_than_the_replay_buffer_forgets_what_was_known() -> None:
     source = Source(keep=2)
     reader = Reader(source)
