@@ -1,8 +1,9 @@
 """Model directories without weights, pictures and requests for the frontend's tests; no torch."""
 
+import asyncio
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from PIL import Image
 
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat, decode_completion
 from services.frontend.config import FrontendConfig, MediaConfig
-from services.frontend.render import Frontend
+from services.frontend.render import Frontend, RenderedRequest
 from tests import tiny_text
 from tests.tiny_configs import SPECS
 
 NAME = "tiny"
 Json = dict[str, Any]
+Fronts = Callable[..., Frontend]
 
 
 def write_model(family: str, path: Path, **config: Any) -> Path:
@@ -81,3 +83,25 @@ def chat(messages: list[Json] | None = None, **fields: Any) -> ChatCompletionReq
 
 def completion(prompt: Any = "Hello", **fields: Any) -> CompletionRequest:
     return decode_completion(msgspec.json.encode({"model": NAME, "prompt": prompt, **fields}))
+
+
+def frontends(root: Path) -> Fronts:
+    """Frontends by family and options, each made once, their models under `root`."""
+    made = dict[str, Frontend]()
+
+    def get(family: str = "qwen2_5_vl", **options: Any) -> Frontend:
+        key = f"{family} {options}"
+        if key not in made:
+            made[key] = frontend(write_model(family, root / str(len(made))), **options)
+        return made[key]
+
+    return get
+
+
+def render(front: Frontend, messages: Any = None, **fields: Any) -> RenderedRequest:
+    return asyncio.run(front.render_chat(chat(messages, **fields), request_id="r"))
+
+
+def render_prompts(front: Frontend, prompt: Any = "Hello", **fields: Any) -> list[RenderedRequest]:
+    request = completion(prompt, **fields)
+    return asyncio.run(front.render_completion(request, request_id="r"))

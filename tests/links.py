@@ -269,3 +269,10 @@ class RawProducer:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def answered(link: Link, raw: RawConsumer) -> Any:
+    """The next answer, while the producer is polled."""
+    got: list[Any] = []
+    link.until(lambda: got.extend(a for a in [raw.heard()] if a is not None) or got)
+    return got[0]

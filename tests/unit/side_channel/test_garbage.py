@@ -4,12 +4,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,12 +26,11 @@ from connectors.messages import (
     KVFetched,
     KVReady,
     KVWant,
-    Refused,
     Release,
     Welcome,
 )
-from protocol.errors import IncompatiblePeer, TransferError
-from tests.links import BLOCKS, MEMORY, PACKAGES, Link, RawConsumer, RawProducer, linked
+from protocol.errors import TransferError
+from tests.links import BLOCKS, MEMORY, Link, RawConsumer, RawProducer, answered, linked
 
 encode = msgspec.msgpack.encode
 NOTHING = "x" * 32
@@ -79,38 +76,6 @@ GARBAGE: dict[str, tuple[bytes, ...]] = {
     "negative time": (encode(ECWant(1, "a", -1.0)),),
     "a number beyond all": (with_fields(ECDone(1, "a", 1), grant=b"\xff" * 16),),
 }
-
-
-@pytest.fixture(scope="module", params=list(PACKAGES))
-def link(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Link]:
-    with linked(request.param, tmp_path_factory.mktemp("link"), timeout_s=5.0) as link:
-        link.works()
-        yield link
-        link.works()
-
-
-@pytest.fixture
-def intruder(link: Link) -> Iterator[RawConsumer]:
-    raw = RawConsumer(link.producer.node.server.port)
-    yield raw
-    raw.close()
-
-
-@pytest.fixture
-def impostor(link: Link) -> Iterator[RawProducer]:
-    raw = RawProducer(link.producer.node)
-    yield raw
-    link.consumer.node.peers.lost(("127.0.0.1", raw.port))
-    raw.close()
-
-
-def answered(link: Link, raw: RawConsumer) -> Any:
-    """The next answer, while the producer is polled."""
-    got: list[Any] = []
-    link.until(lambda: got.extend(a for a in [raw.heard()] if a is not None) or got)
-    return got[0]
 
 
 def test_garbage_is_refused_and_counted(link: Link, intruder: RawConsumer) -> None:
@@ -329,91 +294,3 @@ def test_whoever_does_not_speak_zmq_is_given_up_at_once(link: Link) -> None:
         link.fails(load)
         thread.join()
     link.producer.kv.withdraw(ref.request_id, "")
-
-
-def test_a_peer_of_another_version_is_told_so(link: Link, intruder: RawConsumer) -> None:
-    hello = Hello(4, "me", link.transport, "kv", "layout", version=99)
-    intruder.say(hello)
-    answer = answered(link, intruder)
-    assert isinstance(answer, Refused) and answer.query == 4
-    assert "99" in answer.reason and "ours is" in answer.reason
-
-
-@pytest.mark.parametrize(
-    ("transport", "region", "compatibility"),
-    [(NOTHING, "kv", "layout"), ("", "nowhere", ""), ("", "kv", "another layout")],
-)
-def test_a_peer_that_does_not_fit_is_told_so(
-    link: Link, intruder: RawConsumer, transport: str, region: str, compatibility: str
-) -> None:
-    intruder.say(Hello(5, "me", transport or link.transport, region, compatibility))
-    answer = answered(link, intruder)
-    assert isinstance(answer, Refused)
-    assert link.producer.node.instance_id in answer.reason and "instance me" in answer.reason
-
-
-def test_a_refusal_names_both_sides(link: Link) -> None:
-    from tests.links import Side
-
-    stranger = Side(link.transport, link.folder, produces=False, layout="another layout")
-    try:
-        ref = link.offer([1])
-        load = stranger.kv.fetch(ref, 1)
-        with pytest.raises(IncompatiblePeer, match=r"holds 'kv'.* expects it"):
-            link.until(load.poll, link.producer, stranger)
-        load.cancel()
-    finally:
-        stranger.close()
-    link.producer.kv.withdraw(ref.request_id, "")
-
-
-def _shm(name: str) -> bytes:
-    return encode({"name": name, "nbytes": 4096})
-
-
-def _files(folder: str) -> bytes:
-    body = encode({"folder": folder, "nbytes": 4096, "granule": 1024})
-    return blake3(body).digest() + body
-
-
-PATHS = {
-    "shm": [_shm("../../etc/passwd"), _shm("region-/../../../etc/passwd"), _shm("/etc/passwd"),
-            _shm("region-\0"), _shm("region-nobody"), _shm("region-" + "a" * 300)],
-    "shared_storage": [_files(".."), _files("../.regions-x/kv"), _files("/etc/kv"),
-                       _files(".regions-x/../../etc"), _files(".regions-x/ec"), _files("\0/kv"),
-                       _files(".regions-nobody/kv")],
-    "nixl": [b"noise"],
-    "ucx": [b"noise"],
-}  # fmt: skip
-
-
-def test_a_description_that_leads_elsewhere_is_refused(link: Link, impostor: RawProducer) -> None:
-    for description in PATHS[link.transport]:
-        impostor.description = description
-        load = link.consumer.kv.fetch(impostor.ref("r", 16), 1)
-        load.place(0, [0])
-        with pytest.raises(TransferError):
-            link.until(lambda load=load: (impostor.poll(), load.poll())[1])
-        load.cancel()
-
-
-def test_a_word_about_an_embedding_goes_to_no_producer_of_kv(link: Link) -> None:
-    """The consumer has a connection to this one, for KV only."""
-    from tests.links import Side
-
-    other = Side(link.transport, link.folder, produces=False)
-    try:
-        link.until(lambda: not link.consumer.node.peers.known("nobody"))
-        other_ref = other.kv.endpoint()
-        other.kv.open("q")
-        ref = msgspec.structs.replace(
-            other.kv.end("q", 16, 0, {}), host="127.0.0.1", port=other_ref["remote_port"]
-        )
-        load = link.consumer.kv.fetch(ref, 1)
-        link.until(lambda: load.poll() or load.fed, link.consumer, other)
-        link.consumer.ec.forget("a", None, "r")
-        load.cancel()
-        link.until(lambda: "q" in other.ended, link.consumer, other)
-        assert other.refused == 0
-    finally:
-        other.close()
