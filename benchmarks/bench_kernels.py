@@ -10,19 +10,16 @@ Calls are timed inside a CUDA graph that walks through many layers, as a step of
 launch cost, and keys come from memory, not from the L2 cache.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention import backend_for
 from services.engine.batch import PagedBatch
@@ -67,31 +64,6 @@ class Shape:
     @property
     def layers(self) -> int:
         return max(1, min(MAX_LAYERS, -(-COLD_BYTES // self.kv_bytes)))
-
-
-@dataclass(frozen=True)
-class Row:
-    """`ours` and `peer` in µs of one call; `rate` in GB/s of KV (decode) or TFLOP/s (prefill)."""
-
-    name: str
-    ours: float
-    peer: float
-    rate: float
-    bar: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.peer
-
-    def result(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "ours": round(self.ours, 2),
-            "peer": round(self.peer, 2),
-            "ratio": round(self.ratio, 3),
-            "bar": self.bar,
-            "holds": self.ratio <= self.bar,
-        }
 
 
 DECODE = tuple(Shape(r, c, 1) for r in (1, 8, 64) for c in (512, 2048, 8192, 32768))
@@ -212,15 +184,17 @@ def measure(shape: Shape, device: torch.device) -> Row:
     ours = median_us(setup.ours, shape.layers)
     peer = median_us(setup.peer, shape.layers)
     if shape.count > 1:
-        return Row(shape.name, ours, peer, shape.flops / ours / 1e6, PREFILL_BAR)
+        rate = f"{shape.flops / ours / 1e6:.0f} TFLOP/s"
+        return at_most(f"{shape.name}, µs ({rate})", ours, peer, PREFILL_BAR)
     peer = min(peer, median_us(setup.grouped_peer, shape.layers))
-    return Row(shape.name, ours, peer, shape.kv_bytes / ours / 1e3, DECODE_BAR)
+    rate = f"{shape.kv_bytes / ours / 1e3:.0f} GB/s"
+    return at_most(f"{shape.name}, µs ({rate})", ours, peer, DECODE_BAR)
 
 
 def run(shapes: Sequence[Shape]) -> list[Row]:
     """Measure what fits the device's free memory, printing a line for each shape."""
     device = torch.device("cuda")
-    print(f"{'shape':<30} {'ours µs':>10} {'peer µs':>10} {'ratio':>7} {'bar':>5}  achieved")
+    print(head())
     rows = []
     for shape in shapes:
         torch.cuda.empty_cache()
@@ -228,36 +202,25 @@ def run(shapes: Sequence[Shape]) -> list[Row]:
         if needed > torch.cuda.mem_get_info()[0]:
             print(f"{shape.name:<30} skipped: needs {needed / 2**30:.0f} GiB", flush=True)
             continue
-        row = measure(shape, device)
-        rows.append(row)
-        unit = "GB/s" if shape.count == 1 else "TFLOP/s"
-        print(
-            f"{row.name:<30} {row.ours:>10.1f} {row.peer:>10.1f} {row.ratio:>7.2f} {row.bar:>5} "
-            f"{row.rate:>8.0f} {unit}{'' if row.ratio <= row.bar else '  above the bar'}",
-            flush=True,
-        )
+        rows.append(measure(shape, device))
+        print(line(rows[-1]), flush=True)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four shapes instead of nineteen")
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser = arguments("bench_kernels", __doc__)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
     rows: list[Row] = []
     if torch.cuda.is_available():
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {platform.platform()}")
-        print(f"seed {args.seed}, backend {backend_for(torch.device('cuda'))}")
+        print(f"{torch.cuda.get_device_name()}, backend {backend_for(torch.device('cuda'))}")
+        print(hardware(("torch", "triton"), args.seed))
         rows = run(QUICK if args.quick else DECODE + PREFILL)
     else:
         print("no CUDA device: the kernels are not measured")
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([row.result() for row in rows], indent=2) + "\n")
-    return 0
+    return finish(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,12 @@ p95 263 ms; its hardware is not published). A row holds if `ratio`, ours / peer,
 where more is better, at most `bar` where less is.
 """
 
-import argparse
 import gc
-import json
-import platform
 import random
 import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -34,6 +29,7 @@ from benchmarks.master_load import (
     requests_of,
     workers,
 )
+from benchmarks.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
 from services.master.collector import calm
@@ -45,33 +41,6 @@ WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400
 BLOCKS = 1_000_000
 RTP_QPS, RTP_P50_MS, RTP_P95_MS = 5200.0, 11.0, 263.0
 UNDER_WAY = 2000
-
-
-@dataclass(frozen=True)
-class Row:
-    name: str
-    ours: float
-    peer: float
-    more_is_better: bool
-    bar: float = 1.0
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.peer
-
-    @property
-    def holds(self) -> bool:
-        return self.ratio >= self.bar if self.more_is_better else self.ratio <= self.bar
-
-    def result(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "ours": round(self.ours, 4),
-            "peer": round(self.peer, 4),
-            "ratio": round(self.ratio, 4),
-            "bar": self.bar,
-            "holds": self.holds,
-        }
 
 
 def filled(master: Master, prompts: list[list[int]]) -> float:
@@ -104,8 +73,8 @@ def placement_rows(count: int) -> list[Row]:
         if i >= UNDER_WAY:
             master.finished(Finished(f"r{i - UNDER_WAY}"), i * 1e-4)
     return [
-        Row("placements/s, 1,000 workers, 1,000,000 blocks", count / busy, 1e4, True),
-        Row("placement p99, ms", float(np.percentile(times, 99)) * 1e3, 1.0, False),
+        at_least("placements/s, 1,000 workers, 1,000,000 blocks", count / busy, 1e4, 1),
+        at_most("placement p99, ms", float(np.percentile(times, 99)) * 1e3, 1.0, 1),
     ]
 
 
@@ -143,10 +112,8 @@ def memory_row(blocks: int) -> Row:
                     index[key].add((i + 1) % holders)
         return index
 
-    return Row(
-        "index bytes/block (peer: dict of sets)", traced(ours) / blocks, traced(plain) / blocks,
-        False,
-    )  # fmt: skip
+    name = "index bytes/block (peer: dict of sets)"
+    return at_most(name, traced(ours) / blocks, traced(plain) / blocks, 1)
 
 
 def payloads(rng: random.Random, blocks: int, encoding: Encoding) -> list[bytes]:
@@ -174,7 +141,7 @@ def ingestion_rows(blocks: int) -> list[Row]:
         for payload in batches:
             master.apply(info, decode_batch(payload))
         rate = blocks / (time.perf_counter() - start)
-        rows.append(Row(f"blocks/s ingested ({name})", rate, 1e5, True))
+        rows.append(at_least(f"blocks/s ingested ({name})", rate, 1e5, 1))
     return rows
 
 
@@ -183,39 +150,26 @@ def http_rows(count: int) -> list[Row]:
         rate, core_rate, times = uvloop.run(drive(address, pid, count))
     p50, p95 = (float(np.percentile(times, p)) * 1e3 for p in (50, 95))
     return [
-        Row("HTTP placements/s (peer: RTP-LLM, published)", rate, RTP_QPS, True),
-        Row("HTTP placements per second of one core (same peer)", core_rate, RTP_QPS, True),
-        Row("HTTP p50, ms (peer: RTP-LLM at 5.2K QPS)", p50, RTP_P50_MS, False),
-        Row("HTTP p95, ms (peer: RTP-LLM at 5.2K QPS)", p95, RTP_P95_MS, False),
+        at_least("HTTP placements/s (peer: RTP-LLM, published)", rate, RTP_QPS, 1),
+        at_least("HTTP placements per second of one core (same peer)", core_rate, RTP_QPS, 1),
+        at_most("HTTP p50, ms (peer: RTP-LLM at 5.2K QPS)", p50, RTP_P50_MS, 1),
+        at_most("HTTP p95, ms (peer: RTP-LLM at 5.2K QPS)", p95, RTP_P95_MS, 1),
     ]
-
-
-def table(rows: Sequence[Row]) -> str:
-    lines = [f"{'':54}{'ours':>14}{'peer':>14}{'ratio':>8}  holds"]
-    for row in rows:
-        numbers = f"{row.ours:>14,.2f}{row.peer:>14,.2f}{row.ratio:>8.2f}"
-        lines.append(f"{row.name:54}{numbers}  {'yes' if row.holds else 'NO'}")
-    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 if every row holds."""
-    parser = argparse.ArgumentParser(prog="bench_master")
-    parser.add_argument("--quick", action="store_true", help="fewer requests, within a minute")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    args = parser.parse_args(argv)
+    args = arguments("bench_master", __doc__).parse_args(argv)
     scale = 1 if args.quick else 5
+    print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
     rows = [
         *placement_rows(10_000 * scale),
         memory_row(BLOCKS if scale > 1 else BLOCKS // 4),
         *ingestion_rows(50_000 * scale),
         *http_rows(10_000 * scale),
     ]
-    print(f"python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}")
-    print(table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([row.result() for row in rows], indent=1) + "\n")
-    return 0 if all(row.holds for row in rows) else 1
+    print("\n".join(map(line, rows)))
+    return finish(rows, args.json)
 
 
 if __name__ == "__main__":

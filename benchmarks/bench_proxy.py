@@ -16,12 +16,11 @@ import base64
 import contextlib
 import json
 import os
-import platform
 import random
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -30,22 +29,11 @@ from benchmarks import bench_proxy_load as load
 from benchmarks import bench_proxy_servers as servers
 from benchmarks import bench_proxy_tokens as tokens
 from benchmarks.bench_proxy_upstream import SLOW_EVENTS
+from benchmarks.rows import Row, arguments, finish, hardware, head, line, two_cores
 
 RATE_BAR, BYTES_BAR = 1.3, 1.1
 SEED = 0
 PICTURE_BYTES = 400_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; None where there is nothing to compare with."""
-
-    name: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    bar: str
-    holds: bool | None
 
 
 @dataclass(frozen=True)
@@ -184,7 +172,7 @@ def token_rows(model: Path, seconds: float) -> list[Row]:
 
 
 def run(args: argparse.Namespace) -> list[Row]:
-    proxy_core, load_core = _cores(args.cores)
+    proxy_core, load_core = two_cores(args.cores)
     os.sched_setaffinity(0, {load_core})
     binary = servers.peer_binary(args.peer, args.peer_venv)
     seconds, rounds = (1.0, 2) if args.quick else (4.0, 5)
@@ -204,31 +192,9 @@ def run(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _cores(given: str) -> tuple[int, int]:
-    if given:
-        first, _, second = given.partition(",")
-        return int(first), int(second or first)
-    able = sorted(os.sched_getaffinity(0))
-    return able[0], able[-1]
-
-
-def _show(rows: Sequence[Row]) -> None:
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-          f"Python {platform.python_version()}, uvloop {uvloop.__version__}, {servers.PEER}, "
-          f"seed {SEED}")  # fmt: skip
-    print(f"{'row':66} {'ours':>10} {'peer':>10} {'ratio':>7}  bar")
-    for row in rows:
-        peer = "" if row.peer is None else f"{row.peer:.2f}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        verdict = "" if row.holds is None else f"{row.bar}: {'holds' if row.holds else 'MISSED'}"
-        print(f"{row.name:66} {row.ours:10.2f} {peer:>10} {ratio:>7}  {verdict}")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row misses its bar."""
-    parser = argparse.ArgumentParser(prog="benchmarks.bench_proxy", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less than a minute")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser = arguments("bench_proxy", __doc__)
     parser.add_argument("--peer", default="", help="vllm-router's program, or none")
     parser.add_argument("--peer-venv", type=Path, default=Path(".venv-vllm-router"),
                         help="where it is installed if no program is given")  # fmt: skip
@@ -236,11 +202,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/demo"),
                         help="model of the tokens rows")  # fmt: skip
     args = parser.parse_args(argv)
+    about = hardware(("uvloop", "aiohttp"), SEED)
     rows = run(args)
-    _show(rows)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return 0 if all(row.holds is not False for row in rows) else 1
+    print("\n".join([f"{about}, {servers.PEER}", head(), *map(line, rows)]))
+    return finish(rows, args.json)
 
 
 if __name__ == "__main__":

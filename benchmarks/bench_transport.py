@@ -14,21 +14,16 @@ Overlap: see `bench_transport_overlap`.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
-import json
-import os
-import platform
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import bench_transport_overlap as overlap
 from benchmarks import bench_transport_rows as transports
 from benchmarks.bench_transport_pair import SEED
-from benchmarks.bench_transport_rows import Row
+from benchmarks.rows import Row, arguments, finish, hardware, head, line, markdown, two_cores
 
 _PACKAGES = {"nixl": "nixl", "ucx": "ucxx"}
 _VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu12", "pyzmq", "blake3")
@@ -57,52 +52,9 @@ def measure(args: argparse.Namespace, cores: tuple[int, int]) -> Iterator[Row]:
         yield from overlap.rows(args.model, cores, kinds, tokens, rounds)
 
 
-def hardware() -> str:
-    """Where and with what the figures were made."""
-    named = []
-    for package in _VERSIONS:
-        try:
-            named.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            named.append(f"no {package}")
-    load = os.getloadavg()[0]
-    return (
-        f"{_processor()}, {os.cpu_count()} cores, load {load:.1f} at the start, "
-        f"Python {platform.python_version()}, {', '.join(named)}, seed {SEED}"
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((x.partition(": ")[2] for x in lines if x.startswith("model name")), "")
-
-
-def cells(row: Row) -> list[str]:
-    """A row as the table shows it."""
-    peer = "" if row.peer is None else f"{row.peer:.2f}"
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    verdict = "" if row.holds is None else f"{row.bar}: {'holds' if row.holds else 'MISSED'}"
-    return [row.name, f"{row.ours:.2f}", peer, ratio, verdict]
-
-
-def markdown(rows: Sequence[Row], about: str) -> str:
-    """The table as a file of the documentation."""
-    lines = [about, "", "| | ours | peer | ratio | bar |", "|---|---:|---:|---:|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows), ""])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row misses its bar."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.bench_transport",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="about a minute")
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser = arguments("bench_transport", __doc__)
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--only", choices=("", "transports", "overlap"), default="")
     parser.add_argument("--transports", default="", help="comma-separated, all that are installed")
@@ -111,26 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="whose family and tokenizer the overlap's model has")  # fmt: skip
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what we started
-    about, rows = hardware(), []
-    print(about)
-    print(f"{'row':82} {'ours':>10} {'peer':>10} {'ratio':>7}  bar")
-    for row in measure(args, _cores(args.cores)):
+    about, rows = hardware(_VERSIONS, SEED), []
+    print(f"{about}\n{head()}")
+    for row in measure(args, two_cores(args.cores)):
         rows.append(row)
-        name, ours, peer, ratio, verdict = cells(row)
-        print(f"{name:82} {ours:>10} {peer:>10} {ratio:>7}  {verdict}", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        print(line(row), flush=True)
     if args.markdown:
         args.markdown.write_text(markdown(rows, about))
-    return 0 if all(row.holds is not False for row in rows) else 1
-
-
-def _cores(given: str) -> tuple[int, int]:
-    if given:
-        first, _, second = given.partition(",")
-        return int(first), int(second or first)
-    able = sorted(os.sched_getaffinity(0))
-    return able[0], able[-1]
+    return finish(rows, args.json)
 
 
 if __name__ == "__main__":

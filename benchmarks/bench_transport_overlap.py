@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from benchmarks.bench_transport_rows import Row, quartile
+from benchmarks.bench_transport_rows import quartile
 from benchmarks.bench_transport_stages import (
     SEED,
     SERVED,
@@ -40,6 +40,7 @@ from benchmarks.bench_transport_stages import (
     ready,
     stages,
 )
+from benchmarks.rows import Row, at_most
 from protocol.openai import decode_chat
 from protocol.types import EncodeItem, GenerateRequest, SamplingParams
 from services.frontend.options import FrontendOptions
@@ -188,11 +189,10 @@ def _picture_rows(times: dict[tuple[int, str], float]) -> list[Row]:
     for count in PICTURES:
         ours, peer = times[count, "with"], times[count, "without"]
         name = f"TTFT of {count} pictures, overlapped beside one after the other, ms"
-        made.append(Row(name, ours, peer, ours / peer, "ratio <= 1.05", ours / peer <= 1.05))
+        made.append(at_most(name, ours, peer, 1.05))
     first, alone = times[PICTURES[-1], "first"], times[1, "first"]
     name = f"first embedding of {PICTURES[-1]} pictures beside that of one alone, ms"
-    ratio = first / alone
-    return [*made, Row(name, first, alone, ratio, f"ratio <= {FIRST_BAR}", ratio <= FIRST_BAR)]
+    return [*made, at_most(name, first, alone, FIRST_BAR)]
 
 
 async def _rendered(frontend: Frontend, count: int) -> RenderedRequest:

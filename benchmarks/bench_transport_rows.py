@@ -10,24 +10,13 @@ from pathlib import Path
 
 from benchmarks.bench_transport_pair import Case, Pair, contiguous, pair, scattered
 from benchmarks.bench_transport_raw import GRANULE
+from benchmarks.rows import Row, at_least, at_most
 
 TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")
 LIBRARY = {"shm": "memcpy", "nixl": "nixl", "ucx": "ucxx", "shared_storage": "plain files"}
 BANDWIDTH_BAR, LATENCY_BAR, SCATTERED_BAR = 0.85, 2.0, 0.8
 SCATTERED = 512
 _SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; None where there is nothing to compare with, or no bar."""
-
-    name: str
-    ours: float
-    peer: float | None = None
-    ratio: float | None = None
-    bar: str = ""
-    holds: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -64,20 +53,14 @@ def quartile(values: Sequence[float]) -> float:
     return statistics.quantiles(values, method="inclusive")[0] if len(values) > 1 else values[0]
 
 
-def at_least(name: str, nbytes: int, ours: float, peer: float, bar: float | None) -> Row:
-    """A bandwidth in GB/s, of seconds."""
-    ratio = peer / ours
-    verdict = None if bar is None else ratio >= bar
-    said = "" if bar is None else f"ratio >= {bar}"
-    return Row(f"{name}, GB/s", nbytes / ours / 1e9, nbytes / peer / 1e9, ratio, said, verdict)
+def bandwidth(name: str, nbytes: int, ours: float, peer: float, bar: float | None) -> Row:
+    """In GB/s, of seconds."""
+    return at_least(f"{name}, GB/s", nbytes / ours / 1e9, nbytes / peer / 1e9, bar)
 
 
-def at_most(name: str, ours: float, peer: float, bar: float | None) -> Row:
-    """A latency in µs, of seconds."""
-    ratio = ours / peer
-    verdict = None if bar is None else ratio <= bar
-    said = "" if bar is None else f"ratio <= {bar}"
-    return Row(f"{name}, µs", ours * 1e6, peer * 1e6, ratio, said, verdict)
+def latency(name: str, ours: float, peer: float, bar: float | None) -> Row:
+    """In µs, of seconds."""
+    return at_most(f"{name}, µs", ours * 1e6, peer * 1e6, bar)
 
 
 def memory_rows(name: str, made: Pair, size: Size) -> Iterator[Row]:
@@ -96,31 +79,31 @@ def memory_rows(name: str, made: Pair, size: Size) -> Iterator[Row]:
         size.rounds,
     )
     label = f"{size.nbytes >> 20} MiB"
-    yield at_least(
+    yield bandwidth(
         f"{beside}: read {label}", size.nbytes, found["ours"], found["raw"], BANDWIDTH_BAR
     )
-    yield at_least(
+    yield bandwidth(
         f"{beside}: KV publish → fetch {label}", size.nbytes, found["kv"], found["raw"],
         BANDWIDTH_BAR,
     )  # fmt: skip
-    yield at_least(
+    yield bandwidth(
         f"{beside}: EC get {label}", size.nbytes, found["get"], found["again"], BANDWIDTH_BAR
     )
-    yield at_least(
+    yield bandwidth(
         f"{name} beside memcpy: EC put {label}", size.nbytes, found["put"], found["copy"],
         BANDWIDTH_BAR,
     )  # fmt: skip
     found = _measure(made, mixed, size.rounds, 2 * size.large, whole=False)
     label = f"{len(mixed.blocks)} scattered blocks of 64 KiB"
     for what, key in (("read", "ours"), ("KV publish → fetch", "kv")):
-        yield at_least(
+        yield bandwidth(
             f"{beside}: {what} {label}", mixed.nbytes, found[key], found["raw"], SCATTERED_BAR
         )
     found = _measure(made, small, size.rounds, size.small, whole=True)
     found |= alternate({"get": lambda: made.get(GRANULE, size.small)[1]}, size.rounds)
-    yield at_most(f"{beside}: read 64 KiB", found["ours"], found["raw"], LATENCY_BAR)
-    yield at_most(f"{beside}: KV 64 KiB with its handshake", found["kv"], found["raw"], None)
-    yield at_most(f"{beside}: EC 64 KiB with its handshake", found["get"], found["raw"], None)
+    yield latency(f"{beside}: read 64 KiB", found["ours"], found["raw"], LATENCY_BAR)
+    yield latency(f"{beside}: KV 64 KiB with its handshake", found["kv"], found["raw"], None)
+    yield latency(f"{beside}: EC 64 KiB with its handshake", found["get"], found["raw"], None)
 
 
 def _measure(
@@ -178,8 +161,8 @@ def _sums(first: Sequence[float], second: Sequence[float]) -> list[float]:
 def _beside_files(what: str, nbytes: int, found: dict[str, float], key: str) -> Iterator[Row]:
     plain = found["write"] + found["read"]
     name = f"shared_storage beside plain files: {what}"
-    yield at_least(name, nbytes, found[key], plain, None)
-    yield at_least(f"{name}, both with BLAKE3", nbytes, found[key], plain + 2 * found["sum"], None)
+    yield bandwidth(name, nbytes, found[key], plain, None)
+    yield bandwidth(f"{name}, both with BLAKE3", nbytes, found[key], plain + 2 * found["sum"], None)
 
 
 def rows(size: Size, cores: tuple[int, int], transports: Sequence[str]) -> Iterator[Row]:

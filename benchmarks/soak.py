@@ -13,8 +13,6 @@ that differs from the first one to the same question is wrong. Exit status 1 if 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak_books import Books, settle, totals
 from benchmarks.soak_load import Load, Outcome
 from benchmarks.soak_stack import Stack, running
@@ -33,27 +32,6 @@ CLIENTS = 3
 SEED = 7
 NOTICE_S = 1.0  # a worker's death is known by then
 MEMORY_BAR, DESCRIPTOR_BAR = 1.2, 1.25
-
-
-@dataclass(frozen=True)
-class Row:
-    """`ours` at the end beside `peer` at the start; it holds up to `bar` times as much."""
-
-    name: str
-    ours: float
-    peer: float
-    bar: float = 1.0
-
-    @property
-    def holds(self) -> bool:
-        return self.ours <= self.peer * self.bar
-
-    def result(self) -> dict[str, object]:
-        ratio = self.ours / self.peer if self.peer else self.ours
-        return {
-            "name": self.name, "ours": round(self.ours, 2), "peer": round(self.peer, 2),
-            "ratio": round(ratio, 3), "bar": self.bar, "holds": self.holds,
-        }  # fmt: skip
 
 
 @dataclass
@@ -81,23 +59,18 @@ class Chaos:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
-    print(f"soak over {args.transport}, {args.minutes:g} minutes, {CLIENTS} clients, seed {SEED}")
-    print(f"Python {platform.python_version()}, {platform.machine()}, {platform.platform()}")
+    print(f"soak over {args.transport}, {args.minutes:g} minutes, {CLIENTS} clients")
+    print(hardware(("torch", "nixl", "ucxx-cu12", "pyzmq"), SEED), flush=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         warm_s = 15.0 if args.quick else min(60.0, args.minutes * 15)
         rows = soak(args.transport, args.minutes * 60, warm_s, Path(name))
-    for row in rows:
-        print(f"{row.name:42} {row.ours:14,.1f} {row.peer:14,.1f}  {'' if row.holds else 'FAILS'}")
-    if args.json:
-        args.json.write_text(json.dumps([row.result() for row in rows], indent=1) + "\n")
-    return 0 if all(row.holds for row in rows) else 1
+    print("\n".join([head(), *map(line, rows)]))
+    return finish(rows, args.json)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.soak")
+    parser = arguments("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--quick", action="store_true", help="half a minute of load")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--transport", choices=TRANSPORTS, default="shm")
     args = parser.parse_args(argv)
     if args.quick:
@@ -130,8 +103,8 @@ def soak(transport: str, seconds: float, warm_s: float, folder: Path) -> list[Ro
     return [
         *_outcome_rows(load.outcomes, chaos),
         *_book_rows(before, after),
-        Row("after stopping: exit statuses not 0", sum(map(bool, stopped)), 0),
-        Row("after stopping: files and segments left", left, 0),
+        at_most("after stopping: exit statuses not 0", sum(map(bool, stopped)), 0, 1),
+        at_most("after stopping: files and segments left", left, 0, 1),
     ]
 
 
@@ -143,9 +116,9 @@ def _outcome_rows(outcomes: list[Outcome], chaos: Chaos) -> list[Row]:
     for outcome in (*alone, *unclear, *wrong):
         print("  NOT EXCUSED:", outcome)
     return [
-        Row("failed though no worker of theirs was killed", len(alone), 0),
-        Row("failed without a clear error", len(unclear), 0),
-        Row("answered wrongly", len(wrong), 0),
+        at_most("failed though no worker of theirs was killed", len(alone), 0, 1),
+        at_most("failed without a clear error", len(unclear), 0, 1),
+        at_most("answered wrongly", len(wrong), 0, 1),
     ]
 
 
@@ -159,25 +132,25 @@ def _excused(outcome: Outcome, chaos: Chaos) -> bool:
 
 def _book_rows(before: Books, after: Books) -> list[Row]:
     mega = 1 << 20
-    rows = [Row("integrity: problems", len(after.problems), len(before.problems))]
+    rows = [at_most("integrity: problems", len(after.problems), len(before.problems), 1)]
     rows += [
-        Row(f"{name}: private memory, MiB", size / mega, before.memory[name] / mega, MEMORY_BAR)
+        at_most(f"{name}: private memory, MiB", size / mega, before.memory[name] / mega, MEMORY_BAR)
         for name, size in after.memory.items()
     ]
     rows += [
-        Row(f"{name}: descriptors", count, before.descriptors[name], DESCRIPTOR_BAR)
+        at_most(f"{name}: descriptors", count, before.descriptors[name], DESCRIPTOR_BAR)
         for name, count in after.descriptors.items()
     ]
     rows += [
-        Row(f"{name}: blocks not free", before.blocks[name] - free, 0)
+        at_most(f"{name}: blocks not free", before.blocks[name] - free, 0, 1)
         for name, free in after.blocks.items()
     ]
-    rows += [Row(f"{name}: bytes held", size, 0) for name, size in after.held.items()]
+    rows += [at_most(f"{name}: bytes held", size, 0, 1) for name, size in after.held.items()]
     return [
         *rows,
-        Row("shared-memory segments", after.segments, before.segments),
-        Row("shared-memory MiB", after.segment_bytes / mega, before.segment_bytes / mega, 1.1),
-        Row("files on shared storage", after.files, before.files),
+        at_most("shared-memory segments", after.segments, before.segments, 1),
+        at_most("shared-memory MiB", after.segment_bytes / mega, before.segment_bytes / mega, 1.1),
+        at_most("files on shared storage", after.files, before.files, 1),
     ]
 
 

@@ -11,7 +11,6 @@ One core. Exit status 0 if everything that must hold does.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import COUNT, case, mooncake_case
 from benchmarks.simulate.contenders import OURS, PEERS, Contender
@@ -49,20 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = report.rows(results)
     if args.out:
         _write(args.out, text, results, profile)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(row["holds"] for row in found) else 1
+    return finish(found, args.json)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.simulate", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "--quick", action="store_true", help="within a minute: one seed, two traces"
-    )
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser = arguments("simulate", __doc__)
     parser.add_argument("--out", type=Path, help="folder for simulate.md and simulate.svg")
     parser.add_argument("--traces", default="", help=f"of {','.join(TRACES)}; all if empty")
     parser.add_argument("--seeds", type=int, default=0, help="of 10 to report, 0 for all")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rows import Row, at_least, at_most
+from benchmarks.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
@@ -50,7 +52,7 @@ def markdown(
         )
     ]  # fmt: skip
     parts += [_section(result) for result in results]
-    parts += [_rows_table(rows(results)), _timing(profile)]
+    parts += [table(rows(results), "\n## What must hold"), _timing(profile)]
     runs = sum(result.runs for result in results)
     parts.append(
         f"{runs} runs, {minutes:.0f} minutes of processor time; python "
@@ -98,48 +100,23 @@ def _error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def rows(results: Sequence[Result]) -> list[dict[str, object]]:
-    """`ratio` is ours over the best peer's goodput, at least `bar`; for balance p99 over mean of
-    the busiest stage at 80 % utilisation, at most `bar`."""
-    found: list[dict[str, object]] = []
+def rows(results: Sequence[Result]) -> list[Row]:
+    """Ours over the best peer's goodput; for balance p99 over mean of the busiest stage at 80 %
+    utilisation."""
+    found: list[Row] = []
     for result in results:
         name, peer = result.case.name, result.best_peer
-        bar = BARS.get(name, 1.0)
-        found.append(
-            _row(f"goodput, {name} (peer: {peer.contender.name})", result.ours.goodput,
-                 peer.goodput, bar, result.ratio >= bar)
-        )  # fmt: skip
+        said = f"goodput, {name} (peer: {peer.contender.name})"
+        found.append(at_least(said, result.ours.goodput, peer.goodput, BARS.get(name, 1.0)))
     for result in results:
         stages = {n: u for n, u in result.even.utilisation.items() if n != "decode"}
         busiest = max(stages, key=lambda name: stages[name])
-        spread = result.even.imbalance[busiest]
-        found.append(
-            _row(f"p99 of queued + running time to its mean, {busiest} at "
-                 f"{stages[busiest]:.0%}, {result.case.name}", spread, 1.0, EVEN_BAR,
-                 spread <= EVEN_BAR)
-        )  # fmt: skip
+        said = (
+            f"p99 of queued + running time to its mean, {busiest} at {stages[busiest]:.0%}, "
+            f"{result.case.name}"
+        )
+        found.append(at_most(said, result.even.imbalance[busiest], 1.0, EVEN_BAR))
     return found
-
-
-def _row(name: str, ours: float, peer: float, bar: float, holds: bool) -> dict[str, object]:
-    return {
-        "name": name, "ours": round(ours, 4), "peer": round(peer, 4),
-        "ratio": round(ours / peer, 4), "bar": bar, "holds": holds,
-    }  # fmt: skip
-
-
-def _rows_table(found: Sequence[dict[str, object]]) -> str:
-    lines = [
-        "\n## What must hold\n",
-        "| | ours | peer | ratio | bar | holds |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['name']} | {r['ours']:.4g} | {r['peer']:.4g} | {r['ratio']:.3f} | {r['bar']} "
-        f"| {'yes' if r['holds'] else '**no**'} |"
-        for r in found
-    ]
-    return "\n".join(lines)
 
 
 def _timing(profile: Profile) -> str:

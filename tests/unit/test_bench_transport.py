@@ -8,14 +8,14 @@ from benchmarks import bench_transport
 from benchmarks.bench_transport_pair import contiguous, pair, scattered
 from benchmarks.bench_transport_raw import GRANULE, RawFiles
 from benchmarks.bench_transport_rows import (
-    Row,
     Size,
-    at_least,
-    at_most,
+    bandwidth,
+    latency,
     memory_rows,
     quartile,
     rows,
 )
+from benchmarks.rows import Row
 
 TINY = Size(nbytes=16 * GRANULE, rounds=1, large=1, small=2)
 
@@ -50,11 +50,11 @@ def test_files_alone_bring_what_was_written(tmp_path: Path) -> None:
 
 
 def test_bars_are_judged_by_the_right_side() -> None:
-    assert at_least("x", 10**9, ours=1.0, peer=0.9, bar=0.85).holds
-    assert not at_least("x", 10**9, ours=1.0, peer=0.8, bar=0.85).holds
-    assert at_most("x", ours=1.9, peer=1.0, bar=2.0).holds
-    assert not at_most("x", ours=2.1, peer=1.0, bar=2.0).holds
-    assert at_most("x", ours=9.0, peer=1.0, bar=None).holds is None
+    assert bandwidth("x", 10**9, ours=1.0, peer=0.9, bar=0.85).holds
+    assert not bandwidth("x", 10**9, ours=1.0, peer=0.8, bar=0.85).holds
+    assert latency("x", ours=1.9, peer=1.0, bar=2.0).holds
+    assert not latency("x", ours=2.1, peer=1.0, bar=2.0).holds
+    assert latency("x", ours=9.0, peer=1.0, bar=None).holds is None
     assert quartile([5.0]) == 5.0 and quartile([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
 
 
