@@ -48,7 +48,7 @@ class Chaos:
             time.sleep(self.chance.uniform(0.5, 1.0) * self.pause_s)
             worker = self.chance.choice(self.stack.workers)
             killed = time.monotonic()
-            what = worker.kill(self.chance)
+            what = worker.kill(self.chance.randrange(2))
             time.sleep(self.chance.uniform(0.0, 2.0))
             worker.start()
             worker.wait_ready()
@@ -82,21 +82,20 @@ def soak(transport: str, seconds: float, warm_s: float, folder: Path) -> list[Ro
     """Warm up, look, load and kill, look again, stop."""
     counts = {"encoder": 2, "prefill": 2, "decode": 2}
     with running(transport, counts, folder) as stack:
-        load = Load(stack.proxy.port, SEED)
+        load = Load([stack.proxies[0].port], SEED)
         load.learn()
         load.start(CLIENTS)
         time.sleep(warm_s)
         load.stop()
         before = settle(stack)
         failed = [outcome for outcome in load.outcomes if outcome.verdict in ("failed", "wrong")]
-        load.stopping.clear()
         load.start(CLIENTS)
         chaos = Chaos(stack, random.Random(SEED), 4.0 if seconds <= 60 else 12.0)
         chaos.run(time.monotonic() + seconds)
         load.stop()
         sums = totals(stack)
         after = settle(stack)
-        stopped = [service.stop() for service in (stack.proxy, *stack.workers)]
+        stopped = [service.stop() for service in (*stack.proxies, *stack.workers)]
         left = len(list(folder.glob("shared/*"))) + stack.segments.exists()
     assert not failed, f"before anything was killed: {failed[:3]}"
     _tell(load.outcomes, chaos, sums, after)

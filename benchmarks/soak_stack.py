@@ -1,4 +1,4 @@
-"""The processes of a soak: workers and a proxy on fixed ports, killed and started again at will."""
+"""Processes on fixed ports, killed, stopped and started again at will: workers, master, proxies."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Service:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [pid, *map(int, children)]
 
-    def kill(self, chance: random.Random) -> str:
-        """kill −9 of the worker or of its engine, which must end the other one; what was done."""
+    def kill(self, victim: int = 0) -> str:
+        """kill −9 of the service (0) or of its engine (1), which must end the other one; what was
+        done."""
         pids = self.pids()
-        victim = chance.randrange(len(pids))
         os.kill(pids[victim], signal.SIGKILL)
         self.process.wait(_STOP_S)
         deadline = time.monotonic() + _STOP_S
@@ -84,6 +84,17 @@ class Service:
                 raise RuntimeError(f"{self.name}: its engine outlives it")
             time.sleep(0.02)
         return f"{self.name}'s {('worker', 'engine')[victim]}"
+
+    def stall(self, seconds: float) -> None:
+        """Stopped by signal meanwhile, its engine too."""
+        pids = self.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> int:
         """Its exit status; −9 if it does not end by itself."""
@@ -108,13 +119,14 @@ class Stack:
     """`root` is what shared storage uses, `segments` where shared memory lies."""
 
     workers: list[Service]
-    proxy: Service
+    proxies: list[Service]
+    masters: list[Service]
     root: Path
     segments: Path
 
     @property
     def services(self) -> list[Service]:
-        return [*self.workers, self.proxy]
+        return [*self.workers, *self.proxies, *self.masters]
 
 
 def connector_flags(transport: str, root: Path) -> list[str]:
@@ -138,37 +150,49 @@ def connector_flags(transport: str, root: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(transport: str, counts: dict[str, int], folder: Path) -> Iterator[Stack]:
-    """A stack that is ready; whatever is left of it on leaving is ended."""
+def running(
+    transport: str, counts: dict[str, int], folder: Path, *, master: bool = False, proxies: int = 1
+) -> Iterator[Stack]:
+    """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
+    or have lists."""
     namespace = f"soak-{uuid.uuid4().hex[:8]}"
     os.environ["TRIPTYCH_NAMESPACE"] = namespace
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     root = folder / "shared"
     root.mkdir()
-    common = ["--model", MODEL, *connector_flags(transport, root)]
+    masters = [_service("master", "services.master", [], folder)] if master else []
+    joined = ["--master-url", masters[0].url] if masters else []
+    common = ["--model", MODEL, *connector_flags(transport, root), *joined]
     pools = ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
     workers = [
         _service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
         for role, count in counts.items()
         for i in range(count)
     ]
-    flags = ["--model", MODEL, "--probe-interval", "0.2"]
-    for role, option in (("encoder", "encode"), ("prefill", "prefill"), ("decode", "decode")):
-        urls = ",".join(w.url for w in workers if w.name.startswith(role))
-        flags += [f"--{option}-servers-urls", urls]
-    proxy = _service("proxy", "proxy", flags, folder)
-    stack = Stack(workers, proxy, root, Path(f"/dev/shm/triptych-{os.getuid()}-{namespace}"))
+    flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
+    doors = [_service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
+    segments = Path(f"/dev/shm/triptych-{os.getuid()}-{namespace}")
+    stack = Stack(workers, doors, masters, root, segments)
     try:
-        for group in (workers, [proxy]):
+        for group in (masters, workers, doors):
             for service in group:
                 service.start()
             for service in group:
                 service.wait_ready()
         yield stack
     finally:
-        for service in (proxy, *workers):
+        for service in (*doors, *workers, *masters):
             if hasattr(service, "process") and service.process.poll() is None:
                 service.stop()
+
+
+def _lists(workers: Sequence[Service]) -> list[str]:
+    """The flags that name workers to a proxy."""
+    flags: list[str] = []
+    for role, option in (("encoder", "encode"), ("prefill", "prefill"), ("decode", "decode")):
+        urls = ",".join(w.url for w in workers if w.name.startswith(role))
+        flags += [f"--{option}-servers-urls", urls]
+    return flags
 
 
 def _service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:

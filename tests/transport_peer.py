@@ -98,6 +98,7 @@ class Peer:
             if time.monotonic() > deadline:
                 return False
             self.transport.poll()
+            time.sleep(_POLL_S)  # a transport may have threads of its own
         return True
 
     def hammer(self, peer: str, region: str, ranges: list[list[int]], timeout_s: float) -> int:
@@ -120,6 +121,7 @@ class Peer:
             if time.monotonic() > deadline:
                 return False
             self.transport.poll()
+            time.sleep(_POLL_S)  # a transport may have threads of its own
         return True
 
     def wrong(self, region: str, pieces: list[tuple[int, list[list[int]]]]) -> int:
