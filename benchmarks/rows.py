@@ -35,11 +35,12 @@ def at_least(name: str, ours: float, peer: float, bar: float | None = None) -> R
 
 
 def at_most(name: str, ours: float, peer: float, bar: float | None = None) -> Row:
-    """Less is better: it holds while ours / peer stays within `bar`."""
+    """Less is better: it holds while ours / peer stays within `bar`; of a peer of 0, none."""
     ratio = _ratio(ours, peer)
     if bar is None:
         return Row(name, ours, peer, ratio)
-    return Row(name, ours, peer, ratio, f"ratio <= {bar:g}", ours <= peer * bar)
+    said = f"ratio <= {bar:g}" if peer else "none"
+    return Row(name, ours, peer, ratio, said, ours <= peer * bar)
 
 
 def _ratio(ours: float, peer: float) -> float | None:

@@ -25,9 +25,8 @@ from pathlib import Path
 from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak_books import Books, settle, totals
 from benchmarks.soak_load import Load, Outcome
-from benchmarks.soak_stack import Stack, running
+from benchmarks.soak_stack import TRANSPORTS, Stack, running
 
-TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")
 CLIENTS = 3
 SEED = 7
 NOTICE_S = 1.0  # a worker's death is known by then

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")
 MODEL = "models/demo"
 LEASE_S = 10.0
 _START_S = 300.0

@@ -1,0 +1,205 @@
+"""Each part of a stack killed, drained and stalled in turn under load; clients notice nothing.
+
+    python -m benchmarks.chaos [--quick] [--json FILE] [--transport shm]
+
+Two encoders, two prefill workers, two decode workers, a master and two proxies, all real, on this
+machine. Clients, half of them at each proxy, ask the demonstration model for long answers, greedy
+and sampled by a seed, whole and streamed. Each worker is killed with −9 and started again, one of
+each role is drained and started again, one of each is stopped by signal and goes on, the master is
+killed and started again, at last one proxy is. `ours` counts what must be none (`peer`): requests
+that failed (at the killed proxy: but those under way), tokens other than those of an undisturbed
+run, blocks and bytes still held once all is idle. Exit status 1 if a row does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
+from benchmarks.soak_books import Books, settle
+from benchmarks.soak_load import Load, Outcome
+from benchmarks.soak_stack import TRANSPORTS, Service, Stack, running
+
+CLIENTS = 4
+SEED = 11
+TOKENS = 120
+_PAUSE_S = 3.0  # of undisturbed load between two acts
+_STALL_S = 12.0
+_IDLE_S = 60.0
+_VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu12", "pyzmq")
+
+
+@dataclass(frozen=True)
+class Act:
+    """What was done to whom, in monotonic seconds; `back` is when it served again."""
+
+    what: str
+    began: float
+    back: float
+
+
+@dataclass
+class Play:
+    """One act after the other, with a pause of steady load between them."""
+
+    stack: Stack
+    acts: list[Act] = field(default_factory=list)
+
+    def run(self, quick: bool) -> None:
+        for what, act in self._script(quick):
+            time.sleep(_PAUSE_S)
+            began = time.monotonic()
+            act()
+            self.acts.append(Act(what, began, time.monotonic()))
+            print(f"  {what}: {time.monotonic() - began:.1f} s", flush=True)
+        time.sleep(_PAUSE_S)
+
+    def _script(self, quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+        workers, first = self.stack.workers, self.stack.workers[::2]
+        for number, worker in enumerate(first if quick else workers):
+            part = ("worker", "engine")[number % 2]
+            yield f"kill {worker.name}'s {part}", partial(_kill, worker, number % 2)
+        if not quick:
+            for worker in first:
+                yield f"drain {worker.name}", partial(_drain, worker)
+            for worker in first:
+                yield f"stall {worker.name}", partial(_stall, worker)
+        yield "kill master", partial(_kill, self.stack.masters[0], 0)
+        yield "kill proxy-1", partial(_kill, self.stack.proxies[1], 0)
+
+
+def _kill(service: Service, victim: int) -> None:
+    service.kill(victim)
+    time.sleep(1.0)
+    service.start()
+    service.wait_ready()
+
+
+def _drain(worker: Service) -> None:
+    """It takes nothing new, ends what it has, stops by itself and comes back."""
+    worker.call("POST", "/drain")
+    deadline = time.monotonic() + _IDLE_S
+    while _busy(worker):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{worker.name} is still busy {_IDLE_S:g} s after /drain")
+        time.sleep(0.1)
+    status = worker.stop()
+    if status:
+        raise RuntimeError(f"{worker.name} ended with {status} after /drain")
+    worker.start()
+    worker.wait_ready()
+
+
+def _busy(worker: Service) -> bool:
+    gauges = worker.call("GET", "/integrity")[1]["gauges"]
+    names = ("num_requests_running", "num_requests_waiting", "num_items_encoding")
+    return any(gauges.get(name) for name in names)
+
+
+def _stall(worker: Service) -> None:
+    worker.stall(_STALL_S)
+    worker.wait_ready()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 if a row does not hold."""
+    args = _arguments(argv)
+    print(hardware(_VERSIONS, SEED))
+    print(f"chaos over {args.transport}, {CLIENTS} clients, {TOKENS} tokens each", flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        rows = chaos(args.transport, Path(name), args.quick)
+    print("\n".join([head(), *map(line, rows)]))
+    return finish(rows, args.json)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments("chaos", __doc__)
+    parser.add_argument("--transport", choices=TRANSPORTS, default="shm")
+    return parser.parse_args(argv)
+
+
+def chaos(transport: str, folder: Path, quick: bool) -> list[Row]:
+    """Learn the right answers, play, look what is left, ask the new questions once more."""
+    counts = {"encoder": 2, "prefill": 2, "decode": 2}
+    with running(transport, counts, folder, master=True, proxies=2) as stack:
+        ports = [proxy.port for proxy in stack.proxies]
+        load = Load(ports, SEED, fresh=0.3, aborted=0.0, length=TOKENS)
+        load.learn()
+        before = settle(stack)
+        load.start(CLIENTS)
+        play = Play(stack)
+        play.run(quick)
+        load.stop()
+        after = settle(stack)
+        changed = load.check_new()
+        stopped = [s.stop() for s in (*stack.proxies, *stack.workers, *stack.masters)]
+    _tell(load.outcomes, play.acts)
+    return [
+        *_outcome_rows(load.outcomes, play.acts[-1], ports[1]),
+        at_most("new questions answered otherwise once more, undisturbed", changed, 0, 1),
+        *_left_rows(before, after),
+        at_most("exit statuses not 0", sum(map(bool, stopped)), 0, 1),
+    ]
+
+
+def _outcome_rows(outcomes: list[Outcome], last: Act, killed: int) -> list[Row]:
+    """Of the proxy that was killed only what was under way then, or came while it was away."""
+    failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    broken = [
+        one for one in failed
+        if one.port == killed and one.began < last.back and one.ended > last.began
+    ]  # fmt: skip
+    wrong = [outcome for outcome in outcomes if outcome.verdict == "wrong"]
+    for one in [one for one in failed if one not in broken] + wrong:
+        print("  NOT EXCUSED:", one)
+    return [
+        at_most("requests failed", len(failed) - len(broken), 0, 1),
+        at_most("answers other than the undisturbed ones", len(wrong), 0, 1),
+    ]
+
+
+def _left_rows(before: Books, after: Books) -> list[Row]:
+    for problem in after.problems:
+        print("  LEFT:", problem)
+    lost = sum(before.blocks[name] - free for name, free in after.blocks.items())
+    return [
+        at_most("integrity: problems, leases and requests left", len(after.problems), 0, 1),
+        at_most("KV blocks not free", lost, 0, 1),
+        at_most("bytes held for others", sum(after.held.values()), 0, 1),
+        at_most("shared-memory segments", after.segments, before.segments, 1),
+        at_most("files on shared storage", after.files, before.files, 1),
+    ]
+
+
+def _tell(outcomes: list[Outcome], acts: list[Act]) -> None:
+    """How long answers took when nothing was wrong, and during each act."""
+    print(f"{len(outcomes)} requests, {dict(Counter(o.verdict for o in outcomes))}")
+    calm = [o for o in outcomes if not any(_meets(o, act) for act in acts)]
+    for what, found in (("undisturbed", calm), *((a.what, _during(outcomes, a)) for a in acts)):
+        times = [o.ended - o.began for o in found if o.verdict == "right"]
+        if times:
+            print(
+                f"  {what:24} {len(times):5} answered, median {statistics.median(times):.2f} s, "
+                f"longest {max(times):.2f} s"
+            )
+
+
+def _during(outcomes: list[Outcome], act: Act) -> list[Outcome]:
+    return [outcome for outcome in outcomes if _meets(outcome, act)]
+
+
+def _meets(outcome: Outcome, act: Act) -> bool:
+    return outcome.began < act.back and outcome.ended > act.began
+
+
+if __name__ == "__main__":
+    sys.exit(main())
