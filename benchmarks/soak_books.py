@@ -45,7 +45,7 @@ def settle(stack: Stack) -> Books:
 def _look(stack: Stack) -> Books:
     books = Books()
     for service in stack.services:
-        books.memory[service.name] = sum(map(_private_bytes, service.pids()))
+        books.memory[service.name] = sum(map(private_bytes, service.pids()))
         books.descriptors[service.name] = sum(map(_descriptors, service.pids()))
     for worker in stack.workers:
         _, report = worker.call("GET", "/integrity")
@@ -87,7 +87,8 @@ def totals(stack: Stack) -> dict[str, int]:
     return sums
 
 
-def _private_bytes(pid: int) -> int:
+def private_bytes(pid: int) -> int:
+    """Memory that this process shares with no file and no other process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

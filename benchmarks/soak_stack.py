@@ -161,17 +161,17 @@ def running(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     root = folder / "shared"
     root.mkdir()
-    masters = [_service("master", "services.master", [], folder)] if master else []
+    masters = [service("master", "services.master", [], folder)] if master else []
     joined = ["--master-url", masters[0].url] if masters else []
     common = ["--model", MODEL, *connector_flags(transport, root), *joined]
     pools = ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
     workers = [
-        _service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
+        service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
         for role, count in counts.items()
         for i in range(count)
     ]
     flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
-    doors = [_service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
+    doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
     segments = Path(f"/dev/shm/triptych-{os.getuid()}-{namespace}")
     stack = Stack(workers, doors, masters, root, segments)
     try:
@@ -196,7 +196,8 @@ def _lists(workers: Sequence[Service]) -> list[str]:
     return flags
 
 
-def _service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:
+def service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:
+    """Not started; on a port that nobody has at this moment."""
     return Service(name, module, flags, folder / f"{name}.log", _free_port())
 
 
