@@ -7,6 +7,7 @@ model_info   what a model directory says: lengths, EOS, defaults, templates, pro
 messages     chat messages checked and sorted into template input and media
 items        media fetched, measured and named by content
 media        a media URL to bytes: data:, http(s), file://, within limits
+spill        media of requests under way: bounded in memory, in files beyond
 addresses    which network addresses may be fetched from
 references   pictures a client may refer to by uuid
 image        a picture's size without decoding it, and its canonical decoding to RGB

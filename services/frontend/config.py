@@ -16,7 +16,8 @@ class MediaConfig:
 
     `allowed_domains`: when not empty, only these hosts are fetched from. Addresses that are not
     public (private, loopback, link-local, reserved) need `allow_private` in any case.
-    `allowed_local_path`: the folder that `file://` may read, None for nowhere.
+    `allowed_local_path`: the folder that `file://` may read, None for nowhere. Of all requests
+    under way `memory_bytes` are held in memory, the rest in files of `spill_folder`.
     """
 
     allow_private: bool = False
@@ -26,6 +27,8 @@ class MediaConfig:
     max_pixels: int = 64_000_000
     timeout_s: float = 10.0
     max_redirects: int = 3
+    memory_bytes: int = 1 << 30
+    spill_folder: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "timeout_s"):
@@ -33,9 +36,14 @@ class MediaConfig:
                 raise ConfigError(f"{name} must be positive")
         if self.max_redirects < 0:
             raise ConfigError("max_redirects must not be negative")
-        path = self.allowed_local_path
-        if path is not None and not path.is_dir():
-            raise ConfigError(f"allowed_local_media_path: {path} is not a folder")
+        if self.memory_bytes < 0:
+            raise ConfigError("media_memory_bytes must not be negative")
+        for name, path in (
+            ("allowed_local_media_path", self.allowed_local_path),
+            ("media_spill_path", self.spill_folder),
+        ):
+            if path is not None and not path.is_dir():
+                raise ConfigError(f"{name}: {path} is not a folder")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
 from services.frontend.references import KnownMedia, ReferenceBook
+from services.frontend.spill import MediaStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class ItemLoader:
         self._family = family
         self._fetcher = MediaFetcher(config.media)
         self._references = ReferenceBook(config.max_references)
+        self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -90,7 +92,7 @@ class ItemLoader:
             model=self._info.name,
             revision=self._info.revision,
         )
-        return Item(name, extent, data)
+        return Item(name, extent, self.store.keep(data))
 
     def _known(self, part: MediaPart, salt: str) -> Item:
         """An item without its picture: its embeddings, or the picture's uuid, are known."""

@@ -25,6 +25,8 @@ class FrontendOptions:
     allow_media_references: bool = option(True, "let clients name media by uuid alone")
     chat_template: str = option("", "chat template, a file or the text itself")
     media_timeout: float = option(10.0, "seconds to fetch one media item")
+    media_memory_bytes: int = option(1 << 30, "media of requests under way, more goes to files")
+    media_spill_path: str = option("", "folder for those files; that of the system if empty")
 
     def to_config(self) -> FrontendConfig:
         """`ConfigError` names what is wrong."""
@@ -43,6 +45,8 @@ class FrontendOptions:
                 max_bytes=self.max_media_bytes,
                 max_pixels=self.max_media_pixels,
                 timeout_s=self.media_timeout,
+                memory_bytes=self.media_memory_bytes,
+                spill_folder=Path(self.media_spill_path) if self.media_spill_path else None,
             ),
         )
 

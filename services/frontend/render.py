@@ -21,6 +21,7 @@ from services.frontend.model_info import ModelInfo
 from services.frontend.output import OutputSpec
 from services.frontend.prompt import Prompt, tokenize
 from services.frontend.sampling import fit, refuse_unsupported, sampling_params
+from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
 
@@ -85,6 +86,11 @@ class Frontend:
                 for name in self.config.names
             ]
         )
+
+    @property
+    def media_store(self) -> MediaStore:
+        """Holds the media of requests under way."""
+        return self._items.store
 
     async def render_chat(
         self,
