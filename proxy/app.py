@@ -13,8 +13,9 @@ from proxy.gateway import Gateway
 from proxy.relay import passing
 from services.frontend.render import Frontend
 from services.http import errors
-from services.http.openai import Service, generating, informing
+from services.http.openai import Service, generating
 from services.http.server import version
+from services.http.tokens import informing
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -26,13 +27,14 @@ def create_app(gateway: Gateway) -> FastAPI:
             yield
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
+    limit = gateway.config.max_body_bytes
     if gateway.frontend is not None:
         app.include_router(generating(_service(gateway, gateway.frontend)))
-        app.include_router(informing(gateway.frontend))
+        app.include_router(informing(gateway.frontend, gateway.admitted, limit))
     else:
-        limit = gateway.config.max_body_bytes
         app.include_router(passing.relayed())
-        app.include_router(passing.informing(gateway.fleet, gateway.client, limit))
+        routes = passing.informing(gateway.fleet, gateway.client, gateway.admitted, limit)
+        app.include_router(routes)
     app.include_router(_status(gateway))
 
     def observe(error: TriptychError) -> None:
@@ -51,8 +53,9 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
         frontend=frontend,
         run=gateway.run,
         stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
-        check_room=gateway.check_room,
+        admitted=gateway.admitted,
         max_body_bytes=gateway.config.max_body_bytes,
+        timeout_s=gateway.config.request_timeout,
     )
 
 

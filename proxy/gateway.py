@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -37,25 +37,26 @@ class Gateway:
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     in_flight: int = 0
 
-    def check_room(self) -> None:
-        """`Unavailable` if as many requests as allowed are in the proxy."""
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request in while it is here; `Unavailable` if as many as allowed are."""
         if self.in_flight >= self.config.max_in_flight:
             raise Unavailable("the proxy is full", retry_after_s=_RETRY_AFTER_S)
-
-    async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
-        """Outputs of a rendered request; closing the generator ends all its stages."""
-        self.check_room()
-        timeline = Timeline(self.metrics)
         self.in_flight += 1
         self.metrics.in_flight.set(self.in_flight)
         try:
-            caller = Caller(rendered.tenant, rendered.session)
-            steps = self.pipeline.run(rendered.generate, rendered.media, caller)
-            async with contextlib.aclosing(steps):
-                async for outputs in steps:
-                    timeline.step()
-                    yield outputs
-            timeline.end()
+            yield
         finally:
             self.in_flight -= 1
             self.metrics.in_flight.set(self.in_flight)
+
+    async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
+        """Outputs of a rendered request; closing the generator ends all its stages."""
+        timeline = Timeline(self.metrics)
+        caller = Caller(rendered.tenant, rendered.session)
+        steps = self.pipeline.run(rendered.generate, rendered.media, caller)
+        async with contextlib.aclosing(steps):
+            async for outputs in steps:
+                timeline.step()
+                yield outputs
+        timeline.end()

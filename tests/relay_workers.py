@@ -22,6 +22,8 @@ from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.relay.edge import edge_for
 from proxy.relay.relay import Relay
+from tests.listening import run as run
+from tests.listening import until as until
 
 CHAT = "/v1/chat/completions"
 PICTURE = base64.b64encode(bytes(range(256)) * 200).decode()
@@ -56,6 +58,7 @@ class Worker:
     left: int = 0
     url: str = ""
     connections: int = 0
+    closed: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -84,6 +87,7 @@ class Worker:
                     break
                 # the byte that `gone` may take is the first of the next request
                 reader = Prefixed(reader, gone)  # type: ignore[assignment]
+        self.closed += 1
         writer.close()
 
 
@@ -192,10 +196,32 @@ def streaming(*pieces: bytes, end: str = "hang") -> Behaviour:
     return behave
 
 
+async def twice(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    answer = json.dumps(WHOLE).encode()
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n")
+    writer.write(b"content-length: %d\r\n\r\n%b" % (len(answer), answer))
+    await send(writer, answer.replace(b"whole", b"other"))
+
+
+async def endless_head(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n")
+    while True:
+        writer.write(b"x: %b\r\n" % (b"y" * 4096))
+        await writer.drain()
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
 ERROR = b'{"error":{"message":"it broke","code":500}}'
 FAILURES = {
     "garbage": saying(b"<html>oops</html>"),
     "half a JSON": saying(b'{"choices": [{"index"'),
+    "not UTF-8": saying(b'{"choices": ["\xff"], "\xfe": 1}'),
+    "too deep": saying(b'{"choices": [], "kv_transfer_params": %b}' % DEEP),
+    "an error that is not UTF-8": saying(b'{"error": "\xff"}', status=500),
+    "an error that is too deep": saying(b'{"error": %b}' % DEEP, status=500),
+    "an endless wait": saying(ERROR, status=503, extra="retry-after: %s\r\n" % ("9" * 400)),
+    "two answers": twice,
+    "headers without an end": endless_head,
     "wrong content type": saying(json.dumps(WHOLE).encode(), "text/html"),
     "not HTTP": not_http,
     "500": saying(ERROR, status=500),
@@ -209,6 +235,8 @@ STREAM_FAILURES = {
     "no event in the stream": streaming(b": nothing\n\n", end="end"),
     "half an event": streaming(b'data: {"choices":', end="drop"),
     "an event of nonsense": streaming(b"data: {nonsense}\n\n"),
+    "an event that is not UTF-8": streaming(b'data: {"choices": ["\xff"]}\n\n'),
+    "an event that is too deep": streaming(b'data: {"choices": %b}\n\n' % DEEP),
     "an error event": streaming(b"data: " + ERROR + b"\n\n", DONE, end="end"),
     "JSON instead of a stream": saying(json.dumps(WHOLE).encode()),
 }
@@ -280,20 +308,6 @@ async def relaying(topology: str, *flags: str) -> AsyncIterator[Relayed]:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Relayed(url, workers, relay, metrics, session)
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await work()
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.005)
 
 
 def text(**more: Any) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
+from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_openai
 from proxy.relay.connection import Answer, Broken
 
+_T = TypeVar("_T")
 _BUSY = (429, 503)
+_LONGEST_WAIT_S = 3600.0
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 
 
@@ -30,14 +34,14 @@ class Refused(Exception):
     def error(self) -> TriptychError:
         """In our own tree; 503 and 429 keep what they say of when to come again."""
         try:
-            content: Any = msgspec.json.decode(self.answer.body)
-        except msgspec.DecodeError:
+            content: Any = decoded(self.answer.body, Any, fail=ValueError)
+        except ValueError:
             content = None
         error = from_openai(self.answer.status, content)
         error.code = type(error).code  # a worker's own words are no labels for metrics
         if error.status in _BUSY:
             text = self.answer.retry_after
-            error.retry_after_s = float(text) if text.isdigit() else 1.0
+            error.retry_after_s = min(float(text), _LONGEST_WAIT_S) if text.isdigit() else 1.0
         elif error.status >= 500 and error.status not in (502, 504):
             error = UpstreamError(f"{self.url}: {error.message}")
         return error
@@ -62,12 +66,6 @@ class _Event(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
-_CHAT = msgspec.json.Decoder(Chat)
-_PREFILLED = msgspec.json.Decoder(Prefilled)
-_ENCODED = msgspec.json.Decoder(Encoded)
-_EVENT = msgspec.json.Decoder(_Event)
-
-
 def check_status(url: str, answer: Answer) -> None:
     """Raises `Refused` unless it is a 200."""
     if answer.status != 200:
@@ -77,20 +75,20 @@ def check_status(url: str, answer: Answer) -> None:
 def check_whole(url: str, answer: Answer) -> None:
     """Raises `Refused`, or `Broken` unless it is a whole chat or text completion."""
     check_status(url, answer)
-    _decoded(url, answer, _CHAT)
+    _decoded(url, answer, Chat)
 
 
 def prefilled(url: str, answer: Answer) -> dict[str, Any] | None:
     """The KV handles in a prefill worker's answer; raises as `check_whole` does."""
     check_status(url, answer)
-    found: Prefilled = _decoded(url, answer, _PREFILLED)
+    found = _decoded(url, answer, Prefilled)
     return found.kv_transfer_params or None
 
 
 def encoded(url: str, answer: Answer) -> dict[str, Any]:
     """`ec_transfer_params` in an encode worker's answer; raises as `check_whole` does."""
     check_status(url, answer)
-    found: Encoded = _decoded(url, answer, _ENCODED)
+    found = _decoded(url, answer, Encoded)
     return found.ec_transfer_params or {}
 
 
@@ -102,17 +100,17 @@ def check_stream(url: str, answer: Answer) -> None:
     data = _first_data(answer.body)
     if data == b"[DONE]":
         raise Broken(f"{url} ended its stream before it began", "cut_short")
-    try:
-        event = _EVENT.decode(data)
-    except msgspec.DecodeError:
-        raise Broken(f"{url} began its stream with nonsense", "garbage") from None
+
+    def nonsense(what: str = "") -> Broken:
+        return Broken(f"{url} began its stream with nonsense", "garbage")
+
+    event = _parsed(data, _Event, nonsense)
     if event.error is not None:
         code = event.error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        body = msgspec.json.encode({"error": event.error})
-        raise Refused(url, Answer(status, b"application/json", body))
+        raise Refused(url, Answer(status, b"application/json", data))
     if event.choices is None:
-        raise Broken(f"{url} began its stream with nonsense", "garbage")
+        raise nonsense()
 
 
 def _first_data(body: bytes) -> bytes:
@@ -121,13 +119,21 @@ def _first_data(body: bytes) -> bytes:
     return body[start + 5 : end].strip()
 
 
-def _decoded(url: str, answer: Answer, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _decoded(url: str, answer: Answer, kind: type[_T]) -> _T:
     if b"json" not in answer.content_type:
         raise _wrong_type(url, answer)
-    try:
-        return decoder.decode(answer.body)
-    except msgspec.DecodeError:
-        raise Broken(f"{url} answered with nonsense", "garbage") from None
+    nonsense = f"{url} answered with nonsense"
+    return _parsed(answer.body, kind, lambda what: Broken(nonsense, "garbage"))
+
+
+def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], Broken]) -> _T:
+    """Text that is not looked at must be text all the same."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise nonsense(str(error)) from None
+    return decoded(data, kind, fail=nonsense)
 
 
 def _wrong_type(url: str, answer: Answer) -> Broken:

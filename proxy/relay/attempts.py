@@ -8,7 +8,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from protocol.errors import Unavailable
 from protocol.types import Role
 from proxy.config import ProxyConfig
 from proxy.fleet import Fleet
@@ -33,7 +32,7 @@ def was_begun(failure: Failure) -> bool:
 
 
 class Attempts:
-    """Owns the lane of each worker; `close` closes them."""
+    """Owns the lane to each URL; `close` closes them."""
 
     def __init__(self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics) -> None:
         self._loop = asyncio.get_running_loop()
@@ -51,25 +50,33 @@ class Attempts:
     def lane(self, instance: Instance) -> Lane:
         lane = self._lanes.get(instance.url)
         if lane is None:
-            lane = Lane(instance.url, instance.breaker, self._config.connect_timeout)
+            self._prune()
+            config = self._config
+            lane = Lane(instance.url, config.connect_timeout, config.encode_at_once)
             self._lanes[instance.url] = lane
         return lane
 
+    def _prune(self) -> None:
+        """Forget workers that have left the fleet."""
+        known = {instance.url for instance in self._fleet.all()}
+        for url in self._lanes.keys() - known:
+            self._lanes.pop(url).close()
+
     def admitted(self, role: Role) -> list[Instance]:
-        """The workers of a role that may be asked; `Unavailable` if there is none."""
-        now = self._loop.time()
-        able = [i for i in self._fleet.of(role) if i.up and self.lane(i).breaker.admits(now)]
+        """The workers of a role that may be asked, suspects only if there is nobody else;
+        `Unavailable` if there is none."""
+        able = self._fleet.usable(role)
         if not able:
-            up = [instance for instance in self._fleet.of(role) if instance.up]
-            waits = [self.lane(instance).breaker.wait_s(now) for instance in up]
-            raise Unavailable(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+            raise self._fleet.nobody(role)
         return able
 
     def pick(self, role: Role, avoid: Sequence[Instance]) -> Instance:
         """The one with the fewest requests, in turn if several have; `avoid` only if need be."""
         workers = self._fleet.of(role)
-        if len(workers) == 1 and workers[0].up and self.lane(workers[0]).breaker.closed:
-            return workers[0]
+        if len(workers) == 1:
+            (only,) = workers
+            if only.up and not only.draining and only.breaker.closed:
+                return only
         able = self.admitted(role)
         turn = next(self._turn) % len(able)
         in_turn = able[turn:] + able[:turn]
@@ -84,7 +91,7 @@ class Attempts:
         out to have been closed. A worker that fails is added to `avoid`.
         """
         lane = self.lane(instance)
-        lane.breaker.started(self._loop.time())
+        instance.breaker.started(self._loop.time())
         instance.in_flight += 1
         fresh = False
         try:
@@ -97,19 +104,19 @@ class Attempts:
                         raise
                 fresh = True
         except (Broken, Refused) as failure:
-            self._failed(instance, lane, failure)
+            self._failed(instance, failure)
             avoid.append(instance)
             raise
         finally:
             instance.in_flight -= 1
-        lane.breaker.succeeded()
+        instance.breaker.succeeded()
         return result
 
-    def _failed(self, instance: Instance, lane: Lane, failure: Failure) -> None:
+    def _failed(self, instance: Instance, failure: Failure) -> None:
         kind = failure.kind if isinstance(failure, Broken) else str(failure.answer.status)
         self._metrics.upstream_failures.labels(instance.role, kind).inc()
         if isinstance(failure, Broken) or failure.charged:
-            lane.breaker.failed(self._loop.time())
+            instance.breaker.failed(self._loop.time())
 
     async def retried(
         self,

@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
@@ -22,16 +21,18 @@ from proxy.relay.heads import CONTINUE
 from proxy.relay.reading import RequestReader
 from proxy.relay.reply import Reply
 from proxy.relay.seam import HotPath
+from services.http.listener import Listener, Pace, TooSlow, http_response
 
 _ROUTES = tuple(
     f"POST {path}{end}".encode() for path in (CHAT_PATH, COMPLETIONS_PATH) for end in " ?"
 )
 _LONGEST = max(map(len, _ROUTES))
-_READ_S = 60.0
+_LARGE = 1 << 20
 
 
-class Edge(HttpToolsProtocol):
-    """One client connection."""
+class Edge(Listener):
+    """One client connection. `_places` is how many requests it has counted in at the hot path: the
+    one under way, and any whose large answer the client has not taken yet."""
 
     def __init__(
         self,
@@ -45,47 +46,45 @@ class Edge(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
         self._first = b""
-        self._cold_reading = False
         self._reader: RequestReader | None = None
         self._task: asyncio.Task[None] | None = None
         self._reply: Reply | None = None
         self._source: Exchange | None = None
         self._paused = False
-        self._read_timer: asyncio.TimerHandle | None = None
+        self._places = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
-    # uvicorn's side: whether a request of its own is under way.
-
-    def on_message_begin(self) -> None:
-        self._cold_reading = True
-        super().on_message_begin()
-
-    def on_message_complete(self) -> None:
-        self._cold_reading = False
-        super().on_message_complete()
-
     @property
     def _cold(self) -> bool:
-        answering = self.cycle is not None and not self.cycle.response_complete
-        return self._cold_reading or answering
+        """Whether a request of uvicorn's own is under way."""
+        return self._cold_reading or self._answering
+
+    @property
+    def reading(self) -> bool:
+        hot = self._reader is not None and self._reply is None
+        return hot or bool(self._first) or super().reading
 
     # What the transport reports.
 
     def data_received(self, data: bytes) -> None:
+        self._fresh = False
         if self._reader is not None:
             self._read(self._reader, data)
-        elif self._cold or not self._hot.takes_any:
+            return
+        if self._first:
+            data, self._first = self._first + data, b""
+        if self._cold or not self._hot.takes_any:
             super().data_received(data)
         else:
-            self._begin(self._first + data)
+            self._begin(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_reading_timer()
         if self._task is not None:
             self._task.cancel()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        self._leave()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -99,6 +98,7 @@ class Edge(HttpToolsProtocol):
         self._paused = False
         if self._source is not None:
             self._source.resume()
+        self._leave(keep=int(self._reader is not None and self._reader.admitted))
         super().resume_writing()
 
     def shutdown(self) -> None:
@@ -115,51 +115,72 @@ class Edge(HttpToolsProtocol):
     def _begin(self, data: bytes) -> None:
         """The first bytes of a request: hot, cold, or too few to tell."""
         self._unset_keepalive_if_required()
-        self._first = b""
+        data = data.lstrip(b"\r\n")  # some clients send an empty line too many
         if data.startswith(_ROUTES):
             keep_raw = not self._hot.takes_all
             self._reader = RequestReader(self._hot.max_body_bytes, keep_raw=keep_raw)
+            self._begin_reading()
             self._read(self._reader, data)
         elif len(data) < _LONGEST and any(route.startswith(data) for route in _ROUTES):
             self._first = data
-            self._restart_reading_timer()
+            self._begin_reading()
+            self._watch_reading()
         else:
-            self._stop_reading_timer()
             super().data_received(data)
 
     def _read(self, reader: RequestReader, data: bytes) -> None:
         if self._reply is not None:
             self._reply.keep_alive = False  # pipelined: the client asks again on a new connection
             return
+        self._read_size += len(data)
         try:
             reader.feed(data)
-            if reader.headers_complete and not reader.admitted:
-                self._hot.check_room()
-                reader.admitted = True
-                if reader.expects_continue and not reader.complete:
-                    self.transport.write(CONTINUE)
+            if reader.headers_complete and not (reader.admitted or reader.turned_away):
+                self._enter(reader)
         except TriptychError as error:
             self._turn_away(reader, error)
         if reader.complete and not reader.turned_away:
-            self._stop_reading_timer()
             self._complete(reader)
         elif reader.complete or reader.overflowing:
-            self.transport.close()
+            self.close()
         else:
-            self._restart_reading_timer()
+            self._watch_reading()
+
+    def _enter(self, reader: RequestReader) -> None:
+        """Counted from its headers on: a body takes memory while it arrives."""
+        self._hot.enter()
+        self._places += 1
+        reader.admitted = True
+        if reader.expects_continue and not reader.complete:
+            self.transport.write(CONTINUE)
+
+    def _leave(self, keep: int = 0) -> None:
+        while self._places > keep:
+            self._places -= 1
+            self._hot.leave()
 
     def _turn_away(self, reader: RequestReader, error: TriptychError) -> None:
         """Answer at once; what the client still sends is read and thrown away, so that it sees the
         answer instead of a broken connection."""
         if reader.turned_away:
-            self.transport.close()
+            self.close()
             return
         reader.turn_away()
+        self._leave()
         self._hot.observe(error)
         name = reader.headers.get(b"x-request-id", b"")
         Reply(self.transport, name, keep_alive=False, http_1_0=False).fail(error)
-        if isinstance(error, InvalidRequest):
-            self.transport.close()
+        if isinstance(error, InvalidRequest | TooSlow):
+            self.close()
+
+    def too_slow(self, error: TooSlow) -> None:
+        if self._reader is not None:
+            self._turn_away(self._reader, error)
+        elif self._first:
+            self.transport.write(http_response(error))
+            self.close()
+        else:
+            super().too_slow(error)
 
     def _complete(self, reader: RequestReader) -> None:
         if reader.raw is None or self._hot.takes(reader.body):
@@ -175,6 +196,7 @@ class Edge(HttpToolsProtocol):
             self._task.add_done_callback(self.tasks.discard)
         else:
             self._reader = None
+            self._leave()
             super().data_received(b"".join(reader.raw))
 
     # And its way out.
@@ -187,8 +209,10 @@ class Edge(HttpToolsProtocol):
         finally:
             self.server_state.total_requests += 1
             self._task = self._reader = self._reply = None
+            if self.transport.get_write_buffer_size() < _LARGE:
+                self._leave()
             if self.transport.is_closing() or not (reply.ended and reply.keep_alive):
-                self.transport.close()
+                self.close()
             else:
                 self._keep_open()
 
@@ -211,18 +235,10 @@ class Edge(HttpToolsProtocol):
             wait_s = left if left > 0 else self.timeout_keep_alive
             self._idle_timer = self.loop.call_later(wait_s, self._idle)
         else:
-            self.transport.close()
-
-    def _restart_reading_timer(self) -> None:
-        self._stop_reading_timer()
-        self._read_timer = self.loop.call_later(_READ_S, self.transport.close)
-
-    def _stop_reading_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
+            self.close()
 
 
-def edge_for(hot: HotPath) -> Any:
+def edge_for(hot: HotPath, pace: Pace | None = None) -> Any:
     """The protocol class for `uvicorn.Config(http=…)`."""
-    return functools.partial(Edge, hot=hot)
+    kind = Edge if pace is None else type("PacedEdge", (Edge,), {"pace": pace})
+    return functools.partial(kind, hot=hot)

@@ -39,9 +39,7 @@ class Encoding:
         self._attempts = attempts
         self._metrics = metrics
         self._limits = Limits(config.encode_timeout, config.encode_timeout, config.max_answer_bytes)
-        self._at_once = config.encode_at_once
         self._flights: dict[bytes, _Flight] = {}
-        self._room: dict[str, asyncio.Semaphore] = {}
 
     async def run(self, call: Call, request: RelayRequest) -> EncodedMedia:
         """All items of a request at once; raises the first failure and leaves the others.
@@ -83,8 +81,7 @@ class Encoding:
         self, key: bytes, fields: bytes, body: Body, modality: str
     ) -> Reference | None:
         async def work(lane: Lane, fresh: bool) -> Reference | None:
-            room = self._room.setdefault(lane.url, asyncio.Semaphore(self._at_once))
-            async with room:
+            async with lane.room:
                 exchange = await lane.start(Call.CHAT, fields, body, self._limits, fresh=fresh)
                 self._metrics.sent(size_of(body))
                 try:

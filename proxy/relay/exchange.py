@@ -16,6 +16,7 @@ from proxy.relay.connection import Answer, Broken, Connection, Limits
 from proxy.relay.events import EventCutter, EventTooLong
 from proxy.relay.heads import EVENTS
 from proxy.relay.stubs import Body
+from services.http.listener import MAX_HEAD
 
 _DRAIN_S = 1.0
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -40,7 +41,7 @@ class Exchange:
         self._limits = limits
         self._parser: Any = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
-        self._size = self._status = 0
+        self._size = self._status = self._head_size = 0
         self._content_type = self._retry_after = b""
         self._framed = self._complete = self._keep = self._over = False
         self._events: EventCutter | None = None
@@ -96,7 +97,11 @@ class Exchange:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("answered with something that is not HTTP", "garbage")
             return
-        if self._pieces and self._events is not None:
+        if not self._status:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                self._fail("sent headers without an end", "garbage")
+        elif self._pieces and self._events is not None:
             self._advance(self._events)
         elif self._size > self._limits.max_bytes and self._events is None:
             self._fail("answered with more than is allowed", "too_large")
@@ -114,6 +119,10 @@ class Exchange:
             self._completed()
 
     # What the parser reports.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

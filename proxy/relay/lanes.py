@@ -1,4 +1,4 @@
-"""The way to one worker: its kept connections, and whether it may be asked."""
+"""The way to one worker: its kept connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from proxy.breaker import Breaker
 from proxy.relay.connection import Broken, Connection, Limits
 from proxy.relay.exchange import Exchange
 from proxy.relay.heads import JSON, request_head
@@ -35,12 +34,14 @@ class _Address:
 
 
 class Lane:
-    """One worker by its URL. Connections are made as they are needed and kept when idle."""
+    """One worker by its URL. Connections are made as they are needed and kept when idle. `room` is
+    what encode calls take, `encode_at_once` of them."""
 
-    def __init__(self, url: str, breaker: Breaker, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, encode_at_once: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.url = url
-        self.breaker = breaker
+        self.room = asyncio.Semaphore(encode_at_once)
+        self._closed = False
         self._address = _Address.of(url)
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
         self._connect_timeout = connect_timeout_s
@@ -69,7 +70,8 @@ class Lane:
         self._references_off_until = now + _REFERENCES_OFF_S
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and each that is in use once it is free."""
+        self._closed = True
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -109,7 +111,7 @@ class Lane:
         return connection
 
     def _release(self, connection: Connection) -> None:
-        if len(self._idle) >= _MAX_IDLE:
+        if self._closed or len(self._idle) >= _MAX_IDLE:
             connection.close()
             return
         connection.idle_since = self._loop.time()

@@ -8,7 +8,10 @@ from protocol.errors import TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from proxy.client import Patience, UpstreamClient
 from proxy.fleet import Fleet
+from services.http.counting import Admitted, counted
 from services.http.openai import JSON, read_body
+from services.http.streams import while_connected
+from services.http.tokens import MAX_BODY
 
 _TOKENS_S = 10.0
 _PASSED = ("/tokenize", "/detokenize")
@@ -20,9 +23,12 @@ class _NoRoute(TriptychError):
     type = "invalid_request_error"
 
 
-def informing(fleet: Fleet, client: UpstreamClient, max_body_bytes: int) -> APIRouter:
+def informing(
+    fleet: Fleet, client: UpstreamClient, admitted: Admitted, max_body_bytes: int
+) -> APIRouter:
     """The model and its tokenizer, as a worker that decodes has them."""
     routes = APIRouter()
+    limit = min(max_body_bytes, MAX_BODY)
 
     @routes.get("/v1/models")
     async def models() -> Response:
@@ -30,13 +36,15 @@ def informing(fleet: Fleet, client: UpstreamClient, max_body_bytes: int) -> APIR
         worker = fleet.least_loaded("decode")
         return Response(await client.get(f"{worker.url}/v1/models"), media_type=JSON)
 
+    @counted(admitted)
     async def passed(request: Request) -> Response:
         """Answered by a decode worker."""
-        body = await read_body(request, max_body_bytes)
+        body = await read_body(request, limit)
         worker = fleet.least_loaded("decode")
         headers = {"content-type": JSON}
         patience = Patience.of(_TOKENS_S)
-        answer = await client.post(worker.url + request.url.path, body, headers, patience)
+        call = client.post(worker.url + request.url.path, body, headers, patience)
+        answer = await while_connected(request, call)
         return Response(answer, media_type=JSON)
 
     for path in _PASSED:

@@ -7,8 +7,9 @@ from typing import Any
 import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
+from services.http.listener import MAX_HEAD, TOO_MUCH, framing_fits
 
-_MAX_HEAD = 1 << 16
+_SMALL = 4096
 
 
 class RequestReader:
@@ -21,56 +22,62 @@ class RequestReader:
         self._limit = max_body_bytes
         self._parser: Any = httptools.HttpRequestParser(self)
         self._pieces: list[bytes] = []
+        self._crumbs = bytearray()
         self._url = b""
-        self._head_size = self._size = 0
+        self._fed = self._size = 0
         self._announced = self._missing = 0
         self.raw: list[bytes] | None = [] if keep_raw else None
         self.headers: dict[bytes, bytes] = {}
         self.headers_complete: bool = False
         self.complete: bool = False
         self.admitted = self.turned_away = False
-        self.keep_alive = self.http_1_0 = False
+        self.keep_alive = self.http_1_0 = self._upgrading = False
         self.body = b""
 
     def feed(self, data: bytes) -> None:
         """Raises `InvalidRequest` for what is not HTTP, `PayloadTooLarge` as soon as the body is,
         or is announced to be, larger than allowed."""
+        self._fed += len(data)
         if self.raw is not None:
             self.raw.append(data)
         if self._missing:
             self._take(data)
         else:
             self._parse(data)
-        if max(self._size, self._announced) > self._limit and not self.turned_away:
+        if self.turned_away:
+            return
+        if max(self._size, self._announced) > self._limit:
             raise PayloadTooLarge(f"the request is larger than {self._limit} bytes")
+        if not self.complete and not framing_fits(self._fed, self._size):
+            raise InvalidRequest(TOO_MUCH)
 
     def _parse(self, data: bytes) -> None:
+        """The parser is handed a body of known length only where it comes with the head's end."""
         end = 0 if self.headers_complete else data.find(b"\r\n\r\n") + 4
-        if end < 4:
-            self._feed_parser(data)
-        else:
-            self._feed_parser(data[:end])
-            if self._announced and not self.complete:
-                self._missing = self._announced
-            body = data[end:]
-            if self._missing:
-                self._take(body)
-            elif body:
-                self._feed_parser(body)
-        if not self.headers_complete:
-            self._head_size += len(data)
-            if self._head_size > _MAX_HEAD:
-                raise InvalidRequest("the request's headers are too large")
+        head, body = (data, b"") if end < 4 else (data[:end], data[end:])
+        left = self._feed_parser(head)
+        if self._announced and not self.complete:
+            self._missing = self._announced - self._size
+        if self._missing:
+            self._take(left + body)
+        elif body:
+            self._feed_parser(body)
 
-    def _feed_parser(self, data: bytes) -> None:
+    def _feed_parser(self, data: bytes) -> bytes:
+        """What the parser leaves: an upgrade is declined, but it takes no body where it sees one
+        asked for."""
+        left = b""
         if self._parser is None:
             self.keep_alive = False  # pipelined: its sender has to ask again
-            return
+            return left
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserUpgrade as upgrade:
+            left = data[upgrade.args[0] :]
+        except httptools.HttpParserError:
             raise InvalidRequest("malformed HTTP request") from None
         self._let_go()
+        return left
 
     def _let_go(self) -> None:
         """The parser refers to this reader: such a cycle would wait for the collector."""
@@ -92,12 +99,13 @@ class RequestReader:
         """The request is answered already: its body is counted, not kept."""
         self.turned_away = True
         self._pieces.clear()
+        self._crumbs.clear()
         self.raw = None
 
     @property
     def overflowing(self) -> bool:
         """Whether the client sends so much more than allowed that it is better cut off."""
-        return self._size > 2 * self._limit
+        return self._size > 2 * self._limit or self._fed > 2 * self._limit + MAX_HEAD
 
     @property
     def path(self) -> str:
@@ -118,7 +126,7 @@ class RequestReader:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.complete:
+        if not self.headers_complete:  # else it is a trailer
             self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -126,18 +134,35 @@ class RequestReader:
             self.headers_complete = True
             self.http_1_0 = self._parser.get_http_version() == "1.0"
             self.keep_alive = self._parser.should_keep_alive() and not self.http_1_0
+            self._upgrading = self._parser.should_upgrade()
             if b"transfer-encoding" not in self.headers:
                 self._announced = int(self.headers.get(b"content-length", b"0"))
+            elif self._upgrading:
+                raise InvalidRequest("an upgrade with a body of unknown length")
 
     def on_body(self, body: bytes) -> None:
         if self.complete:
             return
         self._size += len(body)
-        if not self.turned_away:
-            self._pieces.append(body)
+        if self.turned_away:
+            return
+        if self._pieces and len(body) < _SMALL:
+            self._crumbs += body
+            return
+        if self._crumbs:
+            self._sweep()
+        self._pieces.append(body)
+
+    def _sweep(self) -> None:
+        """What came in crumbs as one piece: an object for each would take many times its size."""
+        self._pieces.append(bytes(self._crumbs))
+        self._crumbs.clear()
 
     def on_message_complete(self) -> None:
-        if not self.complete:
+        passed_over = self._upgrading and self._size < self._announced
+        if not (self.complete or passed_over):
             self.complete = True
             pieces = self._pieces
+            if self._crumbs:
+                self._sweep()
             self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -58,10 +58,14 @@ class Relay:
         """Whether a request could meet a worker that speaks only this dialect."""
         return self.takes_all or (self.takes_any and may_hold_media(body))
 
-    def check_room(self) -> None:
-        """`Unavailable` if as many requests as allowed are in the proxy."""
+    def enter(self) -> None:
+        """`Unavailable` if as many requests as allowed are in the proxy; counted till `leave`."""
         if self.in_flight >= self._config.max_in_flight:
             raise Unavailable("the proxy is full", retry_after_s=_RETRY_AFTER_S)
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        self.in_flight -= 1
 
     def observe(self, error: TriptychError) -> None:
         """Count an error that a client is answered with."""
@@ -78,7 +82,6 @@ class Relay:
         `source` is told whose stream is being forwarded, so that it can be paused.
         """
         metrics, start = self._metrics, time.monotonic()
-        self.in_flight += 1
         metrics.received(len(call.body))
         deadline: _Deadline | None = None
         try:
@@ -95,7 +98,6 @@ class Relay:
         except Exception as error:
             self._fail(reply, _in_our_tree(error, call))
         finally:
-            self.in_flight -= 1
             if deadline is not None:
                 deadline.cancel()
 

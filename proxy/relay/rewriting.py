@@ -29,6 +29,7 @@ _REMOTE_DECODE = {
     "remote_host": None,
     "remote_port": None,
 }
+_HANDLES = "kv_transfer_params"
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _FOR_ENCODERS = ("model", *_PROCESSING)
@@ -63,12 +64,15 @@ class Reference:
 @dataclass
 class RelayRequest:
     """A client's request. `find_media` fills `items`, and `seen_before`: of which modalities there
-    are parts that only refer to media of an earlier request."""
+    are parts that only refer to media of an earlier request. `as_given`: the raw bytes may go on;
+    not so if they have KV handles, which are no client's to give: they say where a worker fetches.
+    """
 
     raw: bytes
     stubs: Stubs
     fields: dict[str, Any]
     stream: bool
+    as_given: bool = True
     items: list[MediaItem] = field(default_factory=list)
     seen_before: set[str] = field(default_factory=set)
 
@@ -83,11 +87,13 @@ class RelayRequest:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
         except RecursionError:
-            raise InvalidRequest("the JSON is nested too deeply", code="malformed_json") from None
+            raise _too_deep() from None
         stream = fields.get("stream")
         if stream is not None and not isinstance(stream, bool):
             raise InvalidRequest("stream must be true or false", param="stream")
-        return RelayRequest(body, stubs, fields, bool(stream))
+        as_given = _HANDLES not in fields
+        fields.pop(_HANDLES, None)
+        return RelayRequest(body, stubs, fields, bool(stream), as_given)
 
     def find_media(self, limit: int) -> None:
         """Fill `items` with all media that an encoder could encode; `limit` is their number."""
@@ -105,7 +111,7 @@ class RelayRequest:
         body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
         message = {"role": "user", "content": [item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
-        return self.stubs.fill(_ENCODER.encode(body))
+        return self.stubs.fill(_encoded(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
         """One token, not streamed, its KV kept for a decode worker."""
@@ -113,22 +119,22 @@ class RelayRequest:
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _REMOTE_DECODE}
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
-        return self.stubs.fill(_ENCODER.encode(self._with_media(body, media, references)))
+        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
 
     def decode_body(
         self, media: EncodedMedia | None, handed: dict[str, Any] | None, *, references: bool
     ) -> Body:
         """The whole request, with prefill's handles where there are some."""
-        if media is None and (handed is None or "kv_transfer_params" not in self.fields):
+        if media is None and self.as_given:
             return (self.raw,) if handed is None else self._spliced(handed)
-        body = self.fields if handed is None else {**self.fields, "kv_transfer_params": handed}
-        return self.stubs.fill(_ENCODER.encode(self._with_media(body, media, references)))
+        body = self.fields if handed is None else {**self.fields, _HANDLES: handed}
+        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
 
     def _spliced(self, handed: dict[str, Any]) -> Body:
         """The client's own bytes with one field more, so that media need not be encoded again."""
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
-        field = b'%b"kv_transfer_params":%b}' % (comma, _ENCODER.encode(handed))
+        field = b'%b"kv_transfer_params":%b}' % (comma, _encoded(handed))
         return (memoryview(self.raw)[:end], field)
 
     def _with_media(
@@ -161,6 +167,18 @@ class RelayRequest:
         if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
             return item.content
         return {**item.content, "uuid": reference.mm_hash}
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    """What could be decoded may still be too deep for encoding, which begins further down."""
+    try:
+        return _ENCODER.encode(fields)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("the JSON is nested too deeply", code="malformed_json")
 
 
 @dataclass(frozen=True)

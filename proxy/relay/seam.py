@@ -27,8 +27,11 @@ class HotPath(Protocol):
     def takes(self, body: bytes) -> bool:
         """Whether a request with this body is for it."""
 
-    def check_room(self) -> None:
-        """Raises while no request can be taken."""
+    def enter(self) -> None:
+        """A request's headers are there: count it in, or raise while no request can be taken."""
+
+    def leave(self) -> None:
+        """It is over, whatever has become of it."""
 
     def observe(self, error: TriptychError) -> None:
         """Told of requests that are turned away."""

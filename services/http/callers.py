@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
 from blake3 import blake3
 
 from protocol.errors import InvalidRequest
 from services.frontend.render import RenderedRequest
+from services.http.deadline import Deadline
 
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"
@@ -29,13 +29,22 @@ def seconds_of(text: str) -> float:
     return wanted
 
 
-def with_caller(rendered: RenderedRequest, headers: Mapping[str, str]) -> RenderedRequest:
-    """The request with its deadline (`X-Request-Timeout`), its conversation (`X-Session-Id`) and
-    its tenant, which is named by a digest of the `Authorization` header."""
-    generate = rendered.generate
-    if (timeout := headers.get(TIMEOUT_HEADER)) is not None:
-        generate = msgspec.structs.replace(generate, deadline_s=seconds_of(timeout))
+def deadline_of(headers: Mapping[str, str], longest_s: float | None) -> Deadline:
+    """What `X-Request-Timeout` allows from here on, but not more than `longest_s`."""
+    given = headers.get(TIMEOUT_HEADER)
+    wanted = None if given is None else seconds_of(given)
+    if wanted is None or longest_s is None:
+        return Deadline.after(longest_s if wanted is None else wanted)
+    return Deadline.after(min(wanted, longest_s))
+
+
+def with_caller(
+    rendered: RenderedRequest, headers: Mapping[str, str], deadline: Deadline
+) -> RenderedRequest:
+    """The request with its deadline, its conversation (`X-Session-Id`) and its tenant, which is
+    named by a digest of the `Authorization` header."""
     given = headers.get("authorization", "")
     tenant = blake3(given.encode()).hexdigest()[:16] if given else ""
     session = headers.get(SESSION_HEADER, "")[:_MAX_CHARS]
+    generate = deadline.bounding(rendered.generate)
     return replace(rendered, generate=generate, tenant=tenant, session=session)

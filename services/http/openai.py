@@ -2,70 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
-from protocol.errors import InvalidRequest, PayloadTooLarge
+from protocol.errors import InvalidRequest, PayloadTooLarge, RequestAborted
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
 from services.frontend.answers import merge
 from services.frontend.render import Frontend, RenderedRequest
-from services.http.callers import with_caller
+from services.http.callers import deadline_of, with_caller
+from services.http.counting import Admitted, counted
+from services.http.deadline import Deadline
 from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
+_PROMPTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
 class Service:
     """What answers requests. `run` computes a rendered request; `stop_choice` is told when a stop
-    string has ended one of its choices; `check_room` raises while no request can be taken."""
+    string has ended one of its choices; `admitted` counts a request in while it is here, from its
+    headers to its answer's end, or raises. `timeout_s`: the longest that a request may take.
+    """
 
     frontend: Frontend
     run: Callable[[RenderedRequest], Steps]
     stop_choice: Callable[[RenderedRequest, int], None]
-    check_room: Callable[[], None]
+    admitted: Admitted
     max_body_bytes: int
+    timeout_s: float | None = None
 
     async def rendered_chat(self, request: Request) -> RenderedRequest:
         """A chat request, read, checked and rendered; `RequestAborted` if the client has left."""
-        wanted = decode_chat(await self._body(request))
+        deadline = deadline_of(request.headers, self.timeout_s)
+        wanted = decode_chat(await self._body(request, deadline))
         render = self.frontend.render_chat(wanted, request_id=request_id(request))
-        return with_caller(await while_connected(request, render), request.headers)
+        rendered = await while_connected(request, render, deadline)
+        return with_caller(rendered, request.headers, deadline)
 
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
-        wanted = decode_completion(await self._body(request))
-        prompts = await self.frontend.render_completion(wanted, request_id=request_id(request))
-        return [with_caller(prompt, request.headers) for prompt in prompts]
+        deadline = deadline_of(request.headers, self.timeout_s)
+        wanted = decode_completion(await self._body(request, deadline))
+        render = self.frontend.render_completion(wanted, request_id=request_id(request))
+        prompts = await while_connected(request, render, deadline)
+        return [with_caller(prompt, request.headers, deadline) for prompt in prompts]
 
-    async def _body(self, request: Request) -> bytes:
-        self.check_room()
-        return await read_body(request, self.max_body_bytes)
+    async def _body(self, request: Request, deadline: Deadline) -> bytes:
+        try:
+            async with asyncio.timeout(deadline.left_s):
+                return await read_body(request, self.max_body_bytes)
+        except TimeoutError:
+            raise deadline.exceeded() from None
 
     async def answer(self, request: Request, rendered: RenderedRequest) -> Response:
         """The whole answer, or a stream whose first tokens are there already."""
+        deadline = Deadline.after(rendered.generate.deadline_s)
         if not rendered.output.stream:
-            return Response(encode(await self._whole(request, rendered)), media_type=JSON)
+            whole = await while_connected(request, self._whole(rendered), deadline)
+            return Response(encode(whole), media_type=JSON)
         steps = self.run(rendered)
-        first = await while_connected(request, anext(steps))
-        return EventStream(self._answering(rendered).events(first, steps))
+        first = await while_connected(request, anext(steps), deadline)
+        return EventStream(self._answering(rendered).events(first, steps), deadline=deadline)
 
     async def answer_all(self, request: Request, prompts: list[RenderedRequest]) -> Response:
-        """One answer to several prompts."""
+        """One answer to several prompts, which share one deadline."""
         if prompts[0].output.stream:
             raise InvalidRequest("several prompts cannot be streamed at once", param="stream")
-        answers = [await self._whole(request, prompt) for prompt in prompts]
+        deadline = Deadline.after(prompts[0].generate.deadline_s)
+        answers = await while_connected(request, self._wholes(prompts, deadline), deadline)
         return Response(encode(merge(answers)), media_type=JSON)
 
-    async def _whole(self, request: Request, rendered: RenderedRequest) -> Answer:
-        work = self._answering(rendered).whole(self.run(rendered))
-        return await while_connected(request, work)
+    async def _wholes(self, prompts: list[RenderedRequest], deadline: Deadline) -> list[Answer]:
+        """A few at once; the first failure ends them all."""
+        room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
+
+        async def work(prompt: RenderedRequest) -> Answer:
+            async with room:
+                return await self._whole(
+                    replace(prompt, generate=deadline.bounding(prompt.generate))
+                )
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(work(prompt)) for prompt in prompts]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _whole(self, rendered: RenderedRequest) -> Answer:
+        return await self._answering(rendered).whole(self.run(rendered))
 
     def _answering(self, rendered: RenderedRequest) -> Answering:
         return Answering(
@@ -80,6 +112,7 @@ def generating(service: Service) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(CHAT_PATH)
+    @counted(service.admitted)
     async def chat(request: Request) -> Response:
         """OpenAI chat completions, pictures included.
 
@@ -89,6 +122,7 @@ def generating(service: Service) -> APIRouter:
         return await service.answer(request, await service.rendered_chat(request))
 
     @routes.post(COMPLETIONS_PATH)
+    @counted(service.admitted)
     async def completions(request: Request) -> Response:
         """OpenAI text completions."""
         prompts = await service.rendered_completion(request)
@@ -99,60 +133,24 @@ def generating(service: Service) -> APIRouter:
     return routes
 
 
-class _Tokenize(msgspec.Struct):
-    prompt: str
-    add_special_tokens: bool = True
-
-
-class _Detokenize(msgspec.Struct):
-    tokens: list[int]
-
-
-def informing(frontend: Frontend) -> APIRouter:
-    """The model and its tokenizer."""
-    routes = APIRouter()
-
-    @routes.get("/v1/models")
-    async def models() -> Response:
-        return Response(encode(frontend.models()), media_type=JSON)
-
-    @routes.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        """Token ids of a text."""
-        wanted = _decode(await request.body(), _Tokenize)
-        ids = frontend.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
-        return {"tokens": ids, "count": len(ids), "max_model_len": frontend.info.max_model_len}
-
-    @routes.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
-        """Text of token ids."""
-        wanted = _decode(await request.body(), _Detokenize)
-        return {"prompt": frontend.tokenizer.decode(wanted.tokens)}
-
-    return routes
-
-
-def _decode(data: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(str(error)) from None
-
-
 async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; `PayloadTooLarge` if it exceeds `limit` bytes.
+    """The request's body; `PayloadTooLarge` if it exceeds `limit` bytes, `RequestAborted` if the
+    client leaves before its end.
 
     Of a body that is too large as much again is read and thrown away: a client that is cut off
     while it writes sees a broken connection instead of the answer.
     """
     body = bytearray()
     size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size <= limit:
-            body += piece
-        elif size > 2 * limit:
-            break
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size <= limit:
+                body += piece
+            elif size > 2 * limit:
+                break
+    except ClientDisconnect:
+        raise RequestAborted("the client left") from None
     if size > limit:
         raise PayloadTooLarge(f"the request is larger than {limit} bytes")
     return bytes(body)

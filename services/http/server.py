@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
+from services.http.listener import Listener
 
 GRACE_S = 5
 KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
@@ -46,14 +47,15 @@ async def serve(
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
 
-    `http` takes the place of uvicorn's own protocol for connections. `during` is entered once
+    `http` takes the place of `Listener` for connections. `during` is entered once
     connections are accepted, and left before they are no more.
     """
     server = _Server(
         uvicorn.Config(
             app,
             loop="none",
-            http=http or "httptools",
+            http=http or Listener,
+            ws="none",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=GRACE_S,

@@ -7,13 +7,17 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from protocol.errors import RequestAborted
+from services.http.deadline import NEVER, Deadline
+from services.http.listener import ABORT
 
 _T = TypeVar("_T")
+_GRACE_S = 1.0
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -21,18 +25,23 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of `work`, cancelled (`RequestAborted`) as soon as the client has left.
+async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadline = NEVER) -> _T:
+    """The result of `work`, cancelled as soon as the client has left (`RequestAborted`) or the
+    deadline has passed (`DeadlineExceeded`).
 
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(request.receive))
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait(
+            {task, watcher}, timeout=deadline.left_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if task.done():
+            return task.result()
+        if watcher.done():
             raise RequestAborted("the client left")
-        return task.result()
+        raise deadline.exceeded()
     finally:
         watcher.cancel()
         await _ended(task)
@@ -48,11 +57,15 @@ async def _ended(task: asyncio.Future[Any]) -> None:
 class EventStream(Response):
     """Server-sent events from an iterator of ready-made bytes.
 
-    The iterator is closed when the client leaves, whatever it waits for.
+    The iterator is closed when the client leaves, and soon after the deadline, whatever it waits
+    for: a client that does not read holds it no longer. It has `_GRACE_S` to end by itself.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str] | None = None,
+        deadline: Deadline = NEVER,
     ) -> None:
         super().__init__(
             status_code=200,
@@ -61,24 +74,42 @@ class EventStream(Response):
         )
         del self.headers["content-length"]
         self._events = events
+        self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         writer = asyncio.ensure_future(self._write(send))
         watcher = asyncio.ensure_future(_disconnected(receive))
+        left_s = self._deadline.left_s
+        limit_s = None if left_s is None else left_s + _GRACE_S
+        both = {writer, watcher}
         try:
-            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 writer.result()
+            elif not watcher.done():
+                await _ended(writer)
+                await self._cut_short(scope, send, watcher)
         finally:
             watcher.cancel()
             await _ended(writer)
 
     async def _write(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _cut_short(self, scope: Scope, send: Send, watcher: asyncio.Future[None]) -> None:
+        """One error event, or the end of the connection if the client does not take even that."""
+        error = sse(msgspec.json.encode(self._deadline.exceeded().to_openai()))
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await send({"type": "http.response.body", "body": error + DONE, "more_body": False})
+        except TimeoutError:
+            if (abort := scope.get("extensions", {}).get(ABORT)) is not None:
+                abort()
+                await asyncio.wait({watcher}, timeout=_GRACE_S)
 
 
 def sse(data: bytes) -> bytes:

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH
 from services.http import errors
-from services.http.openai import informing
 from services.http.server import version
+from services.http.tokens import informing
 from services.worker import rtp_status
 from services.worker.worker import Worker
 
@@ -23,7 +23,8 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(_status(worker))
     app.include_router(_control(worker))
     app.include_router(rtp_status.router(worker))
-    app.include_router(informing(worker.frontend))
+    limit = worker.config.max_body_bytes
+    app.include_router(informing(worker.frontend, worker.admitted, limit))
     for build in worker.role.routers:
         app.include_router(build(worker))
 

@@ -20,6 +20,7 @@ from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.render import RenderedRequest
+from services.http.counting import counted
 from services.http.openai import JSON, Service, generating
 from services.http.streams import EventStream, while_connected
 from services.worker.worker import Worker
@@ -36,6 +37,7 @@ def encoder_router(worker: Worker) -> APIRouter:
     service = _service(worker)
 
     @routes.post(CHAT_PATH)
+    @counted(worker.admitted)
     async def chat(request: Request) -> Response:
         rendered = await service.rendered_chat(request)
         if not rendered.media:
@@ -57,7 +59,7 @@ def _service(worker: Worker) -> Service:
         stop_choice=lambda rendered, index: worker.engine.abort(
             [rendered.generate.request_id], index
         ),
-        check_room=worker.check_room,
+        admitted=worker.admitted,
         max_body_bytes=worker.config.max_body_bytes,
     )
 

@@ -7,6 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.generate import ENCODE_PATH, EncodeAnswer, decode_encode
+from services.http.counting import counted
 from services.http.openai import read_body, request_id
 from services.http.streams import while_connected
 from services.worker.worker import Worker
@@ -16,6 +17,7 @@ def router(worker: Worker) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(ENCODE_PATH)
+    @counted(worker.admitted)
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""
         wanted = decode_encode(await read_body(request, worker.config.max_body_bytes))

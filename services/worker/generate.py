@@ -17,6 +17,8 @@ from protocol.generate import (
 )
 from protocol.generate_answers import Usage, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
+from services.http.counting import counted
+from services.http.deadline import Deadline
 from services.http.openai import read_body, request_id
 from services.http.streams import DONE, EventStream, collect, sse, while_connected
 from services.worker.worker import Worker
@@ -26,16 +28,18 @@ def router(worker: Worker) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(GENERATE_PATH)
+    @counted(worker.admitted)
     async def generate(request: Request) -> Response:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
         wanted, stream = decode_generate(await read_body(request, worker.config.max_body_bytes))
         worker.check_model(wanted.model)
         if not wanted.request_id:
             wanted.request_id = request_id(request)
+        deadline = Deadline.after(wanted.deadline_s)
         steps = worker.generate(wanted)
         if stream:
             first = await while_connected(request, anext(steps))
-            return EventStream(_events(wanted, first, steps))
+            return EventStream(_events(wanted, first, steps), deadline=deadline)
         outputs = await while_connected(request, collect(steps))
         answer = msgspec.json.encode(whole_answer(wanted, outputs))
         return Response(answer, media_type="application/json")

@@ -72,8 +72,8 @@ class Worker:
             raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
 
     @contextlib.contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Count a request in while it is here."""
+    def admitted(self) -> Iterator[None]:
+        """Count a request in while it is here, its way in and its answer included."""
         self.check_room()
         self.in_flight += 1
         self.metrics.set_in_flight(self.in_flight)
@@ -88,7 +88,7 @@ class Worker:
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker of role '{self.role.name}' generates no tokens")
         timeline = self.metrics.timeline()
-        with self._admitted(), self.tasks.task(request.request_id, len(request.token_ids)) as task:
+        with self.tasks.task(request.request_id, len(request.token_ids)) as task:
             async with contextlib.aclosing(self.engine.generate(request)) as steps:
                 try:
                     async for outputs in steps:
@@ -105,7 +105,7 @@ class Worker:
             raise InvalidRequest(f"a worker of role '{self.role.name}' encodes no media")
         start = time.monotonic()
         tokens = sum(item.length for item in request.items)
-        with self._admitted(), self.tasks.task(request.request_id, tokens):
+        with self.tasks.task(request.request_id, tokens):
             outputs = await self.engine.encode(request)
         self.metrics.observe_encode(time.monotonic() - start)
         return outputs

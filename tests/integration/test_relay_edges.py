@@ -11,6 +11,10 @@ from tests.relay_workers import (
     EVENTS,
     FAILURES,
     WHOLE,
+    Asked,
+    Worker,
+    begin,
+    chunk,
     data_url,
     drop,
     hang,
@@ -160,5 +164,107 @@ def test_an_http_1_0_client_gets_a_stream_that_ends_with_the_connection() -> Non
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             assert b"chunked" not in head and body == b"".join(EVENTS) + DONE
             writer.close()
+
+    run(work)
+
+
+def test_an_error_that_says_nothing_readable_is_told_all_the_same() -> None:
+    async def work() -> None:
+        async with relaying("D", "--max-retries", "0") as relayed:
+            (decode,) = relayed.workers["decode"]
+            failures = [FAILURES[n] for n in FAILURES if n.startswith("an e")]
+            decode.script = list(failures)
+            for _ in failures:
+                async with relayed.session.post(relayed.url + CHAT, json=text()) as response:
+                    assert response.status in (502, 503)
+                    assert (await response.json())["error"]["message"]
+                    assert int(response.headers.get("retry-after", 0)) <= 3600
+
+    run(work)
+
+
+def test_a_worker_that_comes_back_has_a_clean_record() -> None:
+    async def work() -> None:
+        flags = ("--breaker-failures", "2", "--breaker-cooldown", "60", "--max-retries", "0")
+        async with relaying("D", *flags) as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [FAILURES["500"]] * 2
+            assert [(await relayed.post(text()))[0] for _ in range(3)] == [502, 502, 503]
+            fleet = relayed.relay._fleet
+            fleet.remove(fleet.decode[0])
+            fleet.add(decode.url, "decode")
+            assert (await relayed.post(text()))[0] == 200
+            assert relayed.metric("instance_breaker_open") == 0
+
+    run(work)
+
+
+def test_workers_that_have_left_are_forgotten() -> None:
+    async def work() -> None:
+        async with relaying("DD") as relayed:
+            fleet, lanes = relayed.relay._fleet, relayed.relay._attempts._lanes
+            for _ in range(4):
+                assert (await relayed.post(text()))[0] == 200
+            gone = fleet.decode[0]
+            fleet.remove(gone)
+            async with relaying("D") as other:
+                fleet.add(other.workers["decode"][0].url, "decode")
+                for _ in range(4):
+                    assert (await relayed.post(text()))[0] == 200
+                assert set(lanes) == {instance.url for instance in fleet.decode}
+                worker = next(w for w in relayed.workers["decode"] if w.url == gone.url)
+                await until(lambda: worker.closed == worker.connections)
+
+    run(work)
+
+
+@pytest.mark.parametrize("topology", ["DD", "PPD", "EED"])
+@pytest.mark.parametrize("state", ["draining", "suspect"])
+def test_workers_that_drain_or_are_in_doubt_are_passed_over(topology: str, state: str) -> None:
+    async def work() -> None:
+        async with relaying(topology) as relayed:
+            role = {"D": "decode", "P": "prefill", "E": "encode"}[topology[0]]
+            first, second = relayed.workers[role]
+            for instance in relayed.relay._fleet.all():
+                if instance.url == first.url:
+                    setattr(instance, state, True)
+            for name in "ABCDEFGH":
+                assert (await relayed.post(pictures(data_url(name))))[0] == 200
+            assert (len(first.asked), len(second.asked)) == (0, 8)
+            for instance in relayed.relay._fleet.all():
+                setattr(instance, state, True)
+            expected = 503 if state == "draining" else 200
+            assert (await relayed.post(text()))[0] == expected
+
+    run(work)
+
+
+def test_a_client_that_does_not_read_holds_nothing_past_its_deadline() -> None:
+    async def flood(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin(writer)
+        while True:
+            await chunk(writer, b'data: {"choices":[],"x":"%b"}\n\n' % (b"x" * 65536))
+
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            (decode,) = relayed.workers["decode"]
+            decode.script = [flood]
+            headers = {"x-request-timeout": "0.3"}
+            response = await relayed.session.post(
+                relayed.url + CHAT, json=text(stream=True), headers=headers
+            )
+            await until(lambda: relayed.relay.in_flight == 0 and decode.left == 1)
+            response.close()
+
+    run(work)
+
+
+def test_a_body_nested_almost_too_deep_is_no_internal_error() -> None:
+    async def work() -> None:
+        async with relaying("PD") as relayed:
+            for depth in range(900, 1000, 3):
+                nested = b"[" * depth + b"]" * depth
+                status, _ = await relayed.post(b'{"messages": [], "x": %b}' % nested)
+                assert status in (200, 400)
 
     run(work)

@@ -142,7 +142,10 @@ class OnlyMedia:
     def takes(self, body: bytes) -> bool:
         return may_hold_media(body)
 
-    def check_room(self) -> None:
+    def enter(self) -> None:
+        pass
+
+    def leave(self) -> None:
         pass
 
     def observe(self, error: Exception) -> None:

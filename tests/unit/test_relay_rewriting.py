@@ -160,6 +160,14 @@ def test_a_body_that_needs_no_change_is_not_changed() -> None:
     )
 
 
+@pytest.mark.parametrize("handles", [{"remote_host": "10.0.0.1"}, None, "kv_transfer_params"])
+def test_handles_that_a_client_brings_go_nowhere(handles: Any) -> None:
+    request = parsed(messages=[], kv_transfer_params=handles)
+    assert loads(request.decode_body(None, None, references=False)) == {"messages": []}
+    prefill = loads(request.prefill_body(None, references=False))
+    assert prefill["kv_transfer_params"]["remote_host"] is None
+
+
 def test_handles_that_a_client_brings_are_replaced() -> None:
     request = parsed(messages=[], kv_transfer_params={"mine": 1})
     assert loads(request.decode_body(None, {"a": 1}, references=False)) == {

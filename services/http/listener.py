@@ -1,0 +1,217 @@
+"""uvicorn's side of a client connection, with a bound on everything that a client can take its time
+over: sending a request, and taking in the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from protocol.errors import InvalidRequest, RequestError, TriptychError
+
+ABORT = "triptych.abort"
+MAX_HEAD = 1 << 16
+TOO_MUCH = "the request's headers are too large"
+
+
+class TooSlow(RequestError):
+    """408. As an instance's status: what a worker answers must not be taken for the client's."""
+
+    code = "request_timeout"
+
+    def __init__(self) -> None:
+        super().__init__("the request took too long to arrive")
+        self.status = 408
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is asked of a client's line: `grace_s`, and `bytes_per_s` on the whole after that."""
+
+    grace_s: float = 60.0
+    bytes_per_s: float = 32 << 10
+
+    def allowed_s(self, size: int) -> float:
+        """Seconds that so many bytes may take."""
+        return self.grace_s + size / self.bytes_per_s
+
+
+class Listener(HttpToolsProtocol):
+    """One client connection. A request that is too slow in coming is answered with 408, a client
+    that does not take its answer is cut off.
+
+    The scope's extension `ABORT` is a function that cuts the client off.
+    """
+
+    pace: ClassVar[Pace] = Pace()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._fresh = True
+        self._cold_reading = self._cold_head = False
+        self._read_since = 0.0
+        self._read_size = self._body_size = 0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def reading(self) -> bool:
+        """Whether a request has begun to arrive, or the first one is yet to."""
+        return self._cold_reading or self._fresh
+
+    # What the transport reports.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_reading()
+        self._watch_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._fresh = False
+        self._read_size += len(data)
+        super().data_received(data)
+        if self._cold_reading and not framing_fits(self._read_size, self._body_size):
+            self._refuse(InvalidRequest(TOO_MUCH))
+        self._watch_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop(self._read_timer)
+        self._stop(self._write_timer)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._write_timer = self._unless_taken()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self.transport.is_closing():
+            self._stop(self._write_timer)
+        super().resume_writing()
+
+    # What the parser and uvicorn report.
+
+    def on_message_begin(self) -> None:
+        self._cold_reading = self._cold_head = True
+        self._begin_reading()
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        self._cold_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._cold_reading = False
+        super().on_message_complete()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.close()
+
+    # Bounds.
+
+    def close(self) -> None:
+        """Close once what has been written is taken, which must not last for ever."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._stop(self._write_timer)
+            self._write_timer = self._unless_taken()
+
+    def _unless_taken(self) -> asyncio.TimerHandle:
+        limit_s = self.pace.allowed_s(self.transport.get_write_buffer_size())
+        return self.loop.call_later(limit_s, self.transport.abort)
+
+    def _begin_reading(self) -> None:
+        """The clock starts anew; the timer is looked at when it rings: not one per request."""
+        self._read_since = self.loop.time()
+        self._read_size = self._body_size = 0
+
+    def _watch_reading(self) -> None:
+        if self._read_timer is None and self.reading and not self.transport.is_closing():
+            self._read_timer = self.loop.call_later(self.pace.grace_s, self._look)
+
+    def _look(self) -> None:
+        self._read_timer = None
+        if not self.reading or self.transport.is_closing():
+            return
+        if self.flow.read_paused or (self._cold_head and self._answering):
+            self._begin_reading()  # it is not this client's turn
+        elapsed_s = self.loop.time() - self._read_since
+        left_s = self.pace.allowed_s(self._read_size) - elapsed_s
+        if left_s > 0.0:
+            self._read_timer = self.loop.call_later(left_s, self._look)
+        else:
+            self.too_slow(TooSlow())
+
+    def too_slow(self, error: TooSlow) -> None:
+        """What is done about a request that does not come."""
+        if self._cold_reading:
+            self._refuse(error)
+        else:
+            self.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is not HTTP."""
+        self._refuse(InvalidRequest(msg))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer at once and close, unless another answer is under way."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if self._cold_reading and not self._cold_head:
+            free = not (cycle.response_started or self.pipeline)
+        else:
+            free = not self._answering
+        if free:
+            self.transport.write(http_response(error))
+        if self._answering:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.close()
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def framing_fits(size: int, body_size: int) -> bool:
+    """Whether a request of `size` bytes with so large a body is no flood of headers, trailers and
+    chunk extensions: they are in nobody's limit else. Chunks of one byte are six bytes."""
+    return size - body_size <= MAX_HEAD + 8 * body_size
+
+
+def http_response(error: TriptychError) -> bytes:
+    """An error answer that closes its connection, where there is no request to answer."""
+    body = msgspec.json.encode(error.to_openai())
+    status = http.HTTPStatus(error.status)
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,93 @@
+"""`/v1/models`, `/tokenize` and `/detokenize`: the model and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.decoding import decoded
+from protocol.errors import InvalidRequest
+from protocol.openai_answers import encode
+from services.frontend.render import OFFLOAD_CHARS, Frontend
+from services.http.counting import Admitted, counted
+from services.http.openai import JSON, read_body
+
+MAX_BODY = 16 << 20
+_AT_ONCE = 2
+_T = TypeVar("_T")
+
+
+class _Tokenize(msgspec.Struct):
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Detokenized(msgspec.Struct):
+    prompt: str
+
+
+def informing(frontend: Frontend, admitted: Admitted, max_body_bytes: int) -> APIRouter:
+    """The model and its tokenizer. A long text is nobody else's wait: it leaves the event loop, and
+    few do at once."""
+    routes = APIRouter()
+    limit = min(max_body_bytes, MAX_BODY)
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def answered(work: Callable[[], msgspec.Struct], size: int) -> Response:
+        if size <= OFFLOAD_CHARS:
+            return Response(msgspec.json.encode(work()), media_type=JSON)
+        async with room:
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(work()))
+        return Response(body, media_type=JSON)
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return Response(encode(frontend.models()), media_type=JSON)
+
+    @routes.post("/tokenize")
+    @counted(admitted)
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text."""
+        wanted = await _read(request, limit, _Tokenize)
+        return await answered(lambda: _tokenized(frontend, wanted), len(wanted.prompt))
+
+    @routes.post("/detokenize")
+    @counted(admitted)
+    async def detokenize(request: Request) -> Response:
+        """Text of token ids."""
+        wanted = await _read(request, limit, _Detokenize)
+        return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
+
+    return routes
+
+
+def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
+    ids = frontend.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
+    return _Tokenized(ids, len(ids), frontend.info.max_model_len)
+
+
+def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
+    tokens = wanted.tokens
+    most = max(frontend.info.vocab_size, frontend.tokenizer.size)
+    if tokens and not 0 <= min(tokens) <= max(tokens) < most:
+        raise InvalidRequest(f"token ids must be from 0 to {most - 1}", param="tokens")
+    return _Detokenized(frontend.tokenizer.decode(tokens))
+
+
+async def _read(request: Request, limit: int, kind: type[_T]) -> _T:
+    body = await read_body(request, limit)
+    return decoded(body, kind, fail=InvalidRequest)
