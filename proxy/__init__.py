@@ -3,6 +3,7 @@
 config        flags, environment and file → one frozen configuration
 app           the HTTP application
 gateway       what every route is handed
+instances_api workers added and removed at run time
 pipeline      one request through its stages
 encode_stage  pictures to encoders, each once
 steps         steps from workers: reading ahead, and what of them is news

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import uvloop
 
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
         )
-        logger.info("configuration:\n%s", describe(config))
+        shown = replace(config, admin_api_key="set" if config.admin_api_key else "")
+        logger.info("configuration:\n%s", describe(shown))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config))
     except ConfigError as error:

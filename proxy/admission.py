@@ -34,14 +34,22 @@ class _Waiting:
 
 
 class Admission:
-    """`room` says how many may be under way, 0 for any number."""
+    """`room` says how many may be under way, 0 for any number; whoever knows that it has grown
+    calls `pump`."""
 
-    def __init__(self, room: Callable[[], int], limits: Limits) -> None:
+    def __init__(
+        self,
+        room: Callable[[], int],
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._room = room
         self._limits = limits
+        self._clock = clock
         self._queue: list[_Waiting] = []
         self._order = itertools.count()
-        self._last_left = time.monotonic()
+        self._gap_began = 0.0
+        self._gaps = 0
         self._between_s = 0.0
         self.under_way = 0
         self.waiting = 0
@@ -62,14 +70,17 @@ class Admission:
         finally:
             self.under_way -= 1
             self._pace()
-            self._pump()
+            self.pump()
 
     async def _enter(self, priority: int, left_s: float) -> None:
+        self.pump()
         if not self.waiting and self._has_room():
             self.under_way += 1
             return
         foreseen = self.foreseen_s
-        if self.waiting >= self._limits.queue or foreseen > self._limits.wait_s:
+        # The first in the queue is never refused: by its wait a pace that was slow is learnt anew.
+        too_long = self.waiting and foreseen > self._limits.wait_s
+        if too_long or self.waiting >= self._limits.queue:
             self.refused += 1
             retry = max(_LEAST_RETRY_S, foreseen)
             raise Unavailable("all workers are busy", code="overloaded", retry_after_s=retry)
@@ -78,6 +89,8 @@ class Admission:
     async def _turn(self, priority: int, left_s: float) -> None:
         """Wait for it; `under_way` is counted by whoever gives it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not self.waiting:
+            self._gap_began = self._clock()
         heapq.heappush(self._queue, _Waiting(priority, next(self._order), turn))
         self.waiting += 1
         limit = min(left_s, self._limits.timeout_s)
@@ -100,7 +113,7 @@ class Admission:
         """Nobody waits for this turn any more; if it was given already it goes to the next."""
         if turn.done() and not turn.cancelled():
             self.under_way -= 1
-            self._pump()
+            self.pump()
             return
         turn.cancel()
         self.waiting -= 1
@@ -112,7 +125,8 @@ class Admission:
         room = self._room()
         return not room or self.under_way < room
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Those who wait enter as far as there is room."""
         while self._queue and self._has_room():
             turn = heapq.heappop(self._queue).turn
             if not turn.done():
@@ -121,7 +135,10 @@ class Admission:
                 turn.set_result(None)
 
     def _pace(self) -> None:
-        now = time.monotonic()
-        between, self._last_left = now - self._last_left, now
-        if self._queue:  # else the pace is that of arrivals
-            self._between_s += _SMOOTHING * (between - self._between_s)
+        """Learnt only while somebody waits: else the pace is that of arrivals."""
+        if not self.waiting:
+            return
+        now = self._clock()
+        between, self._gap_began = now - self._gap_began, now
+        self._gaps += 1
+        self._between_s += max(_SMOOTHING, 1 / self._gaps) * (between - self._between_s)

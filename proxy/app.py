@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from protocol.errors import RequestAborted, TriptychError
 from proxy.gateway import Gateway
+from proxy.instances_api import managing
 from proxy.relay import passing
 from services.frontend.render import Frontend
 from services.http import errors
@@ -36,6 +37,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         routes = passing.informing(gateway.fleet, gateway.client, gateway.admitted, limit)
         app.include_router(routes)
     app.include_router(_status(gateway))
+    app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
     def observe(error: TriptychError) -> None:
         if isinstance(error, RequestAborted):
@@ -68,10 +70,11 @@ def _status(gateway: Gateway) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 if every stage has a worker that is up; the body tells each worker's state."""
-        fleet = gateway.fleet
+        """200 if requests can be served, those with pictures too unless the model takes none; the
+        body tells each worker's state."""
+        fleet, frontend = gateway.fleet, gateway.frontend
         stages = {"encode": fleet.encode, "prefill": fleet.prefill, "decode": fleet.decode}
-        able = all(any(i.up for i in stage) for stage in stages.values() if stage)
+        able = fleet.able(pictures=frontend is None or frontend.info.has_media)
         workers = {
             role: {instance.url: "up" if instance.up else "down" for instance in stage}
             for role, stage in stages.items()

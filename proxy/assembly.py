@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from protocol.errors import ConfigError
@@ -26,7 +27,9 @@ from proxy.probing import probe, probe_once
 from proxy.stages import Stages, StageTimes
 from services.frontend.render import Frontend
 
+logger = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, Any]]
+_PAUSE_S = 1.0
 
 
 def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
@@ -35,28 +38,31 @@ def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: Upstrea
     metrics = ProxyMetrics(fleet)
     alone = make_static(config, fleet, metrics)
     placing: Placing = alone
-    first: list[Work] = [lambda: probe_once(fleet, client)]
-    beside: list[Work] = [lambda: probe(fleet, client, config.probe_interval)]
+    first: dict[str, Work] = {"probing": lambda: probe_once(fleet, client)}
+    beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if config.master_url:
         link = MasterLink(config.urls_of_masters(), client)
         names = ModelNames.of(frontend)
         following, reports = Following(link, fleet, names.served), Reports(link)
         placing = MasterPlacing(fleet, link, following, reports, alone, metrics, names)
-        metrics.watch_master(lambda: link.present)
-        first.insert(0, lambda: following.once(0.0))
-        beside += [following.run, reports.run]
+        metrics.watch_master(lambda: link.present, lambda: link.failovers)
+        first = {"following the master": lambda: following.once(0.0), **first}
+        beside |= {"following the master": following.run, "reporting to the master": reports.run}
     pipeline = make_pipeline(config, fleet, client, metrics, placing)
     return Gateway(
-        config, frontend, fleet, client, pipeline, metrics, lambda: _running(first, beside)
+        config, frontend, fleet, client, pipeline, metrics, lambda: running(first, beside)
     )
 
 
 @contextlib.asynccontextmanager
-async def _running(first: Sequence[Work], beside: Sequence[Work]) -> AsyncGenerator[None, None]:
-    """`first` one after the other, then `beside` at once, as long as the context lasts."""
-    for work in first:
-        await work()
-    tasks = [asyncio.create_task(work()) for work in beside]
+async def running(
+    first: Mapping[str, Work], beside: Mapping[str, Work], pause_s: float = _PAUSE_S
+) -> AsyncGenerator[None, None]:
+    """`first` one after the other, then `beside` at once, as long as the context lasts. What fails
+    is logged by its name; what goes on beside is begun again after a pause."""
+    for name, work in first.items():
+        await _tried(name, work)
+    tasks = [asyncio.create_task(_kept_up(name, work, pause_s)) for name, work in beside.items()]
     try:
         yield
     finally:
@@ -65,10 +71,24 @@ async def _running(first: Sequence[Work], beside: Sequence[Work]) -> AsyncGenera
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _tried(name: str, work: Work) -> None:
+    try:
+        await work()
+    except Exception:
+        logger.exception("%s has failed", name)
+
+
+async def _kept_up(name: str, work: Work, pause_s: float) -> None:
+    while True:
+        await _tried(name, work)
+        await asyncio.sleep(pause_s)
+
+
 def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> StaticPlacing:
     limits = Limits(config.max_queue, config.max_queue_wait, config.queue_timeout)
     admission = Admission(lambda: room_of(fleet, config.max_per_worker), limits)
     metrics.watch_queue(lambda: admission.waiting)
+    fleet.changed = admission.pump
     return StaticPlacing(fleet, admission)
 
 
@@ -89,7 +109,7 @@ def make_pipeline(
 
 
 def make_fleet(config: ProxyConfig) -> Fleet:
-    """`ConfigError` if nobody decodes, and no master could tell of anybody."""
+    """`ConfigError` if nobody decodes, and nobody could tell of anybody."""
     fleet = Fleet.from_urls(
         config.encode_servers_urls,
         config.prefill_servers_urls,
@@ -97,6 +117,9 @@ def make_fleet(config: ProxyConfig) -> Fleet:
         lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
     )
     fleet.force_dialect(config.dialect)
-    if not fleet.decode and not config.master_url:
-        raise ConfigError("--decode-servers-urls: at least one worker is needed, or --master-url")
+    if not fleet.decode and not config.master_url and not config.admin_api_key:
+        raise ConfigError(
+            "--decode-servers-urls: at least one worker is needed, or --master-url, or an "
+            "--admin-api-key to add one with"
+        )
     return fleet

@@ -18,6 +18,7 @@ class ProxyConfig(FrontendOptions):
     prefill_servers_urls: str = option("", "prefill workers; disable, none or empty for none")
     decode_servers_urls: str = option("", "decode workers, or workers that do it all")
     master_url: str = option("", "masters that place requests, comma-separated")
+    admin_api_key: str = option("", "X-API-Key of /instances; closed if empty", env="ADMIN_API_KEY")
     dialect: str = option("auto", "how workers are spoken to", choices=("auto", "tokens", "openai"))
     allow_media_references: bool = option(False, "let clients name media by uuid alone")
     send_media: bool = option(

@@ -24,7 +24,8 @@ _OFF = ("", "none", "disable", "disabled")
 class Fleet:
     """Lists of workers by role; who keeps them true to the facts is `proxy.probing`, or a master.
 
-    `watched`: a master says who is up, and only workers in doubt are probed.
+    `watched`: a master says who is up, and only workers in doubt are probed. `changed` is called
+    whenever workers may have come, gone or changed. `_leaving` have departed, but may have calls.
     """
 
     encode: list[Instance] = field(default_factory=list)
@@ -35,6 +36,8 @@ class Fleet:
     relayed: Relayed = "none"
     forced: Dialect | None = None
     watched: bool = False
+    changed: Callable[[], None] = lambda: None
+    _leaving: list[Instance] = field(default_factory=list)
 
     @staticmethod
     def from_urls(
@@ -60,9 +63,11 @@ class Fleet:
         return instance
 
     def remove(self, instance: Instance) -> None:
-        """It gets no more requests."""
-        instance.up = False
-        self.of(instance.role).remove(instance)
+        """It gets no more requests; what it was asked goes on, as long as it is not silent."""
+        if instance in self.of(instance.role):
+            self.of(instance.role).remove(instance)
+            self._leaving.append(instance)
+        instance.departed, instance.up = True, False
 
     def find(self, role: Role, url: str) -> Instance | None:
         return next((i for i in self.of(role) if i.url == url), None)
@@ -77,10 +82,12 @@ class Fleet:
         return self.prefill if role == "prefill" else self.decode
 
     def to_probe(self) -> Iterable[Instance]:
-        """Those whose health nobody else vouches for."""
+        """Those whose health nobody else vouches for, and those that leave."""
+        self._leaving = [i for i in self._leaving if i.in_flight]
         if not self.watched:
-            return self.all()
-        return [i for i in self.all() if not i.up or i.suspect or not i.vouched]
+            return [*self.all(), *self._leaving]
+        doubtful = [i for i in self.all() if not i.up or i.suspect or not i.vouched]
+        return [*doubtful, *self._leaving]
 
     def force_dialect(self, dialect: str) -> None:
         """`tokens` and `openai` hold for all workers; with any other word they are asked."""
@@ -88,12 +95,19 @@ class Fleet:
             self.forced = "openai" if dialect == "openai" else "tokens"
             for instance in self.all():
                 instance.dialect = self.forced
-        self.choose_relayed()
+        self.news()
 
-    def choose_relayed(self) -> None:
+    def news(self) -> None:
+        """Workers have come, gone or changed: what follows from that."""
+        self._choose_relayed()
+        self.changed()
+
+    def _choose_relayed(self) -> None:
         """Requests that could meet a worker which speaks only `openai` are relayed: all if one
         prefills or decodes, those with media if only encoders are such."""
-        if any(i.dialect == "openai" for i in (*self.prefill, *self.decode)):
+        if self.forced == "openai" or any(
+            i.dialect == "openai" for i in (*self.prefill, *self.decode)
+        ):
             self.relayed = "all"
         elif any(i.dialect == "openai" for i in self.encode):
             self.relayed = "media"
@@ -123,6 +137,14 @@ class Fleet:
         if not able:
             raise self.nobody("encode")
         return rendezvous(able, mm_hash)
+
+    def able(self, pictures: bool) -> bool:
+        """Whether a request could be placed; `pictures`: also one with any, if they are encoded
+        apart. Without relaying, prefill and decode workers stand in for each other."""
+        decode, prefill = bool(self.usable("decode")), bool(self.usable("prefill"))
+        relays = self.relayed == "all"
+        computed = decode and (prefill or not self.prefill) if relays else decode or prefill
+        return computed and (not pictures or not self.encode or bool(self.usable("encode")))
 
     def nobody(self, role: Role) -> Unavailable:
         """Why no worker of a role can be asked, and when to ask again."""

@@ -11,6 +11,13 @@ from protocol.types import Role
 from proxy.breaker import Breaker
 
 Dialect = Literal["tokens", "openai"]
+WorkingRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion"]
+_LATE_PROBES = 3
+
+
+def stage_of(role: WorkingRole) -> Role:
+    """The stage that a worker serves; one that prefills and decodes is asked to decode."""
+    return role if role == "encode" or role == "prefill" else "decode"
 
 
 @dataclass(eq=False)
@@ -24,7 +31,8 @@ class Instance:
     `ec_endpoint` where a consumer asks for embeddings that an encoder is still making; None if they
     cannot be asked. `dialect` is None until it has been asked for it; `known` tells that the worker
     has said all that since it came up. `listed`: by a flag, so it stays whatever a master says.
-    `vouched`: a master says that it is there.
+    `vouched`: a master says that it is there. `departed`: it is no more of the fleet, and finishes
+    what it has. `late_probes` counts those it has not answered in time since it last did.
     """
 
     url: str
@@ -39,6 +47,7 @@ class Instance:
     known: bool = False
     listed: bool = False
     vouched: bool = False
+    departed: bool = False
     in_flight: int = 0
     late_probes: int = 0
     max_running: int = 0
@@ -49,7 +58,33 @@ class Instance:
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
-        return self.up and not self.draining and self.breaker.admits(now)
+        there = self.up and not self.draining and not self.departed
+        return there and self.breaker.admits(now)
+
+    def answered(self) -> None:
+        """A probe has found it well."""
+        self.up, self.late_probes = True, 0
+        self.suspect = self.lost = False
+
+    def refused(self) -> None:
+        """A probe has found it down. What it was asked ends with its connections; its next life
+        does not drain unless a master says so."""
+        self.up = self.known = False
+        self.draining = self.draining and self.vouched
+
+    def late(self) -> None:
+        """It has not answered a probe in time. Only if that happens again and again it is lost, for
+        a busy machine is not a dead worker."""
+        self.late_probes += 1
+        if self.late_probes >= _LATE_PROBES:
+            self.refused()
+            self.lost = True
+
+    def left(self) -> None:
+        """No master has heard of it for long: another silence is enough."""
+        self.vouched = False
+        self.refused()
+        self.late_probes = max(self.late_probes, _LATE_PROBES - 1)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:

@@ -85,9 +85,15 @@ class ProxyMetrics:
         self._waiting = Gauge(
             PREFIX + "requests_waiting", "requests in the proxy's own queue", registry=registry
         )
+        self._failovers = counter("master_failovers", "masters that failed and were replaced")
+        self._failed_over: Callable[[], int] = lambda: 0
+        self._counted_failovers = 0
         self.placements = counter("placements", "plans of requests, by who made them", "by")
         self._breaker = Gauge(
-            PREFIX + "instance_breaker_open", "1 if left alone", ["url"], registry=registry
+            PREFIX + "instance_breaker_open",
+            "1 if left alone",
+            ["role", "url"],
+            registry=registry,
         )
 
     def received(self, size: int) -> None:
@@ -98,8 +104,10 @@ class ProxyMetrics:
         """Bytes sent to a worker for a relayed request."""
         self._sent += size
 
-    def watch_master(self, present: Callable[[], bool]) -> None:
+    def watch_master(self, present: Callable[[], bool], failovers: Callable[[], int]) -> None:
+        """`failovers`: how many there have been."""
         self._master.set_function(present)
+        self._failed_over = failovers
 
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         self._waiting.set_function(waiting)
@@ -112,10 +120,15 @@ class ProxyMetrics:
         self._client_bytes.inc(self._received)
         self._upstream_bytes.inc(self._sent)
         self._received = self._sent = 0
+        failovers = self._failed_over()
+        self._failovers.inc(failovers - self._counted_failovers)
+        self._counted_failovers = failovers
+        for gauge in (self._up, self._load, self._breaker):
+            gauge.clear()  # those of workers that have left
         for instance in self._fleet.all():
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
-            self._breaker.labels(instance.url).set(not instance.breaker.closed)
+            self._breaker.labels(instance.role, instance.url).set(not instance.breaker.closed)
         return generate_latest(self._registry)
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
-import msgspec
-
-from protocol.errors import DeadlineExceeded, TriptychError
+from protocol.decoding import decoded
+from protocol.errors import (
+    DeadlineExceeded,
+    RateLimited,
+    RequestError,
+    TriptychError,
+    Unavailable,
+    UpstreamError,
+)
 from proxy.client import UpstreamClient
 from proxy.fleet import Fleet
 from proxy.instance import Dialect, Instance
 
-_LATE_PROBES = 3
+logger = logging.getLogger(__name__)
 
 
 async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None:
@@ -23,32 +30,60 @@ async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None
 
 
 async def probe_once(fleet: Fleet, client: UpstreamClient) -> None:
-    await asyncio.gather(*(_probe_one(client, i, not fleet.forced) for i in fleet.to_probe()))
-    fleet.choose_relayed()
+    """Whatever one worker does to its probe, the others are probed."""
+    asked = list(fleet.to_probe())
+    probes = (probe_one(fleet, client, instance) for instance in asked)
+    results = await asyncio.gather(*probes, return_exceptions=True)
+    for instance, failure in zip(asked, results, strict=True):
+        if isinstance(failure, Exception):
+            logger.error("probing %s", instance.url, exc_info=failure)
+            instance.refused()
+    fleet.news()
 
 
-async def _probe_one(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> None:
-    """A refused connection means down at once; a late answer only if it happens again and again,
-    for a busy machine is not a dead worker."""
+async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
+    """A refused connection means down at once, a late answer only if it happens again and again."""
     try:
-        await client.get(f"{instance.url}/health")
+        takes_requests = await _asked(client, instance)
     except DeadlineExceeded:
-        instance.late_probes += 1
-        if instance.late_probes >= _LATE_PROBES:
-            instance.up, instance.known, instance.lost = False, False, True
+        instance.late()
         return
     except TriptychError:
-        instance.up = instance.known = False
+        instance.refused()
         return
-    if not instance.known:
-        await _learn(client, instance, ask_dialect)
-    instance.up, instance.late_probes = True, 0
-    instance.suspect = instance.lost = False
+    if instance.suspect and not instance.vouched:
+        instance.known = False  # it may be another life of it
+    if not instance.known and not instance.departed:
+        await _learn(client, instance, not fleet.forced)
+    before = instance.up, instance.draining
+    instance.answered()
+    if not takes_requests:
+        instance.draining = True  # until its next life; a master may have said so too
+    if before != (instance.up, instance.draining):
+        fleet.news()
+
+
+async def _asked(client: UpstreamClient, instance: Instance) -> bool:
+    """Whether a worker that is well takes requests, which ours say; raises if it is not well."""
+    takes_requests = True
+    if instance.dialect == "tokens":
+        try:
+            await client.get(f"{instance.url}/ready")
+            return True
+        except Unavailable:
+            takes_requests = False
+        except RequestError:
+            pass  # there is no such route
+    await client.get(f"{instance.url}/health")
+    return takes_requests
 
 
 async def _learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> None:
-    """What a worker says of itself, if it does; it may be late in starting."""
-    info = await _json(client, f"{instance.url}/server_info")
+    """What a worker says of itself, if it does. One that could not say it in time is asked again:
+    it is not taken for one that has nothing to say."""
+    info = await _object_at(client, f"{instance.url}/server_info")
+    if info is None:
+        return
     if ask_dialect:
         instance.dialect = await _dialect(client, instance, info) or instance.dialect
     instance.kv_endpoint = _object(info, "kv_transfer_params")
@@ -64,8 +99,8 @@ async def _dialect(
     """Our workers say theirs. Others are taken for vLLM's if they say what models they serve."""
     if info.get("dialect") == "tokens":
         return "tokens"
-    models = await _json(client, f"{instance.url}/v1/models")
-    version = models or await _json(client, f"{instance.url}/version")
+    models = await _object_at(client, f"{instance.url}/v1/models")
+    version = models or await _object_at(client, f"{instance.url}/version")
     return "openai" if version else None
 
 
@@ -79,10 +114,20 @@ def _count(info: dict[str, Any], name: str) -> int:
     return found if isinstance(found, int) and found > 0 else 0
 
 
-async def _json(client: UpstreamClient, url: str) -> dict[str, Any]:
-    """The object at a URL, empty if there is none."""
+async def _object_at(client: UpstreamClient, url: str) -> dict[str, Any] | None:
+    """The object at a URL, empty if there clearly is none, None if that could not be found out."""
     try:
-        found = msgspec.json.decode(await client.get(url))
-    except (TriptychError, msgspec.DecodeError):
+        answer = await client.get(url)
+    except TriptychError as error:
+        return {} if _is_no_such_thing(error) else None
+    try:
+        return decoded(answer, dict[str, Any], fail=UpstreamError)
+    except UpstreamError:
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+def _is_no_such_thing(error: TriptychError) -> bool:
+    """Whether a worker has refused the question, as opposed to failing at it, being busy, or not
+    being heard. Statuses without a class of their own are `UpstreamError` itself."""
+    refused = isinstance(error, RequestError) and not isinstance(error, RateLimited)
+    return refused or type(error) is UpstreamError

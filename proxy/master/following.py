@@ -10,7 +10,7 @@ from urllib.parse import quote
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
 from protocol.types import Role
 from proxy.fleet import Fleet
-from proxy.instance import Instance
+from proxy.instance import Instance, stage_of
 from proxy.master.link import MasterAway, MasterLink
 
 logger = logging.getLogger(__name__)
@@ -49,11 +49,19 @@ class Following:
             news = await self._link.get(path, Workers, _TIMEOUT_S)
         except MasterAway:
             self._fleet.watched = self._link.present
+            if not self._fleet.watched:
+                self._on_our_own()
             return False
         self._fleet.watched = True
-        self._version = news.version
         self._apply(news)
+        self._version = news.version
         return True
+
+    def _on_our_own(self) -> None:
+        """Nobody vouches for anybody, until a master tells of all."""
+        self._version = ""
+        for instance in self.by_id.values():
+            instance.vouched = False
 
     def _apply(self, news: Workers) -> None:
         now = time.monotonic()
@@ -68,48 +76,62 @@ class Following:
         for view in news.workers:
             if _role(view.info.role) and self._model in ("", view.info.model):
                 self._change(view)
+            elif view.info.instance_id in self.by_id:
+                self._leave(view.info.instance_id)
         if gone or news.workers:
-            self._fleet.choose_relayed()
+            self._fleet.news()
 
     def _leave(self, name: str) -> None:
         instance = self.by_id.pop(name)
         self._orphaned.pop(name, None)
-        if instance.listed:
-            instance.up = instance.known = instance.vouched = False  # until it is probed
-        else:
+        instance.left()
+        if not instance.listed:
             self._fleet.remove(instance)
         logger.info("%s worker %s has left", instance.role, instance.url)
 
     def _change(self, view: WorkerView) -> None:
         info = view.info
         known = self.by_id.get(info.instance_id)
-        if known is not None and (known.generation, known.url) != (info.generation, info.url):
+        if known is not None and _life(known) != (info.generation, _url(info), _role(info.role)):
             self._leave(info.instance_id)
             known = None
         if known is None:
             known = self._join(info)
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.vouched = view.draining, True
+        known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.max_running, known.block_size = info.max_running, info.block_size
+        known.dialect = self._fleet.forced or info.dialect
 
     def _join(self, info: InstanceInfo) -> Instance:
         """A worker of the fleet from here on."""
-        role = _role(info.role)
+        role, url = _role(info.role), _url(info)
         assert role is not None
-        url = info.url.rstrip("/")
         instance = self._fleet.find(role, url) or self._fleet.add(url, role)
+        self._forget(instance)
         instance.instance_id, instance.generation = info.instance_id, info.generation
-        instance.kv_endpoint, instance.ec_endpoint = info.kv_endpoint, info.ec_endpoint
-        instance.max_running, instance.block_size = info.max_running, info.block_size
-        instance.dialect = self._fleet.forced or info.dialect
-        instance.known = instance.up = True
-        instance.lost = instance.suspect = False
+        instance.known = True
+        instance.answered()
         self.by_id[info.instance_id] = instance
         logger.info("%s worker %s has joined", role, url)
         return instance
 
+    def _forget(self, instance: Instance) -> None:
+        """The names of its former lives: that they leave is no news of this one."""
+        for name in [name for name, known in self.by_id.items() if known is instance]:
+            del self.by_id[name]
+            self._orphaned.pop(name, None)
+
+
+def _life(instance: Instance) -> tuple[str, str, Role]:
+    """What a worker cannot change without being another."""
+    return instance.generation, instance.url, instance.role
+
+
+def _url(info: InstanceInfo) -> str:
+    return info.url.rstrip("/")
+
 
 def _role(role: InstanceRole) -> Role | None:
-    """The stage that a worker serves; one that prefills and decodes is asked to decode."""
-    if role == "store":
-        return None
-    return role if role in ("encode", "prefill") else "decode"
+    """The stage that a worker serves, if it serves any."""
+    return None if role == "store" else stage_of(role)

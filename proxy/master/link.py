@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.errors import ConfigError, TriptychError, UpstreamError
+from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
 from proxy.client import Patience, UpstreamClient
 
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
 _SILENT_S = 7.0
+_UNHEARD_S = 2.0
 
 
 class MasterAway(UpstreamError):
@@ -26,15 +28,15 @@ class MasterAway(UpstreamError):
 
 
 class MasterLink:
-    """`present` as long as the current master has answered lately. Connections are kept by the
-    client."""
+    """`present` as long as the current master has answered lately; `failovers` counts those that
+    were and failed, with another to ask. Connections are kept by the client."""
 
     def __init__(self, urls: Sequence[str], client: UpstreamClient) -> None:
         if not urls:
             raise ConfigError("--master-url: no URL is given")
-        self._urls = list(urls)
+        self._urls = list(dict.fromkeys(urls))
         self._client = client
-        self._heard = 0.0
+        self._heard = -math.inf
         self.failovers = 0
 
     @property
@@ -46,8 +48,10 @@ class MasterLink:
     def present(self) -> bool:
         return time.monotonic() - self._heard < _SILENT_S
 
-    def heard(self) -> None:
-        """The current master has just answered."""
+    def heard(self, url: str) -> None:
+        """`url` has just answered."""
+        if url != self.url:
+            return
         if not self.present:
             logger.info("master %s answers", self.url)
         self._heard = time.monotonic()
@@ -58,9 +62,9 @@ class MasterLink:
             return
         if self.present:
             logger.warning("master %s: %s", url, error.message)
-        self._heard = 0.0
+            self.failovers += len(self._urls) > 1
+        self._heard = -math.inf
         self._urls.append(self._urls.pop(0))
-        self.failovers += len(self._urls) > 1
 
     async def get(self, path: str, kind: type[_T], timeout_s: float) -> _T:
         """Of the current master; raises what it says, or `MasterAway`."""
@@ -71,22 +75,42 @@ class MasterLink:
         except TriptychError as error:
             self.failed(url, error)
             raise MasterAway(f"master {url}: {error.message}") from None
-        self.heard()
+        self.heard(url)
         return found
 
     async def post(self, path: str, body: Any, kind: type[_T], deadline: float) -> _T:
-        """As `get`; of the next master if one has gone. A master may take its time to answer as
-        long as it is `present`."""
-        for _ in self._urls:
-            url = self.url
-            patience = Patience(deadline, alive=lambda: self.present)
-            data = msgspec.msgpack.encode(body)
+        """As `get`; of every other master, each once, if one has gone."""
+        data = msgspec.msgpack.encode(body)
+        asked: set[str] = set()
+        while url := next((url for url in self._urls if url not in asked), None):
+            asked.add(url)
             try:
+                patience = self._patience(url, deadline)
                 answer = await self._client.post(url + path, data, _HEADERS, patience)
-                return _decoded(answer, kind, url)
-            except UpstreamError as error:
+                found = _decoded(answer, kind, url)
+            except TriptychError as error:
+                if not _is_broken(error):
+                    raise
                 self.failed(url, error)
+            else:
+                self.heard(url)
+                return found
         raise MasterAway("no master answers")
+
+    def _patience(self, url: str, deadline: float) -> Patience:
+        """A master may take its time to answer as long as it is `present`, and a little to become
+        so: whoever follows it hears of it soon."""
+        unheard_until = time.monotonic() + _UNHEARD_S
+
+        def alive() -> bool:
+            return (url == self.url and self.present) or time.monotonic() < unheard_until
+
+        return Patience(deadline, alive=alive)
+
+
+def _is_broken(error: TriptychError) -> bool:
+    """Whether it is the master's own fault, as opposed to what it says of the request."""
+    return isinstance(error, UpstreamError) or error.status == InternalError.status
 
 
 def _decoded(answer: bytes, kind: type[_T], url: str) -> _T:

@@ -142,6 +142,7 @@ class Instance:
             "num_blocks": self.settings.num_blocks if self.settings.generates else 0,
             "block_size": info.block_size,
             "max_model_len": self.settings.max_model_len,
+            "max_num_seqs": info.max_running,
             "kv_transfer_params": info.kv_endpoint,
             "ec_transfer_params": info.ec_endpoint,
         }

@@ -81,6 +81,7 @@ def _status(worker: Worker) -> APIRouter:
             "num_blocks": facts.num_blocks,
             "block_size": facts.block_size,
             "max_model_len": facts.max_model_len,
+            "max_num_seqs": worker.config.max_num_seqs,
             "kv_transfer_params": facts.kv_endpoint or None,
             "ec_transfer_params": facts.ec_endpoint or None,
         }

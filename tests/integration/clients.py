@@ -30,6 +30,13 @@ def body_of(messages: Messages, **params: Any) -> dict[str, Any]:
     }
 
 
+def all_up(server: Process) -> bool:
+    """Whether a proxy takes every worker it knows to be up."""
+    body = call(f"{server.url}/health")[1]
+    states = [state for role in ("encode", "prefill", "decode") for state in body[role].values()]
+    return bool(states) and set(states) == {"up"}
+
+
 def complete(server: Process, messages: Messages, **params: Any) -> Any:
     """The whole answer; anything but a 200 fails."""
     status, answer = call(f"{server.url}/v1/chat/completions", body_of(messages, **params))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
-from tests.integration.clients import body_of, tokens
+from tests.integration.clients import all_up, body_of, tokens
 from tests.integration.transports import need
 from tests.links import RawConsumer
 from tests.reference import Messages, reference_generate
@@ -126,7 +126,7 @@ class Others:
 def up(fleet: Fleet) -> None:
     """Wait until the proxy counts on every worker again."""
     deadline = time.monotonic() + BOUND_S
-    while call(f"{fleet.proxy.url}/health")[0] != 200:
+    while not all_up(fleet.proxy):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

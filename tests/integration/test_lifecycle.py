@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
 from tests.engines import png
-from tests.integration.clients import body_of, complete, tokens
+from tests.integration.clients import all_up, body_of, complete, tokens
 from tests.reference import reference_generate
 from tests.stack import Process, Stack, call, idle, proxy, running
 
@@ -182,7 +182,7 @@ def test_a_dead_worker_costs_its_requests_nothing(fleet: Fleet) -> None:
         assert tokens(fleet.proxy, case, max_tokens=200, ignore_eos=True) == expected
         victim.restart()
         deadline = time.monotonic() + 10
-        while call(f"{fleet.proxy.url}/health")[0] != 200:
+        while not all_up(fleet.proxy):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 

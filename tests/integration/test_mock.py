@@ -233,7 +233,7 @@ def test_a_drained_worker_takes_no_more(fleet: Fleet) -> None:
 
 
 def test_one_process_holds_many_workers(fleet: Fleet) -> None:
-    flags = ("--role", "decode", "--count", "50", *FAST)
+    flags = ("--role", "decode", "--count", "50", "--max-num-seqs", "7", *FAST)
     process = fleet.stack.start("services.mock", *flags)
     process.wait_ready()
     deadline = time.monotonic() + 5
@@ -243,6 +243,7 @@ def test_one_process_holds_many_workers(fleet: Fleet) -> None:
     urls = [line.split(" ready on ")[1].strip() for line in process.log if " ready on " in line]
     infos = [call(f"{url}/server_info")[1] for url in urls]
     assert len({info["instance_id"] for info in infos}) == len(set(urls)) == 50
+    assert {info["max_num_seqs"] for info in infos} == {7}
     ask(process, GENERATE, generate_body([1]))
     loads = [call(f"{url}/integrity")[1]["counters"]["generation_tokens"] for url in urls]
     assert sorted(loads) == [0] * 49 + [8]

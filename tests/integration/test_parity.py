@@ -74,10 +74,11 @@ def test_tokens_equal_generate(topology: str, topologies: Topologies) -> None:
 
 
 def test_every_role_loads_only_its_part(topologies: Topologies) -> None:
-    parts = {
-        name: set(call(f"{worker.url}/server_info")[1]["parameter_bytes"])
-        for name, worker in topologies.workers.items()
+    infos = {
+        name: call(f"{worker.url}/server_info")[1] for name, worker in topologies.workers.items()
     }
+    assert {info["max_num_seqs"] for info in infos.values()} == {16}
+    parts = {name: set(info["parameter_bytes"]) for name, info in infos.items()}
     assert parts["prefill"] == parts["decode"] == {"language"}
     if "encoder" in parts:
         assert parts["encoder"] == {"vision"}

@@ -155,10 +155,81 @@ def test_without_anybody_to_count_on_nobody_waits() -> None:
         await crowd.add("b")
         room[0] = 0
         await crowd.add("c")
-        assert crowd.entered == ["a"]  # c queues behind b, until somebody leaves
-        await crowd.end("a")
+        assert sorted(crowd.entered) == ["a", "b", "c"]
+        for name in "abc":
+            await crowd.end(name)
+        assert crowd.admission.under_way == crowd.admission.waiting == 0
+
+    run(work)
+
+
+def test_idle_time_says_nothing_of_the_pace() -> None:
+    """Two requests after ten idle minutes, each of a tenth of a second."""
+
+    async def work() -> None:
+        now = [0.0]
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=5.0), lambda: now[0]))
+        for first, second in ("ab", "cd", "ef"):
+            now[0] += 600.0
+            await crowd.add(first)
+            now[0] += 60.0
+            await crowd.add(second)
+            now[0] += 0.1
+            await crowd.end(first)
+            assert crowd.admission.foreseen_s == pytest.approx(0.1)
+            await crowd.end(second)
+        for name in "ghi":
+            await crowd.add(name)
+        assert crowd.admission.waiting == 2 and not crowd.admission.refused
+        for name in "ghi":
+            await crowd.end(name)
+
+    run(work)
+
+
+def test_a_pace_that_was_slow_is_learnt_anew() -> None:
+    """However slow it was, somebody may wait, and by that wait it is corrected."""
+
+    async def work() -> None:
+        now = [0.0]
+        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=5.0), lambda: now[0]))
+        await crowd.add("0")
+        await crowd.add("1")
+        now[0] += 60.0
+        await crowd.end("0")
+        assert crowd.admission.foreseen_s == 60.0
+        for number in range(1, 50):
+            await crowd.add(str(number + 1))
+            assert crowd.admission.waiting == 1, number
+            now[0] += 0.1
+            await crowd.end(str(number))
+        await crowd.add("51")
+        await crowd.add("52")
+        assert crowd.admission.waiting == 2 and not crowd.admission.refused
+        for name in ("50", "51", "52"):
+            await crowd.end(name)
+
+    run(work)
+
+
+def test_room_that_grows_lets_in_who_waits() -> None:
+    """When the queue is told of it, or somebody comes; nobody has to leave for that."""
+
+    async def work() -> None:
+        room = [1]
+        crowd = Crowd(Admission(lambda: room[0], Limits(queue=3, wait_s=60.0)))
+        for name in "abcd":
+            await crowd.add(name)
+        assert crowd.entered == ["a"]
+        room[0] = 3
+        crowd.admission.pump()
+        await settled()
         assert crowd.entered == ["a", "b", "c"]
-        await crowd.end("b")
-        await crowd.end("c")
+        room[0] = 9
+        await crowd.add("e")
+        assert sorted(crowd.entered) == ["a", "b", "c", "d", "e"]
+        assert not crowd.admission.waiting and not crowd.admission.refused
+        for name in "abcde":
+            await crowd.end(name)
 
     run(work)

@@ -1,0 +1,70 @@
+"""Workers in the test's process that answer probes, and stream as long as they are told."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+STREAMS = ("/open", "/v1/chat/completions")
+OURS: dict[str, Any] = {
+    "/health": {},
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/server_info": {
+        "dialect": "tokens",
+        "max_num_seqs": 24,
+        "block_size": 16,
+        "kv_transfer_params": {"remote_port": 1},
+    },
+}
+
+
+class Worker:
+    """Answers with what stands under a path: JSON, bytes as they are, or a status. `silent` paths
+    get no answer; those of `STREAMS` are streams of two events, the second one once `end` is set.
+    """
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = dict(answers)
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+        self.end = asyncio.Event()
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
+        if request.path in self.silent:
+            await asyncio.sleep(60)
+        if request.path in STREAMS:
+            return await self._stream(request)
+        answer = self.answers.get(request.path, 404)
+        if isinstance(answer, int):
+            return web.json_response({"detail": "no"}, status=answer)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        return web.Response(body=data, content_type="application/json")
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(EVENT)
+        await self.end.wait()
+        await response.write(EVENT + DONE)
+        return response
+
+
+@contextlib.asynccontextmanager
+async def serving(worker: Worker) -> AsyncIterator[Worker]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", worker.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    worker.url = "http://{}:{}".format(*runner.addresses[0][:2])
+    try:
+        yield worker
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,203 @@
+"""What a proxy makes of its workers' answers to its probes, against real HTTP."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proxy.client import Patience, Unreachable, UpstreamClient
+from proxy.fleet import Fleet
+from proxy.instance import Instance
+from proxy.placing import room_of
+from proxy.probing import probe_once, probe_one
+from tests.probed_workers import OURS, Worker, serving
+
+PROBE_S = 0.2
+
+
+@contextlib.asynccontextmanager
+async def asking() -> AsyncIterator[UpstreamClient]:
+    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S)
+    try:
+        async with asyncio.timeout(20):
+            yield client
+    finally:
+        await client.close()
+
+
+def decoding(*urls: str) -> tuple[Fleet, list[Instance]]:
+    fleet = Fleet.from_urls("", "", ",".join(urls))
+    return fleet, fleet.decode
+
+
+async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.silent = {"/server_info"}
+        await probe_once(fleet, client)
+        assert (instance.up, instance.known, fleet.relayed) == (True, False, "none")
+        worker.silent, worker.answers["/server_info"] = set(), 503
+        await probe_once(fleet, client)
+        assert (instance.known, instance.dialect, fleet.relayed) == (False, None, "none")
+        worker.answers["/server_info"] = OURS["/server_info"]
+        await probe_once(fleet, client)
+        assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
+        assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
+
+
+async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        fleet.force_dialect("tokens")
+        worker.silent = {"/server_info"}
+        await probe_once(fleet, client)
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert instance.max_running == 24 and instance.kv_endpoint == {"remote_port": 1}
+
+
+async def test_a_worker_says_how_much_it_runs_at_once() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, _ = decoding(worker.url)
+        assert room_of(fleet, 0) == 256
+        await probe_once(fleet, client)
+        assert room_of(fleet, 0) == 48 and room_of(fleet, 10) == 10
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"a":"\xff"}', b'{"a":' * 100_000, b"[1]", b"", b"<html>", 404, 405]
+)
+async def test_who_says_nothing_of_use_is_taken_for_another_engine(said: Any) -> None:
+    """Nothing that it says ends the probing of others."""
+    bad = Worker({**OURS, "/server_info": said})
+    async with serving(bad), serving(Worker(OURS)) as good, asking() as client:
+        fleet, (one, other) = decoding(bad.url, good.url)
+        other.up = False
+        await probe_once(fleet, client)
+        assert (one.up, one.dialect) == (True, "openai")
+        assert (other.up, other.dialect) == (True, "tokens")
+
+
+async def test_a_url_that_cannot_be_asked_leaves_the_others_probed() -> None:
+    async with serving(Worker(OURS)) as good, asking() as client:
+        fleet, (bad, other) = decoding(f"http://{'a' * 70}.example", good.url)
+        other.up = False
+        await probe_once(fleet, client)
+        assert (bad.up, other.up) == (False, True)
+
+
+async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> None:
+    """Also while another one keeps its probe waiting."""
+    async with serving(Worker(OURS)) as stuck, serving(Worker(OURS)) as good, asking() as client:
+        stuck.silent = {"/health"}
+        fleet, (_, other) = decoding(stuck.url, good.url)
+        other.up = False
+        seen: list[bool] = []
+        fleet.changed = lambda: seen.append(other.up)
+        began = time.monotonic()
+        round_ = asyncio.create_task(probe_once(fleet, client))
+        while not seen:  # noqa: ASYNC110 — what is awaited has no event
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began < PROBE_S and seen == [True]
+        await round_
+
+
+async def test_a_worker_that_drains_is_passed_over_until_its_next_life() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.answers["/ready"] = {}
+        for _ in range(2):
+            await probe_once(fleet, client)
+        assert fleet.usable("decode") == [instance]
+        worker.answers["/ready"] = 503
+        await probe_once(fleet, client)
+        assert instance.up and instance.draining and fleet.usable("decode") == []
+        worker.answers["/health"] = 503
+        await probe_once(fleet, client)
+        assert not instance.up and not instance.draining
+        worker.answers |= {"/ready": {}, "/health": {}}
+        await probe_once(fleet, client)
+        assert fleet.usable("decode") == [instance]
+
+
+async def test_a_silent_worker_is_given_up_only_when_it_stays_silent() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        worker.silent = {"/health"}
+        for _ in range(2):
+            await probe_once(fleet, client)
+        assert (instance.up, instance.lost) == (True, False)
+        await probe_once(fleet, client)
+        assert (instance.up, instance.lost, instance.known) == (False, True, False)
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert (instance.up, instance.lost, instance.known) == (True, False, True)
+
+
+async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
+    """A power cut: nobody answers, nobody refuses."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        held = [socket.socket() for _ in range(8)]
+        for one in held:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        async with asking() as client:
+            fleet, (instance,) = decoding(f"http://127.0.0.1:{port}")
+            for _ in range(3):
+                await probe_once(fleet, client)
+            assert instance.lost
+        for one in held:
+            one.close()
+
+
+async def test_a_suspect_may_be_another_life_of_the_worker() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        worker.answers["/server_info"] = {"dialect": "tokens", "max_num_seqs": 2}
+        await probe_once(fleet, client)
+        assert instance.max_running == 24, "nothing hints at another life"
+        instance.suspect = True
+        await probe_once(fleet, client)
+        assert (instance.max_running, instance.kv_endpoint) == (2, None)
+
+
+async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
+    """Its stream goes on as long as it answers probes, and is given up once it does not."""
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        patience = Patience(
+            time.monotonic() + 20, answer_s=20, stall_s=20, alive=lambda: not instance.lost
+        )
+        with instance.serving():
+            events = client.stream(f"{worker.url}/open", b"", {}, patience)
+            assert b"choices" in await anext(events)
+            fleet.remove(instance)
+            fleet.remove(instance)
+            assert fleet.decode == [] and not instance.usable(time.monotonic())
+            await probe_once(fleet, client)
+            assert not instance.lost and not instance.usable(time.monotonic())
+            instance.left()
+            worker.silent = {"/health"}
+            await probe_once(fleet, client)
+            assert instance.lost
+            with pytest.raises(Unreachable):
+                await anext(events)
+        asked = len(worker.asked)
+        await probe_once(fleet, client)
+        assert len(worker.asked) == asked, "it has no calls any more"
+
+
+async def test_probing_a_worker_that_departed_meanwhile_does_not_bring_it_back() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        fleet.remove(instance)
+        await probe_one(fleet, client, instance)
+        assert fleet.all() == [] and not instance.usable(time.monotonic())
