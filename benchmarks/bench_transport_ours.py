@@ -16,7 +16,7 @@ from connectors.base import EC_TENSOR, Entry
 from connectors.config import ECConfig, KVConfig
 from connectors.config import Transport as Name
 from connectors.factory import Connectors
-from connectors.kv.consumer import REGION
+from connectors.kv.base import REGION
 from connectors.kv.pull import PullKV
 from connectors.node import Node
 from connectors.transports.base import Range, Transport

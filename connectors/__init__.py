@@ -1,6 +1,6 @@
 """Connectors move embeddings (EC) and KV blocks between engines. They know no model and no HTTP.
 
-base          what engines ask of a connector
+base          what engines ask of an EC connector, kv.base of a KV one
 config        which connector a worker uses
 factory       builds it
 ec, kv        the connectors

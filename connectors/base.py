@@ -1,17 +1,14 @@
-"""What the engine asks of a connector, whatever the transport.
+"""What the engine asks of an EC (encoder cache) connector, whatever the transport: a producer puts
+the tensors of a media item under its mm_hash, consumers get them. For KV see `connectors.kv.base`.
 
-EC (encoder cache): a producer puts the tensors of a media item under its mm_hash, consumers get
-them. KV: a producer publishes blocks of its cache for a request, one consumer fetches them into
-blocks of its own and says so.
-
-All calls return at once; what takes time is polled from the engine's step loop. Every handle and
-every published block has one owner and one end: done, failed, released or expired.
+All calls return at once; what takes time is polled from the engine's step loop. Every handle has
+one owner and one end: done, failed, released or expired.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +17,6 @@ import zmq
 
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest
-from protocol.refs import KVRef
 
 Tensors = dict[str, torch.Tensor]
 EC_TENSOR = "ec_cache"
@@ -138,117 +134,3 @@ class ECConnector(ABC):
     @abstractmethod
     def check_integrity(self) -> list[str]:
         """What is wrong with the books, [] if nothing."""
-
-
-@dataclass(frozen=True)
-class KVArrival:
-    """What came with a request's KV: how many prompt tokens have it, what to add to a later token's
-    index for its rotary position, and the tokens the producer has put out, by choice."""
-
-    num_tokens: int
-    rope_delta: int
-    outputs: dict[int, list[int]]
-
-
-class KVLoad(ABC):
-    """A request's KV on its way here: asked for at once, copied once it has a place."""
-
-    @property
-    @abstractmethod
-    def fed(self) -> bool:
-        """Whether the producer has told of anything that can be copied."""
-
-    @abstractmethod
-    def place(self, first: int, blocks: Sequence[int]) -> None:
-        """Copy into `blocks` of ours, which stand at first, first + 1, … in the request's table."""
-
-    @abstractmethod
-    def unplace(self) -> None:
-        """Take the place away again; the blocks may be written to until `settled`."""
-
-    @abstractmethod
-    def poll(self) -> KVArrival | None:
-        """What arrived, once every block is here and the producer has confirmed that it still held
-        them; None until then. Raises `TransferError` on failure; cancel it then."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """Give up and tell the producer; idempotent."""
-
-    @property
-    @abstractmethod
-    def settled(self) -> bool:
-        """True once nothing will write to the destination blocks any more."""
-
-
-class KVConnector(ABC):
-    """KV blocks between the pools of two engines.
-
-    Producer: `open` an offer, `extend` it as blocks are computed, `end` it; or `withdraw` it.
-    Consumer: `fetch` an offer that a `KVRef` names.
-    """
-
-    meter: Meter
-    shares: bool = True
-    """Whether other engines can fetch from here and be fetched from."""
-
-    def endpoint(self) -> dict[str, Any]:
-        """What a proxy must know to point a consumer at this producer before it has computed
-        anything; empty if nobody can fetch from here."""
-        return {}
-
-    @abstractmethod
-    def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """The memory of this engine's KV pool, [num_blocks, elements], where peers can reach it."""
-
-    @abstractmethod
-    def open(self, request_id: str) -> None:
-        """Begin to offer a request's KV, which is being computed."""
-
-    @abstractmethod
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
-        """These blocks, from the start of the request's table, are complete."""
-
-    @abstractmethod
-    def restart(self, request_id: str) -> None:
-        """Nothing of what was extended holds any more; it is computed again."""
-
-    @abstractmethod
-    def end(
-        self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
-    ) -> KVRef:
-        """No more blocks come. They are held until the consumer has them, gives them up, or lets
-        the lease lapse."""
-
-    @abstractmethod
-    def withdraw(self, request_id: str, reason: str) -> None:
-        """End an offer from the producer's own side; idempotent. Its blocks may be reused at once:
-        who reads them now finds out when it asks whether they were held."""
-
-    def check(self, ref: KVRef) -> None:  # noqa: B027
-        """`IncompatiblePeer` if what an offer says of itself does not fit this engine."""
-
-    @abstractmethod
-    def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
-        """Ask for the first `num_blocks` blocks of a request's table. The offer's lease is renewed
-        until the load has ended."""
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when `poll` has something to do."""
-        return []
-
-    def stats(self) -> TransferStats:
-        return self.meter.snapshot()
-
-    @abstractmethod
-    def poll(self) -> list[str]:
-        """Serve peers; returns request ids whose offered blocks may be reused from here on."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release everything this instance owns; idempotent."""
-
-    @abstractmethod
-    def check_integrity(self) -> list[str]:
-        """What is wrong with the books at idle, [] if nothing."""

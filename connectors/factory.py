@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from connectors.base import ECConnector, KVConnector
+from connectors.base import ECConnector
 from connectors.config import ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC, ArenaOptions
 from connectors.ec.files import FileEC, FileStoreOptions
 from connectors.ec.local import LocalEC
+from connectors.kv.base import KVConnector
 from connectors.kv.local import LocalKV
 from connectors.kv.pull import PullKV, PullOptions
 from connectors.node import Node, NodeOptions

@@ -1,13 +1,14 @@
 """Leases: who holds what until when, on this process's monotonic clock.
 
 A lease has a key, an owner and a generation; it ends by release or, if nobody renews it, by
-expiry, which is counted. Generations never repeat, so a late message about an earlier lease of the
-same key is told apart.
+expiry, which is counted. Generations never repeat and begin at random, so a late message about an
+earlier lease of the same key, or of another process, is told apart.
 """
 
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class LeaseTable(Generic[Key]):
         self.expired = 0
         self._clock = clock
         self._leases: dict[Key, Lease] = {}
-        self._generations = itertools.count(1)
+        self._generations = itertools.count(1 + secrets.randbits(62))
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -67,7 +67,8 @@ class KVReady(msgspec.Struct, tag=True):
 
 
 class KVEnd(msgspec.Struct, tag=True):
-    """No more blocks come: `num_tokens` of the prompt have KV. `outputs` are the first tokens."""
+    """No more blocks come: `num_tokens` of the prompt have KV. `outputs` are the first tokens, one
+    of each choice. Said again whenever the consumer renews the lease: it may have been lost."""
 
     request_id: Name
     generation: int
@@ -77,7 +78,8 @@ class KVEnd(msgspec.Struct, tag=True):
 
 
 class KVGone(msgspec.Struct, tag=True):
-    """The producer does not hold this request's KV any more."""
+    """The producer does not hold this request's KV any more, or holds it for another consumer, who
+    has asked later."""
 
     request_id: Name
     reason: str

@@ -24,7 +24,6 @@ from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
 Address = tuple[str, int]
-Sender = Callable[[FromProducer], None]
 _HIGH_WATER = 10_000
 _BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
 _MAX_BYTES = 4 << 20  # of a message of ours
@@ -38,6 +37,17 @@ _LOST = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A way to answer one consumer; those of one connection are equal."""
+
+    identity: bytes
+    _send: Callable[[bytes, FromProducer], None] = field(compare=False, repr=False)
+
+    def __call__(self, message: FromProducer) -> None:
+        self._send(self.identity, message)
 
 
 class SideServer:
@@ -85,7 +95,7 @@ class SideServer:
         handler = self._handlers.get(type(message))
         if handler is None:
             return self._refusals.add("not served here", type(message).__name__)
-        return handler(message, lambda answer: self._send(identity, answer))
+        return handler(message, Sender(identity, self._send))
 
     def _refuse_version(self, identity: bytes, message: FromConsumer) -> None:
         reason = f"the peer speaks version {message.version}, ours is {PROTOCOL_VERSION}"
@@ -123,6 +133,7 @@ class SideClient:
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
         self._connections: dict[Address, _Connection] = {}
+        self._closed = False
 
     @property
     def refused(self) -> int:
@@ -133,9 +144,9 @@ class SideClient:
         self._handlers[kind] = handler
 
     def send(self, peer: Address, message: FromConsumer) -> bool:
-        """False if the message cannot be queued: the address is none, or the peer has not been
-        reading for long."""
-        if not peer[0] or not 0 < peer[1] < 1 << 16:
+        """False if the message cannot be queued: the address is none, the peer has not been reading
+        for long, or this end is closed."""
+        if self._closed or not peer[0] or not 0 < peer[1] < 1 << 16:
             return False
         try:
             connection = self._connections.get(peer) or self._connect(peer)
@@ -216,6 +227,7 @@ class SideClient:
             _close(connection)
 
     def close(self) -> None:
+        self._closed = True
         for peer in list(self._connections):
             self.forget(peer)
 

@@ -6,9 +6,10 @@ Their wire form is the value vLLM's EPD protocol uses (`ec_transfer_params`,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, field
 
 from protocol.errors import InvalidRequest
 
@@ -59,22 +60,28 @@ class KVLayout(msgspec.Struct, frozen=True):
         return per_token * self.block_size * itemsize
 
 
+RequestId = Annotated[str, Meta(max_length=1024)]
+HostName = Annotated[str, Meta(max_length=253)]
+Label = Annotated[str, Meta(max_length=1024)]
+
+
 class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """KV blocks that a producer holds for a request until released or `lease_s` has passed.
+    """KV blocks that a producer holds for a request until released or `lease_s` has passed. Fields
+    that the wire calls otherwise are named so in errors.
 
     `num_tokens` of the prompt have KV; 0 means that they are still being computed, and that the
     producer's first tokens come with them. `block_ids` index the producer's pool. `rope_delta` is
     what decode adds to a token's index to get its rotary position.
     """
 
-    request_id: str
-    instance_id: str
-    block_ids: tuple[int, ...]
-    num_tokens: int
+    request_id: RequestId = field(name="remote_request_id")
+    instance_id: Label = field(name="remote_engine_id")
+    block_ids: tuple[int, ...] = field(name="remote_block_ids")
+    num_tokens: int = field(name="remote_num_tokens")
     rope_delta: int = 0
-    host: str = ""
-    port: int = 0
-    compatibility: str = ""
+    host: HostName = field(default="", name="remote_host")
+    port: int = field(default=0, name="remote_port")
+    compatibility: Label = ""
     generation: int = 0
     lease_s: float = 0.0
     tp_size: int = 1
@@ -124,14 +131,14 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
                 "kv_transfer_params.remote_block_ids must hold one list", param="kv_transfer_params"
             )
         fields = {
-            "request_id": params.get("remote_request_id"),
-            "instance_id": params.get("remote_engine_id"),
-            "block_ids": groups[0],
-            "num_tokens": params.get("remote_num_tokens"),
-            "host": params.get("remote_host"),
-            "port": params.get("remote_port"),
-            "tp_size": params.get("tp_size", 1),
             **own,
+            "remote_request_id": params.get("remote_request_id"),
+            "remote_engine_id": params.get("remote_engine_id"),
+            "remote_block_ids": groups[0],
+            "remote_num_tokens": params.get("remote_num_tokens"),
+            "remote_host": params.get("remote_host"),
+            "remote_port": params.get("remote_port"),
+            "tp_size": params.get("tp_size", 1),
         }
         try:
             return msgspec.convert(fields, KVRef)

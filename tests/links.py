@@ -14,10 +14,11 @@ import pytest
 import torch
 import zmq
 
-from connectors.base import EC_TENSOR, ECConnector, Entry, KVArrival, KVLoad, Tensors
+from connectors.base import EC_TENSOR, ECConnector, Entry, Tensors
 from connectors.config import ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC
 from connectors.factory import Connectors
+from connectors.kv.base import KVArrival, KVLoad
 from connectors.kv.pull import PullKV
 from connectors.messages import FromProducer, Hello, Welcome
 from connectors.node import Node
@@ -43,6 +44,7 @@ class Side:
     def __init__(
         self, transport: Any, folder: Path, *, produces: bool, lease_s: float = 30.0,
         timeout_s: float = 10.0, port: int = 0, layout: str = "layout",
+        elements: int = ELEMENTS,
     ) -> None:  # fmt: skip
         path, size = str(folder), 64 << 10
         ec = ECConfig(
@@ -56,7 +58,7 @@ class Side:
         made = connectors.make_kv(layout, "cpu")
         assert isinstance(made, PullKV)
         self.kv = made
-        self.pool = self.kv.allocate(BLOCKS, ELEMENTS, torch.float32)
+        self.pool = self.kv.allocate(BLOCKS, elements, torch.float32)
         self.ended: list[str] = []
         self._lease_s, self._ahead_s = lease_s, 0.0
         self.kv.producer.leases._clock = self._clock

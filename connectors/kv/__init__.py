@@ -1,7 +1,9 @@
 """KV connectors.
 
+base      what engines ask of one
 local     one process, no peers
 pull      over a transport that reads a peer's memory
 producer  what is offered, to whom, until when
-consumer  fetches under way
+consumer  all fetches under way
+fetch     one of them
 """

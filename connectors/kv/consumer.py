@@ -1,36 +1,29 @@
-"""The consumer's side of KV: fetch what a producer offers as it grows, and prove it was held."""
+"""The consumer's side of KV: all fetches of an engine, and what it says to their producers."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-from connectors.base import KVArrival, KVLoad
-from connectors.messages import Heartbeat, Held, KVEnd, KVFetched, KVGone, KVReady, KVWant, Release
+from connectors.kv.fetch import ConsumerOptions, Fetch
+from connectors.messages import Heartbeat, Held, KVEnd, KVFetched, KVGone, KVReady, Release
 from connectors.meter import Meter
 from connectors.peers import Peers
 from connectors.side_channel import Address, SideClient
-from connectors.transports.base import Range, Transfer, Transport
-from protocol.errors import TransferError, TransferTimeout
+from connectors.transports.base import Transport
+from protocol.errors import TransferError
 from protocol.refs import KVRef
 
-REGION = "kv"
-
-
-@dataclass(frozen=True)
-class ConsumerOptions:
-    """`heartbeat_s` between renewals of leases; `silence_s` without a word from a producer means
-    that it is lost; `block_bytes` of the pools on both sides."""
-
-    block_bytes: int
-    heartbeat_s: float
-    silence_s: float
+_MAX_IDS = 200  # in one heartbeat: as long as ids may be, it stays below what a message may be
+_LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers
+_LOOK_S = 0.001
+Offer = tuple[Address, str]
+"""Whose, and of which request: two producers may have the same one."""
 
 
 class KVConsumer:
-    """All fetches of this engine."""
+    """A fetch that is given up is kept, and its lease renewed, until nothing reads the producer's
+    blocks any more."""
 
     def __init__(
         self,
@@ -45,29 +38,44 @@ class KVConsumer:
         self.transport = transport
         self.options = options
         self.meter = meter
-        self._fetches: dict[str, Fetch] = {}
+        self._fetches: dict[Offer, Fetch] = {}
+        self._leaving: dict[Offer, Fetch] = {}
         self._queries = itertools.count()
         self._confirmations: dict[int, Fetch] = {}
         self._next_heartbeat = 0.0
-        client.on(KVReady, lambda _, m: self._to_fetch(m.request_id, Fetch.on_ready, m))
-        client.on(KVEnd, lambda _, m: self._to_fetch(m.request_id, Fetch.on_end, m))
-        client.on(KVGone, lambda _, m: self._to_fetch(m.request_id, Fetch.on_gone, m))
+        client.on(KVReady, self._ready)
+        client.on(KVEnd, self._end)
+        client.on(KVGone, self._gone)
         client.on(Held, self._held)
 
-    def _to_fetch(self, request_id: str, handler: object, message: object) -> None:
-        fetch = self._fetches.get(request_id)
+    def _ready(self, address: Address, message: KVReady) -> None:
+        fetch = self._fetches.get((address, message.request_id))
         if fetch is not None:
-            handler(fetch, message)  # type: ignore[operator]
+            fetch.on_ready(message)
 
-    def _held(self, _: Address, message: Held) -> None:
-        fetch = self._confirmations.pop(message.query, None)
+    def _end(self, address: Address, message: KVEnd) -> None:
+        fetch = self._fetches.get((address, message.request_id))
         if fetch is not None:
+            fetch.on_end(message)
+
+    def _gone(self, address: Address, message: KVGone) -> None:
+        fetch = self._fetches.get((address, message.request_id))
+        if fetch is not None:
+            fetch.on_gone(message)
+
+    def _held(self, address: Address, message: Held) -> None:
+        fetch = self._confirmations.get(message.query)
+        if fetch is not None and fetch.address == address:
+            del self._confirmations[message.query]
             fetch.held = message.held
 
     def fetch(self, ref: KVRef, num_blocks: int) -> Fetch:
-        """Ask for the first `num_blocks` blocks of a request's table."""
+        """Ask for the first `num_blocks` blocks of a request's table. `TransferError` if they are
+        being fetched, or were until a moment ago."""
         fetch = Fetch(self, ref, num_blocks)
-        self._fetches[ref.request_id] = fetch
+        if _offer(fetch) in self._fetches or _offer(fetch) in self._leaving:
+            raise TransferError(f"the KV of request {ref.request_id} is being fetched already")
+        self._fetches[_offer(fetch)] = fetch
         return fetch
 
     def confirm(self, fetch: Fetch) -> None:
@@ -77,215 +85,58 @@ class KVConsumer:
         self.client.send(fetch.address, message)
 
     def forget(self, fetch: Fetch) -> None:
-        if self._fetches.get(fetch.ref.request_id) is fetch:
-            del self._fetches[fetch.ref.request_id]
+        """A fetch is over."""
+        del self._fetches[_offer(fetch)]
         self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
 
-    def release(self, ref: KVRef) -> None:
-        self.client.send((ref.host, ref.port), Release([ref.request_id]))
+    def leave(self, fetch: Fetch) -> None:
+        """A fetch is given up: its producer is told as soon as nothing reads from there for it."""
+        self.forget(fetch)
+        self._leaving[_offer(fetch)] = fetch
+        self._release_settled()
+
+    def _release_settled(self) -> None:
+        for fetch in [fetch for fetch in self._leaving.values() if fetch.settled]:
+            self._release(fetch)
+
+    def _release(self, fetch: Fetch) -> None:
+        del self._leaving[_offer(fetch)]
+        self.client.send(fetch.address, Release([fetch.ref.request_id]))
 
     def poll(self) -> None:
+        """Release and renew what is due."""
+        self._release_settled()
         now = time.monotonic()
         if now < self._next_heartbeat:
             return
         self._next_heartbeat = now + self.options.heartbeat_s
         wanted: dict[Address, list[str]] = {}
-        for fetch in self._fetches.values():
+        for fetch in (*self._fetches.values(), *self._leaving.values()):
             if fetch.asked:
                 wanted.setdefault(fetch.address, []).append(fetch.ref.request_id)
         for address, request_ids in wanted.items():
-            self.client.send(address, Heartbeat(request_ids))
+            for at in range(0, len(request_ids), _MAX_IDS):
+                self.client.send(address, Heartbeat(request_ids[at : at + _MAX_IDS]))
 
     @property
     def active(self) -> list[str]:
-        return list(self._fetches)
+        """Requests that are fetched, or still read."""
+        leaving = (fetch for fetch in self._leaving.values() if not fetch.settled)
+        return [fetch.ref.request_id for fetch in (*self._fetches.values(), *leaving)]
+
+    def close(self) -> None:
+        """Give everything up and tell the producers, those of reads that do not end in time as
+        well: the transport is closed next."""
+        for fetch in list(self._fetches.values()):
+            fetch.cancel()
+        deadline = time.monotonic() + _LINGER_S
+        while self._leaving and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            self.transport.poll()
+            self._release_settled()
+        for fetch in list(self._leaving.values()):
+            self._release(fetch)
 
 
-class Fetch(KVLoad):
-    """One request's KV on its way: handshake, blocks as they are told, copies once there is a place
-    for them, confirmation."""
-
-    def __init__(self, consumer: KVConsumer, ref: KVRef, num_blocks: int) -> None:
-        self.ref = ref
-        self.address: Address = (ref.host, ref.port)
-        self.generation = 0
-        self.held: bool | None = None
-        self._consumer = consumer
-        self._num_blocks = num_blocks
-        self._since = time.monotonic()
-        self._peer: str | None = None
-        self._ready: list[int] = []
-        self._place: Sequence[int] | None = None
-        self._first = 0
-        self._read = 0
-        self._begun = 0.0
-        self._copied_at = 0.0
-        self._copy_s = 0.0
-        self._transfers: list[Transfer] = []
-        self._stale: list[Transfer] = []
-        self._end: KVEnd | None = None
-        self._life: int | None = None
-        self._confirmed: float | None = None
-        self._error: TransferError | None = None
-
-    def on_ready(self, message: KVReady) -> None:
-        """Blocks are complete on the other side, or it has begun anew."""
-        if message.generation != self.generation and message.first == 0:
-            self.generation = message.generation
-            self._ready = []
-            self._drop_reads()
-        fits = len(self._ready) + len(message.blocks) <= self._num_blocks
-        if message.generation != self.generation or message.first != len(self._ready) or not fits:
-            self._error = TransferError(
-                f"request {self.ref.request_id}: blocks {message.first}+{len(message.blocks)} "
-                f"told, {len(self._ready)} of {self._num_blocks} known"
-            )
-            return
-        self._ready += message.blocks
-
-    def _drop_reads(self) -> None:
-        """Forget what has been read; it is read again once nothing of it is under way."""
-        for transfer in self._transfers:
-            transfer.cancel()
-        self._stale += self._transfers
-        self._transfers = []
-        self._read = self._first
-
-    @property
-    def asked(self) -> bool:
-        """Whether the producer has been asked for this request's KV."""
-        return self._peer is not None
-
-    @property
-    def fed(self) -> bool:
-        return bool(self._ready) or self._end is not None
-
-    def place(self, first: int, blocks: Sequence[int]) -> None:
-        self._place, self._first, self._read = blocks, first, first
-        self._begun = time.monotonic()
-
-    def unplace(self) -> None:
-        if self._confirmed is not None:
-            # The producer has let go of its copy.
-            self._error = TransferError(f"request {self.ref.request_id}: its place was taken")
-        self._drop_reads()
-        self._place = None
-
-    def on_end(self, message: KVEnd) -> None:
-        self._end = message
-        self.generation = self.generation or message.generation
-
-    def on_gone(self, message: KVGone) -> None:
-        """What has been confirmed cannot go: a heartbeat that crossed the confirmation asks for
-        what has rightly ended."""
-        if self.held is None:
-            self._error = TransferError(f"request {self.ref.request_id}: {message.reason}")
-
-    def poll(self) -> KVArrival | None:
-        self._check_peer()
-        if self._peer is None:
-            self._connect()
-        if self._error is None and self._place is not None:
-            self._advance(self._place)
-        if self._error is not None:
-            raise self._error
-        if self._end is None or self._place is None or self._transfers or self._stale:
-            return None
-        if self._confirmed is None:
-            self._confirm()
-        if self.held is None:
-            return None
-        if not self.held:
-            raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
-        self._consumer.forget(self)
-        size = (self._read - self._first) * self._consumer.options.block_bytes
-        self._consumer.meter.moved(size, time.monotonic() - self._begun, self._copy_s)
-        return KVArrival(self._end.num_tokens, self._end.rope_delta, self._end.outputs)
-
-    def _confirm(self) -> None:
-        """Everything that was told is here; ask whether it was held all the time."""
-        if len(self._ready) != self._num_blocks:
-            raise TransferError(
-                f"request {self.ref.request_id}: told of {len(self._ready)} blocks, not of "
-                f"{self._num_blocks}"
-            )
-        self._confirmed = time.monotonic()
-        self._consumer.confirm(self)
-
-    def _advance(self, place: Sequence[int]) -> None:
-        """Copy what is complete and not under way yet."""
-        self._stale = [transfer for transfer in self._stale if not transfer.settled]
-        copying = bool(self._transfers)
-        self._transfers = [transfer for transfer in self._transfers if not transfer.poll()]
-        self._count_copying(copying)
-        if self._stale or self._read >= len(self._ready) or self._peer is None:
-            return
-        sources = self._ready[self._read :]
-        targets = place[self._read - self._first :][: len(sources)]
-        self._read = len(self._ready)
-        ranges = _merged(sources, targets, self._consumer.options.block_bytes)
-        transfer = self._consumer.transport.read(self._peer, REGION, ranges)
-        if not transfer.poll():
-            self._transfers.append(transfer)
-        self._count_copying(True)
-
-    def _count_copying(self, copying: bool) -> None:
-        """Add the time since the last call, if bytes were moving in it."""
-        now = time.monotonic()
-        if copying:
-            self._copy_s += now - self._copied_at
-        self._copied_at = now
-
-    def _connect(self) -> None:
-        peer = self._consumer.peers.ready(self.address, REGION)
-        if peer is None:
-            return
-        if peer != self.ref.instance_id:
-            raise TransferError(
-                f"request {self.ref.request_id}: instance {self.ref.instance_id[:64]} is not at "
-                f"{self.address[0]}:{self.address[1]}, {peer} is"
-            )
-        self._peer, self._life = peer, self._consumer.client.life(self.address)
-        self._consumer.client.send(self.address, KVWant(self.ref.request_id, self.ref.growing))
-
-    def _check_peer(self) -> None:
-        """Notice a producer that is gone, was so for a moment, or has said nothing for too long
-        since it was asked."""
-        client, now = self._consumer.client, time.monotonic()
-        silent_s = min(client.silent_s(self.address), now - self._since)
-        if self._confirmed is not None and self.held is None:
-            silent_s = max(silent_s, now - self._confirmed)
-        if client.broken(self.address):
-            self._consumer.peers.lost(self.address)
-            self._error = self._error or TransferError("the producer is gone")
-        elif self._peer is not None and client.life(self.address) != self._life:
-            self._error = self._error or TransferError("the connection to the producer broke")
-        elif silent_s > self._consumer.options.silence_s:
-            self._error = self._error or TransferTimeout("the producer is silent")
-
-    def cancel(self) -> None:
-        """Stop reading; the producer is told once nothing is in flight any more."""
-        self._consumer.forget(self)
-        self._drop_reads()
-        self._error = self._error or TransferError("cancelled")
-        self._consumer.release(self.ref)
-
-    @property
-    def settled(self) -> bool:
-        return all(transfer.settled for transfer in (*self._transfers, *self._stale))
-
-
-def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
-    """Byte ranges of blocks, runs that are contiguous on both sides as one."""
-    ranges: list[Range] = []
-    for source, target in zip(sources, targets, strict=True):
-        last = ranges[-1] if ranges else None
-        if (
-            last is not None
-            and last.remote + last.size == source * size
-            and last.local + last.size == target * size
-        ):
-            ranges[-1] = Range(last.remote, last.local, last.size + size)
-        else:
-            ranges.append(Range(source * size, target * size, size))
-    return ranges
+def _offer(fetch: Fetch) -> Offer:
+    return fetch.address, fetch.ref.request_id

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from connectors.base import KVConnector, KVLoad
+from connectors.kv.base import KVConnector, KVLoad
 from connectors.meter import Meter
 from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from connectors.leases import LeaseTable
 from connectors.messages import (
     Alive,
+    FromProducer,
     Heartbeat,
     Held,
     KVEnd,
@@ -24,6 +25,7 @@ from connectors.side_channel import Sender, SideServer
 
 logger = logging.getLogger(__name__)
 _MAX_EARLY = 10_000
+_NOTHING = "nothing is held for this worker under this name"
 
 
 @dataclass
@@ -47,7 +49,10 @@ class _Early:
 
 class KVProducer:
     """An offer begins with `open`, grows with `extend`, is complete with `end`, and ends when its
-    consumer has it, gives it up, stops renewing its lease, or the engine withdraws it."""
+    consumer has it, gives it up, stops renewing its lease, or the engine withdraws it.
+
+    Its consumer is the last that asked for it. What others say of it changes nothing.
+    """
 
     def __init__(self, server: SideServer, lease_s: float) -> None:
         self.leases: LeaseTable[str] = LeaseTable(lease_s)
@@ -79,8 +84,7 @@ class KVProducer:
         offer = self._offers[request_id]
         offer.generation = self.leases.grant(request_id, lapses=False)
         offer.blocks, offer.sent = [], 0
-        if offer.consumer is not None:
-            offer.consumer(KVReady(request_id, offer.generation, 0, []))
+        _say(offer.consumer, KVReady(request_id, offer.generation, 0, []))
 
     def end(self, request_id: str, end: KVEnd) -> None:
         """Nothing more comes; from here on the consumer has one lease's time."""
@@ -95,8 +99,7 @@ class KVProducer:
         if offer is None:
             return
         self.leases.release(request_id)
-        if offer.consumer is not None:
-            offer.consumer(KVGone(request_id, reason))
+        _say(offer.consumer, KVGone(request_id, reason))
 
     def generation(self, request_id: str) -> int:
         return self._offers[request_id].generation
@@ -106,8 +109,7 @@ class KVProducer:
         for request_id in self.leases.expire():
             offer = self._offers.pop(request_id)
             self._ended.append(request_id)
-            if offer.consumer is not None:
-                offer.consumer(KVGone(request_id, "the lease has lapsed"))
+            _say(offer.consumer, KVGone(request_id, "the lease has lapsed"))
         while self._early and next(iter(self._early.values())).until <= time.monotonic():
             request_id, early = self._early.popitem(last=False)
             early.consumer(KVGone(request_id, "the request never came"))
@@ -125,30 +127,48 @@ class KVProducer:
             offer.consumer(offer.end)
 
     def _wanted(self, message: KVWant, consumer: Sender) -> None:
-        offer = self._offers.get(message.request_id)
+        request_id = message.request_id
+        offer, early = self._offers.get(request_id), self._early.pop(request_id, None)
+        known = offer or early
+        if known is not None and known.consumer not in (None, consumer):
+            _say(known.consumer, KVGone(request_id, "another worker has asked for it"))
         if offer is not None:
             offer.consumer, offer.sent = consumer, 0
-            self._tell(message.request_id, offer)
+            self._tell(request_id, offer)
         elif message.growing and len(self._early) < _MAX_EARLY:
             until = time.monotonic() + self.leases.seconds
-            self._early[message.request_id] = _Early(consumer, until)
+            self._early[request_id] = _Early(consumer, until)
         else:
-            consumer(KVGone(message.request_id, "nothing is held under this name"))
+            consumer(KVGone(request_id, _NOTHING))
 
     def _fetched(self, message: KVFetched, consumer: Sender) -> None:
-        held = self.leases.holds(message.request_id, message.generation)
+        """Only what has ended can have been fetched."""
+        offer = self._offers.get(message.request_id)
+        held = (
+            offer is not None
+            and offer.end is not None
+            and offer.consumer == consumer
+            and self.leases.holds(message.request_id, message.generation)
+        )
         consumer(Held(message.query, held))
         if held:
             self._finish(message.request_id)
 
-    def _released(self, message: Release, _: Sender) -> None:
+    def _released(self, message: Release, consumer: Sender) -> None:
         for request_id in message.request_ids:
-            self._early.pop(request_id, None)
+            early = self._early.get(request_id)
+            if early is not None and early.consumer == consumer:
+                del self._early[request_id]
             offer = self._offers.get(request_id)
-            if offer is not None and offer.end is not None:
-                self._finish(request_id)
-            elif offer is not None:
-                offer.consumer = None
+            if offer is not None and offer.consumer in (None, consumer):
+                self._release(request_id, offer)
+
+    def _release(self, request_id: str, offer: _Offer) -> None:
+        """Nobody wants an offer now. While it grows somebody else still may."""
+        if offer.end is not None:
+            self._finish(request_id)
+        else:
+            offer.consumer = None
 
     def _finish(self, request_id: str) -> None:
         del self._offers[request_id]
@@ -158,8 +178,19 @@ class KVProducer:
     def _heartbeat(self, message: Heartbeat, consumer: Sender) -> None:
         consumer(Alive())
         for request_id in message.request_ids:
-            if not self.leases.renew(request_id) and request_id not in self._early:
-                consumer(KVGone(request_id, "nothing is held under this name"))
+            offer, early = self._offers.get(request_id), self._early.get(request_id)
+            known = offer or early
+            if known is None or known.consumer != consumer:
+                consumer(KVGone(request_id, _NOTHING))
+            elif offer is not None:
+                self._renew(request_id, offer)
+
+    def _renew(self, request_id: str, offer: _Offer) -> None:
+        """The end is said again: it may have been lost, and its consumer would wait for it, and
+        renew the lease, for ever. Of lost blocks it learns by that."""
+        self.leases.renew(request_id)
+        if offer.end is not None:
+            _say(offer.consumer, offer.end)
 
     @property
     def blocks_held(self) -> int:
@@ -169,3 +200,8 @@ class KVProducer:
     @property
     def offered(self) -> list[str]:
         return list(self._offers)
+
+
+def _say(consumer: Sender | None, message: FromProducer) -> None:
+    if consumer is not None:
+        consumer(message)

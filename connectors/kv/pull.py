@@ -3,7 +3,7 @@ are read where they lie, nothing is registered or copied aside per request."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import zmq
 
-from connectors.base import KVConnector, KVLoad
-from connectors.kv.consumer import REGION, ConsumerOptions, KVConsumer
+from connectors.kv.base import REGION, KVConnector, KVLoad
+from connectors.kv.consumer import KVConsumer
+from connectors.kv.fetch import ConsumerOptions
 from connectors.kv.producer import KVProducer
 from connectors.messages import KVEnd
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
-from connectors.transports.base import Transfer
+from connectors.transports.base import Transfer, Transport
 from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef
 
@@ -31,6 +32,35 @@ class PullOptions:
     timeout_s: float
 
 
+class _Published:
+    """Blocks of `block_bytes` that peers may read. Offers share those that hold a common prefix:
+    a block may not be read any more once the last offer of it has ended."""
+
+    def __init__(self, transport: Transport, block_bytes: int) -> None:
+        self._transport = transport
+        self._block_bytes = block_bytes
+        self._offers: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def add(self, blocks: Sequence[int]) -> Transfer | None:
+        """One more offer has these: what to wait for before a peer is told. It waits for nothing
+        that another offer has begun and may cancel."""
+        self._offers.update(blocks)
+        return self._transport.publish(REGION, self._pieces(blocks))
+
+    def remove(self, blocks: Sequence[int]) -> None:
+        self._offers.subtract(blocks)
+        gone = [block for block in blocks if self._offers[block] == 0]
+        for block in gone:
+            del self._offers[block]
+        self._transport.retract(REGION, self._pieces(gone))
+
+    def _pieces(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        return [(block * self._block_bytes, self._block_bytes) for block in blocks]
+
+
 class PullKV(KVConnector):
     """Producer and consumer at once; owns the "kv" region of its node."""
 
@@ -42,6 +72,7 @@ class PullKV(KVConnector):
         node.share(REGION, compatibility)
         self.producer = KVProducer(node.server, options.lease_s)
         self._consumer: KVConsumer | None = None
+        self._published: _Published | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}
         self._failed: list[str] = []
         self._waiting: dict[str, deque[tuple[Transfer | None, Callable[[], None]]]] = {}
@@ -51,6 +82,7 @@ class PullKV(KVConnector):
         memory = self._node.transport.allocate(
             REGION, num_blocks * block_bytes, self._device, granule=block_bytes
         )
+        self._published = _Published(self._node.transport, block_bytes)
         heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
         options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
@@ -61,6 +93,11 @@ class PullKV(KVConnector):
     def consumer(self) -> KVConsumer:
         assert self._consumer is not None
         return self._consumer
+
+    @property
+    def published(self) -> _Published:
+        assert self._published is not None
+        return self._published
 
     def endpoint(self) -> dict[str, Any]:
         ref = KVRef(
@@ -80,12 +117,8 @@ class PullKV(KVConnector):
 
     def extend(self, request_id: str, blocks: Sequence[int]) -> None:
         known, self._blocks[request_id] = self._blocks[request_id], tuple(blocks)
-        ticket = self._node.transport.publish(REGION, self._pieces(blocks[len(known) :]))
+        ticket = self.published.add(blocks[len(known) :])
         self._then(request_id, ticket, lambda: self.producer.extend(request_id, blocks))
-
-    def _pieces(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        size = self.consumer.options.block_bytes
-        return [(block * size, size) for block in blocks]
 
     def _then(self, request_id: str, ticket: Transfer | None, action: Callable[[], None]) -> None:
         """Act once the ticket, and whatever was to be done for the request before, is through."""
@@ -114,7 +147,7 @@ class PullKV(KVConnector):
 
     def restart(self, request_id: str) -> None:
         self._stop_waiting(request_id)
-        self._node.transport.retract(REGION, self._pieces(self._blocks[request_id]))
+        self.published.remove(self._blocks[request_id])
         self._blocks[request_id] = ()
         self.producer.restart(request_id)
 
@@ -143,8 +176,7 @@ class PullKV(KVConnector):
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        blocks = self._blocks.pop(request_id, ())
-        self._node.transport.retract(REGION, self._pieces(blocks))
+        self.published.remove(self._blocks.pop(request_id, ()))
 
     def check(self, ref: KVRef) -> None:
         ours = self._node.compatibility(REGION)
@@ -180,9 +212,15 @@ class PullKV(KVConnector):
         )
 
     def close(self) -> None:
-        self._node.close()
+        try:
+            if self._consumer is not None:
+                self._consumer.close()
+        finally:
+            self._node.close()
 
     def check_integrity(self) -> list[str]:
         problems = [f"KV of request {name} is still offered" for name in self.producer.offered]
         problems += [f"KV of request {name} is still fetched" for name in self.consumer.active]
+        if len(self.published) and not self._blocks:
+            problems.append(f"{len(self.published)} KV blocks are published for nobody")
         return problems + self._node.transport.check_integrity()

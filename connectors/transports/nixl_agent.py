@@ -13,11 +13,12 @@ import contextlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 
 from connectors.transports.base import Range
 from protocol.errors import ConfigError, TransferError
@@ -26,6 +27,10 @@ from protocol.errors import ConfigError, TransferError
 PROGRESS_DELAY_US = 5_000
 
 _VERSION = 1
+# What NIXL can be told: a region never reaches beyond 64 bits.
+_Address = Annotated[int, Meta(ge=1, lt=1 << 62)]
+_Size = Annotated[int, Meta(ge=1, lt=1 << 62)]
+_Device = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
@@ -33,10 +38,10 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 class Place:
     """A region's memory as NIXL names it."""
 
-    address: int
-    nbytes: int
+    address: _Address
+    nbytes: _Size
     memory: Literal["DRAM", "VRAM"]
-    device: int
+    device: _Device
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Place:

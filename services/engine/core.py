@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from connectors.base import KVArrival
+from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
@@ -66,7 +66,7 @@ class GenerateCore:
             self.scheduler.add(request)
             self.scheduler.embeddings.pin(request)
         if request.hands_over:
-            self.transfers.open(request)
+            self.transfers.offers.open(request)
         return []
 
     def _register(self, request: Request) -> None:
@@ -141,12 +141,18 @@ class GenerateCore:
                 if index in (None, request.index):
                     self._drop(request)
             if index is None:
-                self.transfers.withdraw(request_id)
+                self.transfers.offers.withdraw(request_id)
 
     def _drop(self, request: Request) -> None:
         self._unregister(request)
-        self.transfers.stop_growing(request.source.request_id, "the request was aborted")
+        self.transfers.offers.stop_growing(request.source.request_id, "the request was aborted")
         self.transfers.abort(request)
+
+    def close(self) -> None:
+        """Give every request up, and all that is on its way to or from here for one: peers that
+        hold something for them are told."""
+        self.abort(list(self._requests))
+        self.transfers.offers.close()
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
@@ -164,7 +170,7 @@ class GenerateCore:
 
     def _tell_of_preemptions(self) -> None:
         for request in self.scheduler.preempted:
-            self.transfers.restart(request.source.request_id)
+            self.transfers.offers.restart(request.source.request_id)
         self.scheduler.preempted.clear()
 
     def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
@@ -172,9 +178,9 @@ class GenerateCore:
         for chunk in chunks:
             self.scheduler.computed(chunk)
             if chunk.request.hands_over:
-                self.transfers.grown(chunk.request)
+                self.transfers.offers.grown(chunk.request)
         gained = [self._gained(token) for token in sampled]
-        self.transfers.hand_over(gained)
+        self.transfers.offers.hand_over(gained)
         return gained
 
     @property
@@ -287,7 +293,7 @@ class GenerateCore:
     def _finish(self, request: Request, output: RequestOutput) -> None:
         self._unregister(request)
         if request.hands_over and request.blocks:
-            self.transfers.hold(request)
+            self.transfers.offers.hold(request)
         else:
             self.scheduler.finish(request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 import zmq
 from blake3 import blake3
 
-from connectors.base import KVConnector
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
+from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
 from protocol.errors import ConfigError
 from protocol.keys import canonical_json
@@ -147,6 +148,13 @@ class Engine:
             self._events.hand(self._log.take())
         return outputs, encoded
 
+    def serve_peers(self) -> None:
+        """Instead of a step that cannot be made now: peers are answered, leases renewed, and what
+        has been let go is free again."""
+        self.ec.poll()
+        if self.generate is not None:
+            self.generate.transfers.serve()
+
     @property
     def wait_s(self) -> float:
         """How long the loop may sleep: not at all with work at hand, briefly while bytes may be
@@ -195,14 +203,19 @@ class Engine:
                 self.generate.scheduler.embeddings.clear()
 
     def close(self) -> None:
-        if self.encode is not None:
-            self.encode.close()
-        if self.kv is not None:
-            self.kv.close()
-        self.ec.close()
-        if self._events is not None:
-            self._events.close()
-        drop_namespace()
+        """Tell peers what is not wanted any more, then let go of everything, whatever of it
+        fails."""
+        with contextlib.ExitStack() as last_to_first:
+            last_to_first.callback(drop_namespace)
+            if self._events is not None:
+                last_to_first.callback(self._events.close)
+            last_to_first.callback(self.ec.close)
+            if self.kv is not None:
+                last_to_first.callback(self.kv.close)
+            if self.generate is not None:
+                last_to_first.callback(self.generate.close)
+            if self.encode is not None:
+                last_to_first.callback(self.encode.close)
 
 
 def _resolved(config: EngineConfig) -> EngineConfig:

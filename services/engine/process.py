@@ -10,6 +10,8 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -22,18 +24,26 @@ from services.engine import messages, reports
 from services.engine.engine import Engine
 
 logger = logging.getLogger("engine")
+_ROUND_MS = 20  # between two looks at peers and signals while the worker takes no events
+_LAST_WORDS_S = 1.0  # for what is said at the end, to a worker that may not listen any more
 
 
 class EngineProcess:
-    """The loop around an engine: commands in, events out, nothing else."""
+    """The loop around an engine: commands in, events out, nothing else.
+
+    A worker may stop taking events for a while. The engine does not step then and takes no commands
+    (nothing more is put out, so what waits is what one round has made), but serves its peers, whose
+    leases and transfers are none of that worker's, and still notices that it should end.
+    """
 
     def __init__(self, start: messages.Start) -> None:
         context: zmq.Context[Any] = zmq.Context.instance()
         self._commands = context.socket(zmq.PULL)
         self._commands.connect(start.commands)
         self._events = context.socket(zmq.PUSH)
-        self._events.linger = 1000
+        self._events.linger = round(_LAST_WORDS_S * 1000)
         self._events.connect(start.events)
+        self._unsent: deque[bytes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         self._poller.register(self._commands, zmq.POLLIN)
@@ -41,6 +51,9 @@ class EngineProcess:
         self._peers: set[zmq.Socket[bytes]] = set()
         # The worker never closes it: its end is the worker's.
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._sending = zmq.Poller()
+        self._sending.register(self._events, zmq.POLLOUT)
+        self._sending.register(sys.stdin.fileno(), zmq.POLLIN)
         self._stopping = False
         self._start = start
 
@@ -54,13 +67,13 @@ class EngineProcess:
         try:
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
         except TriptychError as error:
-            self._send(messages.Fatal(error_info(error)))
+            self._say_last(messages.Fatal(error_info(error)))
             raise
         self._send(engine.ready())
         try:
             self._loop(engine)
         except Exception as error:
-            self._send(messages.Fatal(error_info(error)))
+            self._say_last(messages.Fatal(error_info(error)))
             raise
         finally:
             engine.close()
@@ -70,6 +83,8 @@ class EngineProcess:
 
     def _loop(self, engine: Engine) -> None:
         while not self._stopping:
+            if self._unsent and not self._deliver(engine):
+                return
             ready = self._wait(engine)
             if sys.stdin.fileno() in ready:
                 return
@@ -81,6 +96,15 @@ class EngineProcess:
             encoded += stepped[1]
             if outputs or encoded:
                 self._send(messages.Outputs(outputs, encoded))
+
+    def _deliver(self, engine: Engine) -> bool:
+        """Wait until the worker has taken what is unsent; False if it is gone or has said stop."""
+        while self._flush():
+            ready = dict(self._sending.poll(_ROUND_MS))
+            if self._stopping or sys.stdin.fileno() in ready:
+                return False
+            engine.serve_peers()
+        return True
 
     def _wait(self, engine: Engine) -> dict[Any, int]:
         """Sleep until there is something to do; what is readable."""
@@ -95,12 +119,13 @@ class EngineProcess:
     def _receive(self, engine: Engine) -> tuple[list[RequestOutput], list[EncodeOutput]]:
         outputs: list[RequestOutput] = []
         encoded: list[EncodeOutput] = []
-        while True:
+        while not self._unsent:
             try:
                 data = self._commands.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return outputs, encoded
+                break
             self._handle(engine, messages.decode_command(data), outputs, encoded)
+        return outputs, encoded
 
     def _handle(
         self,
@@ -129,7 +154,27 @@ class EngineProcess:
                 self._stop()
 
     def _send(self, event: messages.Event) -> None:
-        self._events.send(messages.encode(event))
+        """Never waits: what the worker does not take now follows in order."""
+        self._unsent.append(messages.encode(event))
+        self._flush()
+
+    def _flush(self) -> bool:
+        """Whether anything is still unsent."""
+        while self._unsent:
+            try:
+                self._events.send(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            self._unsent.popleft()
+        return False
+
+    def _say_last(self, event: messages.Event) -> None:
+        """Before the end, in the time that there is."""
+        self._send(event)
+        until = time.monotonic() + _LAST_WORDS_S
+        while self._flush() and not self._stopping and time.monotonic() < until:
+            if sys.stdin.fileno() in dict(self._sending.poll(_ROUND_MS)):
+                return
 
 
 def main() -> int:

@@ -68,6 +68,7 @@ class EventThread:
                 os.eventfd_read(self._wake)
             self._publish()
             self._publisher.answer()
+        self._publish()  # what came during the last answer
 
     def _publish(self) -> None:
         while True:

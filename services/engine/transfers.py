@@ -1,4 +1,4 @@
-"""KV of requests that cross engines: published after prefill, fetched before decode."""
+"""KV of requests that cross engines: offered by prefill, fetched before decode."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from connectors.base import KVArrival, KVConnector, KVLoad
+from connectors.kv.base import KVArrival, KVConnector, KVLoad
 from protocol.errors import TransferError
 from protocol.refs import KVRef
-from protocol.types import RequestOutput
+from services.engine.offers import Offers
 from services.engine.request import Request, RequestKey, Status
 from services.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Held:
-    request: Request
-    blocks: list[int]
 
 
 @dataclass
@@ -37,8 +31,8 @@ class _Fetch:
 
 
 class Transfers:
-    """Owns published blocks until their consumer has them, and destination blocks until no
-    transfer writes to them."""
+    """Owns destination blocks until no transfer writes to them; `offers` are what others fetch
+    from here."""
 
     def __init__(
         self,
@@ -51,12 +45,10 @@ class Transfers:
         """Token ids lie below `vocabulary`."""
         self._connector = connector
         self._scheduler = scheduler
+        self.offers = Offers(connector, scheduler)
         self._vocabulary = vocabulary
         self._fail_on_error = fail_on_error
-        self._published: dict[str, list[int]] = {}
         self._fetches: dict[RequestKey, _Fetch] = {}
-        self._open: set[str] = set()
-        self._held: dict[str, _Held] = {}
         self.arrived: list[tuple[Request, KVArrival]] = []
         self._quarantine: list[tuple[KVLoad, list[int]]] = []
         self._refused: list[tuple[Request, TransferError]] = []
@@ -65,72 +57,12 @@ class Transfers:
 
     @property
     def active(self) -> bool:
-        return bool(self._fetches or self._published or self._quarantine)
+        return bool(self._fetches or self.offers or self._quarantine)
 
     @property
     def shares(self) -> bool:
         """Whether requests can be handed over to and from here at all."""
         return self._connector.shares
-
-    def open(self, request: Request) -> None:
-        """A request that another worker will decode is here; that worker may be asking already."""
-        self.withdraw(request.source.request_id, "the request has come again")
-        self._open.add(request.source.request_id)
-        self._connector.open(request.source.request_id)
-
-    def grown(self, request: Request) -> None:
-        """Tell whoever will decode a request which of its blocks are complete by now."""
-        full = request.num_computed // self._scheduler.blocks.block_size
-        self._connector.extend(request.source.request_id, request.blocks[:full])
-
-    def hold(self, request: Request) -> None:
-        """A request that hands over has put out its token: keep its KV until `hand_over`."""
-        blocks = self._scheduler.finish(request, keep_blocks=True)
-        self._held[request.source.request_id] = _Held(request, blocks)
-
-    def hand_over(self, outputs: Sequence[RequestOutput]) -> None:
-        """Offer the KV of the requests held in this step, unless all their choices have ended.
-
-        The first output of a choice that goes on gets the `kv_transfer_params`.
-        """
-        for request_id, held in self._held.items():
-            mine = [output for output in outputs if output.request_id == request_id]
-            going_on = [output for output in mine if output.finish_reason == "length"]
-            if not going_on:
-                self._scheduler.blocks.release(held.blocks)
-                self.stop_growing(request_id, "every choice has ended")
-                continue
-            tokens = {output.index: output.token_ids for output in mine}
-            going_on[0].kv_transfer_params = self._publish(held, tokens).to_params()
-        self._held.clear()
-
-    def _publish(self, held: _Held, outputs: dict[int, list[int]]) -> KVRef:
-        request, blocks = held.request, held.blocks
-        request_id = request.source.request_id
-        kept = self._scheduler.blocks.blocks_for(request.num_prompt)
-        self._scheduler.blocks.release(blocks[kept:])
-        self._published[request_id] = blocks[:kept]
-        self._open.discard(request_id)
-        self._connector.extend(request_id, blocks[:kept])
-        return self._connector.end(request_id, request.num_prompt, request.rope_delta, outputs)
-
-    def restart(self, request_id: str) -> None:
-        """A request was preempted: what was offered of its KV is gone; it is computed anew."""
-        if request_id in self._open:
-            self._connector.restart(request_id)
-
-    def stop_growing(self, request_id: str, reason: str) -> None:
-        """The KV that was being offered will not be completed here."""
-        if request_id in self._open:
-            self._open.discard(request_id)
-            self._connector.withdraw(request_id, reason)
-
-    def withdraw(self, request_id: str, reason: str = "the request was aborted") -> None:
-        """Nobody will fetch this request's blocks."""
-        self.stop_growing(request_id, reason)
-        if request_id in self._published:
-            self._connector.withdraw(request_id, reason)
-            self._scheduler.blocks.release(self._published.pop(request_id))
 
     def subscribe(self, request: Request, ref: KVRef) -> None:
         """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
@@ -207,12 +139,15 @@ class Transfers:
         fetch.load.place(held, request.blocks[held : fetch.num_blocks])
         return True
 
+    def serve(self) -> None:
+        """What peers need of an engine even while it does not step."""
+        self.offers.ended(self._connector.poll())
+        self._settle()
+
     def poll(self) -> list[tuple[Request, TransferError]]:
         """Advance transfers; returns requests that fail because of one. Those whose KV is here are
         running, and in `arrived` until the caller takes them."""
-        for request_id in self._connector.poll():
-            self._scheduler.blocks.release(self._published.pop(request_id, []))
-        self._settle()
+        self.serve()
         failed = [pair for pair in self._refused if pair[0].status is not Status.FINISHED]
         self._refused.clear()
         for fetch in list(self._fetches.values()):
@@ -247,9 +182,10 @@ class Transfers:
 
     def _check_arrival(self, fetch: _Fetch, arrival: KVArrival) -> None:
         """`TransferError` if the producer has computed another prompt, or speaks of tokens that
-        there are none of."""
+        there are none of. It has put out exactly one of each choice that it names."""
         tokens = [token for output in arrival.outputs.values() for token in output]
-        fits = 0 < arrival.num_tokens <= fetch.request.num_prompt
+        firsts = all(len(output) == 1 for output in arrival.outputs.values())
+        fits = firsts and 0 < arrival.num_tokens <= fetch.request.num_prompt
         blocks = self._scheduler.blocks.blocks_for(arrival.num_tokens)
         if not fits or blocks != fetch.num_blocks or max(tokens, default=0) >= self._vocabulary:
             raise TransferError(
@@ -284,7 +220,7 @@ class Transfers:
                 self._scheduler.blocks.release(blocks)
 
     def owned_blocks(self) -> Sequence[list[int]]:
-        return [*self._published.values(), *(blocks for _, blocks in self._quarantine)]
+        return [*self.offers.owned_blocks(), *(blocks for _, blocks in self._quarantine)]
 
 
 def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Entry, Tensors
 from connectors.config import ECConfig, KVConfig
+from connectors.kv.pull import PullKV
 from connectors.messages import Held, KVEnd, KVReady
 from protocol.types import EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.engine import Engine
@@ -32,8 +33,13 @@ class Case:
         ec = ECConfig("shm", path=str(folder), load_timeout_s=10.0, timeout_s=10.0)
         kv = KVConfig("shm", path=str(folder), timeout_s=10.0)
         self.engine: Engine = engine(model, parts=("language",), ec=ec, kv=kv, num_blocks=64)
-        ours = self.engine.kv.endpoint()["triptych"]["compatibility"]  # type: ignore[union-attr]
-        self.producer = Side("shm", folder, produces=True, layout=ours)
+        kv = self.engine.kv
+        assert isinstance(kv, PullKV)
+        self.producer = Side(
+            "shm", folder, produces=True,
+            layout=kv.endpoint()["triptych"]["compatibility"],
+            elements=kv.consumer.options.block_bytes // 4,
+        )  # fmt: skip
         node = self.producer.node
         node.share("ec", f"{model.name}@test:float32")
         self.impostor = RawProducer(self.producer.node)
@@ -142,12 +148,17 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(
 ENDS = {
     "tokens that the vocabulary has not": lambda r, n: KVEnd(r, 1, n, 0, {0: [10**6]}),
     "more tokens than the prompt": lambda r, n: KVEnd(r, 1, n + 16, 0, {0: [5]}),
+    "two first tokens of a choice": lambda r, n: KVEnd(r, 1, n, 0, {0: [5, 6]}),
+    "no first token of a choice": lambda r, n: KVEnd(r, 1, n, 0, {0: []}),
+    "one too many of another choice": lambda r, n: KVEnd(r, 1, n, 0, {0: [5], 7: [5, 5]}),
     "no tokens": lambda r, n: KVEnd(r, 1, 0, 0, {0: [5]}),
 }
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_kv_of_another_prompt_is_computed_here(case: Case, end: Any) -> None:
+def test_kv_of_another_prompt_is_computed_here(
+    case: Case, end: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Everything is copied and confirmed by then: it is still not used."""
     request, _ = case.request(LONG)
     tokens = len(request.token_ids)
@@ -168,5 +179,6 @@ def test_kv_of_another_prompt_is_computed_here(case: Case, end: Any) -> None:
     before = case.engine.counters()["kv_failed"]
     outputs = case.run(msgspec.structs.replace(request, kv_transfer_params=params))
     assert case.engine.counters()["kv_failed"] == before + 1
+    assert "do not belong to a prompt" in caplog.text
     got = [token for output in outputs for token in output.token_ids]
     assert got == reference_generate(case.model, asking(LONG), TOKENS, ignore_eos=True)

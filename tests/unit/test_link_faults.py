@@ -13,7 +13,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Entry
 from connectors.ec.reader import ArenaLoad
-from connectors.kv.consumer import Fetch
+from connectors.kv.fetch import Fetch
 from connectors.messages import ECDone, KVFetched, Release
 from protocol.errors import ConfigError, TransferError, TransferTimeout
 from tests.links import BOUND_S, MEMORY, PACKAGES, Link, Side, linked, rows

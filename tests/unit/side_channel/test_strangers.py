@@ -1,13 +1,13 @@
 """Peers that speak, but of other versions, layouts and places: refused by name."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from blake3 import blake3
 
-from connectors.messages import (
-    Hello,
-    Refused,
-)
+from connectors.kv.base import KVLoad
+from connectors.messages import Hello, KVReady, Refused
 from protocol.errors import IncompatiblePeer, TransferError
 from tests.links import Link, RawConsumer, RawProducer, answered
 
@@ -101,3 +101,33 @@ def test_a_word_about_an_embedding_goes_to_no_producer_of_kv(link: Link) -> None
         assert other.refused == 0
     finally:
         other.close()
+
+
+PLACES = [
+    {"address": -1}, {"address": 0}, {"address": (1 << 64) - 64},
+    {"nbytes": -1}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"device": -1}, {"device": 1 << 40},
+]  # fmt: skip
+
+
+def test_a_place_that_no_memory_has_is_refused(link: Link, impostor: RawProducer) -> None:
+    """NIXL would be told it when blocks are read."""
+    if link.transport != "nixl":
+        pytest.skip("the others do not name addresses")
+    from connectors.transports.nixl_agent import Description
+
+    real = Description.decode(link.producer.node.transport.describe("kv"))
+    for numbers in PLACES:
+        place = replace(real.place, **numbers)  # type: ignore[arg-type]
+        impostor.description = Description(real.agent, place, real.metadata).encode()
+        load = link.consumer.kv.fetch(impostor.ref("r", 32), 2)
+        load.place(0, [0, 2])
+
+        def polled(load: KVLoad = load) -> object:
+            asked = impostor.took("KVWant")
+            if asked is not None:
+                impostor.send(asked.identity, KVReady("r", 1, 0, [1, 3]))
+            return load.poll()
+
+        with pytest.raises(TransferError, match="none of ours"):
+            link.until(polled)
+        load.cancel()

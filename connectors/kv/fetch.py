@@ -1,0 +1,246 @@
+"""One request's KV on its way: blocks as they are told, copies, and proof that they were held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from connectors.kv.base import REGION, KVArrival, KVLoad
+from connectors.messages import KVEnd, KVGone, KVReady, KVWant
+from connectors.side_channel import Address
+from connectors.transports.base import Range, Transfer
+from protocol.errors import TransferError, TransferTimeout
+from protocol.refs import KVRef
+
+if TYPE_CHECKING:
+    from connectors.kv.consumer import KVConsumer
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """`heartbeat_s` between renewals of leases; `silence_s` without a word from a producer means
+    that it is lost; `block_bytes` of the pools on both sides."""
+
+    block_bytes: int
+    heartbeat_s: float
+    silence_s: float
+
+
+class Fetch(KVLoad):
+    """Handshake, blocks as they are told, copies once there is a place for them, confirmation."""
+
+    def __init__(self, consumer: KVConsumer, ref: KVRef, num_blocks: int) -> None:
+        self.ref = ref
+        self.address: Address = (ref.host, ref.port)
+        self.generation = 0
+        self.held: bool | None = None
+        self._consumer = consumer
+        self._num_blocks = num_blocks
+        self._since = time.monotonic()
+        self._peer: str | None = None
+        self._ready: list[int] = []
+        self._place: Sequence[int] | None = None
+        self._first = 0
+        self._read = 0
+        self._begun = 0.0
+        self._copied_at = 0.0
+        self._copy_s = 0.0
+        self._transfers: list[Transfer] = []
+        self._stale: list[Transfer] = []
+        self._end: KVEnd | None = None
+        self._life: int | None = None
+        self._confirmed: float | None = None
+        self._error: TransferError | None = None
+        self._over = False
+
+    def on_ready(self, message: KVReady) -> None:
+        """Blocks are complete on the other side, or it has begun anew."""
+        if not self._is_meant(message.generation):
+            return None
+        if self._end is not None:
+            return self._fail(f"blocks {message.first}+{len(message.blocks)} told after the end")
+        if message.generation != self.generation and message.first == 0:
+            self.generation = message.generation
+            self._ready = []
+            self._drop_reads()
+        fits = len(self._ready) + len(message.blocks) <= self._num_blocks
+        if message.generation != self.generation or message.first != len(self._ready) or not fits:
+            return self._fail(
+                f"blocks {message.first}+{len(message.blocks)} told, {len(self._ready)} of "
+                f"{self._num_blocks} known"
+            )
+        self._ready += message.blocks
+        return None
+
+    def on_end(self, message: KVEnd) -> None:
+        """May come again, as an answer to a heartbeat."""
+        if not self._is_meant(message.generation):
+            return None
+        self.generation = self.generation or message.generation
+        if message.generation != self.generation:
+            return self._fail("the end of another life of this offer")
+        self._end = message
+        return None
+
+    def on_gone(self, message: KVGone) -> None:
+        """What has been confirmed cannot go: a heartbeat that crossed the confirmation asks for
+        what has rightly ended."""
+        if self.held is None:
+            self._fail(message.reason)
+
+    def _is_meant(self, generation: int) -> bool:
+        """Whether a message is about the offer that the handle names, if it names one."""
+        if self.ref.generation in (0, generation):
+            return True
+        self._fail("the producer speaks of another offer of this name")
+        return False
+
+    def _fail(self, reason: str) -> None:
+        """`poll` raises this, or what was wrong before."""
+        self._error = self._error or TransferError(f"request {self.ref.request_id}: {reason}")
+
+    def _drop_reads(self) -> None:
+        """Forget what has been read; it is read again once nothing of it is under way."""
+        for transfer in self._transfers:
+            transfer.cancel()
+        self._stale += self._transfers
+        self._transfers = []
+        self._read = self._first
+
+    @property
+    def asked(self) -> bool:
+        """Whether the producer has been asked for this request's KV."""
+        return self._peer is not None
+
+    @property
+    def fed(self) -> bool:
+        return bool(self._ready) or self._end is not None
+
+    def place(self, first: int, blocks: Sequence[int]) -> None:
+        self._place, self._first, self._read = blocks, first, first
+        self._begun = time.monotonic()
+
+    def unplace(self) -> None:
+        if self._confirmed is not None:
+            # The producer has let go of its copy.
+            self._fail("its place was taken")
+        self._drop_reads()
+        self._place = None
+
+    def poll(self) -> KVArrival | None:
+        self._check_peer()
+        if self._peer is None:
+            self._connect()
+        if self._error is None and self._place is not None:
+            self._advance(self._place)
+        if self._error is not None:
+            raise self._error
+        if self._end is None or self._place is None or self._transfers or self._stale:
+            return None
+        if self._confirmed is None:
+            self._confirm()
+        if self.held is None:
+            return None
+        if not self.held:
+            raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
+        return self._arrived(self._end)
+
+    def _arrived(self, end: KVEnd) -> KVArrival:
+        self._over = True
+        self._consumer.forget(self)
+        size = (self._read - self._first) * self._consumer.options.block_bytes
+        self._consumer.meter.moved(size, time.monotonic() - self._begun, self._copy_s)
+        return KVArrival(end.num_tokens, end.rope_delta, end.outputs)
+
+    def _confirm(self) -> None:
+        """Everything that was told is here; ask whether it was held all the time."""
+        if len(self._ready) != self._num_blocks:
+            raise TransferError(
+                f"request {self.ref.request_id}: told of {len(self._ready)} blocks, not of "
+                f"{self._num_blocks}"
+            )
+        self._confirmed = time.monotonic()
+        self._consumer.confirm(self)
+
+    def _advance(self, place: Sequence[int]) -> None:
+        """Copy what is complete and not under way yet."""
+        self._stale = [transfer for transfer in self._stale if not transfer.settled]
+        copying = bool(self._transfers)
+        self._transfers = [transfer for transfer in self._transfers if not transfer.poll()]
+        self._count_copying(copying)
+        if self._stale or self._read >= len(self._ready) or self._peer is None:
+            return
+        sources = self._ready[self._read :]
+        targets = place[self._read - self._first :][: len(sources)]
+        self._read = len(self._ready)
+        ranges = _merged(sources, targets, self._consumer.options.block_bytes)
+        transfer = self._consumer.transport.read(self._peer, REGION, ranges)
+        if not transfer.poll():
+            self._transfers.append(transfer)
+        self._count_copying(True)
+
+    def _count_copying(self, copying: bool) -> None:
+        """Add the time since the last call, if bytes were moving in it."""
+        now = time.monotonic()
+        if copying:
+            self._copy_s += now - self._copied_at
+        self._copied_at = now
+
+    def _connect(self) -> None:
+        peer = self._consumer.peers.ready(self.address, REGION)
+        if peer is None:
+            return
+        if peer != self.ref.instance_id:
+            raise TransferError(
+                f"request {self.ref.request_id}: instance {self.ref.instance_id[:64]} is not at "
+                f"{self.address[0]}:{self.address[1]}, {peer} is"
+            )
+        want = KVWant(self.ref.request_id, self.ref.growing)
+        if not self._consumer.client.send(self.address, want):
+            raise TransferError(f"request {self.ref.request_id}: the producer does not listen")
+        self._peer, self._life = peer, self._consumer.client.life(self.address)
+
+    def _check_peer(self) -> None:
+        """Notice a producer that is gone, was so for a moment, or has said nothing for too long
+        since it was asked."""
+        client, now = self._consumer.client, time.monotonic()
+        silent_s = min(client.silent_s(self.address), now - self._since)
+        if self._confirmed is not None and self.held is None:
+            silent_s = max(silent_s, now - self._confirmed)
+        if client.broken(self.address):
+            self._consumer.peers.lost(self.address)
+            self._error = self._error or TransferError("the producer is gone")
+        elif self._peer is not None and client.life(self.address) != self._life:
+            self._error = self._error or TransferError("the connection to the producer broke")
+        elif silent_s > self._consumer.options.silence_s:
+            self._error = self._error or TransferTimeout("the producer is silent")
+
+    def cancel(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._drop_reads()
+        self._fail("cancelled")
+        self._consumer.leave(self)
+
+    @property
+    def settled(self) -> bool:
+        return all(transfer.settled for transfer in (*self._transfers, *self._stale))
+
+
+def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
+    """Byte ranges of blocks, runs that are contiguous on both sides as one."""
+    ranges: list[Range] = []
+    for source, target in zip(sources, targets, strict=True):
+        last = ranges[-1] if ranges else None
+        if (
+            last is not None
+            and last.remote + last.size == source * size
+            and last.local + last.size == target * size
+        ):
+            ranges[-1] = Range(last.remote, last.local, last.size + size)
+        else:
+            ranges.append(Range(source * size, target * size, size))
+    return ranges
