@@ -28,6 +28,7 @@ GENERATE_PATH = "/inference/v1/generate"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
 MSGPACK = "application/msgpack"
+_SHOWN = 64
 
 
 class Placeholder(msgspec.Struct, frozen=True):
@@ -147,6 +148,16 @@ def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
     return msgspec.json.encode(body)
 
 
+def check_ec_params(params: dict[str, Any] | None) -> None:
+    """`InvalidRequest` unless every entry is an object."""
+    for name, entry in (params or {}).items():
+        if not isinstance(entry, dict):
+            raise InvalidRequest(
+                "an entry of ec_transfer_params must be an object",
+                param=f"ec_transfer_params.{name[:_SHOWN]}",
+            )
+
+
 def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
     """(request, stream) of a body; `InvalidRequest` names the field at fault."""
     try:
@@ -155,6 +166,9 @@ def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
         raise InvalidRequest(str(error), param=field_of(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+    except RecursionError:
+        raise InvalidRequest("the JSON is nested too deep", code="malformed_json") from None
+    check_ec_params(body.ec_transfer_params)
     if body.output_mode != "tokens":
         raise InvalidRequest("output_mode: this worker answers 'tokens' only", param="output_mode")
     request = GenerateRequest(
@@ -237,6 +251,8 @@ def decode_encode(data: bytes) -> EncodeRequest:
         raise InvalidRequest(str(error), param=field_of(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"malformed msgpack: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the msgpack is nested too deep") from None
 
 
 __all__ = [
@@ -252,6 +268,7 @@ __all__ = [
     "LogprobsBody",
     "UsageBody",
     "answer_of",
+    "check_ec_params",
     "decode_encode",
     "decode_generate",
     "encode_encode",

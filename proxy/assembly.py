@@ -11,6 +11,7 @@ from typing import Any
 from protocol.errors import ConfigError
 from proxy.admission import Admission, Limits
 from proxy.breaker import Breaker
+from proxy.calls import Calls, StageTimes
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.encode_stage import EncodeStage
@@ -24,7 +25,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline, Retrying
 from proxy.placing import Placing, StaticPlacing, room_of
 from proxy.probing import probe, probe_once
-from proxy.stages import Stages, StageTimes
+from proxy.stages import Stages
 from services.frontend.render import Frontend
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: Upstrea
         first = {"following the master": lambda: following.once(0.0), **first}
         beside |= {"following the master": following.run, "reporting to the master": reports.run}
     pipeline = make_pipeline(config, fleet, client, metrics, placing)
+    if frontend is not None:
+        pipeline.vocab_size = frontend.info.vocab_size
     return Gateway(
         config, frontend, fleet, client, pipeline, metrics, lambda: running(first, beside)
     )
@@ -103,7 +106,7 @@ def make_pipeline(
     placing = placing or make_static(config, fleet, metrics)
     encode_stage = EncodeStage(fleet, client, config.encode_timeout, at_once=config.encode_at_once)
     times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
-    stages = Stages(client, encode_stage, placing, metrics, times)
+    stages = Stages(Calls(client, metrics, times), encode_stage, placing)
     retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
     return Pipeline(stages, placing, metrics, config.request_timeout, retrying)
 

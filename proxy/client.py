@@ -6,20 +6,22 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
-import msgspec
 
-from protocol.errors import DeadlineExceeded, UpstreamError, from_openai
+from protocol.decoding import decoded
+from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
+from proxy.tasks import ended
 
 _T = TypeVar("_T")
 _MAX_EVENT = 1 << 24
 _MAX_ANSWER = 1 << 28
 _DONE = b"[DONE]"
 _LOOK_S = 1.0
+_LEFTOVER_S = 1.0
 _EVENTS = "text/event-stream"
 
 
@@ -54,7 +56,7 @@ class Patience:
 
 
 class UpstreamClient:
-    """One pool of connections to all workers; `close` ends them."""
+    """One pool of connections to all workers, and what goes on over them; `close` ends both."""
 
     def __init__(self, connect_timeout_s: float, probe_timeout_s: float = 2.0) -> None:
         self._session = aiohttp.ClientSession(
@@ -63,9 +65,18 @@ class UpstreamClient:
             auto_decompress=False,
         )
         self._probe_timeout = probe_timeout_s
+        self._beside: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        for task in tuple(self._beside):
+            await ended(task)
         await self._session.close()
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have work done with this client that nobody waits for; `close` ends it."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     async def get(
         self, url: str, patience: Patience | None = None, headers: Mapping[str, str] | None = None
@@ -104,6 +115,19 @@ class UpstreamClient:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
                 yield event
+
+    def finish(self, events: AsyncGenerator[bytes, None]) -> None:
+        """Read what is left of a `stream` whose reader has all it needs, beside everything else and
+        for a moment at most: its connection is kept then, and closed otherwise."""
+        self.beside(_leftover(events))
+
+
+async def _leftover(events: AsyncGenerator[bytes, None]) -> None:
+    async with contextlib.aclosing(events):
+        with contextlib.suppress(TimeoutError, TriptychError):
+            async with asyncio.timeout(_LEFTOVER_S):
+                async for _ in events:
+                    pass
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -163,13 +187,7 @@ async def _patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
         raise _unreachable(url, error) from None
     finally:
         if not task.done():
-            await _ended(task)
-
-
-async def _ended(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
-        await task
+            await ended(task, aiohttp.ClientError)
 
 
 def _wait_s(patience: Patience, late: float, url: str) -> float:
@@ -192,10 +210,9 @@ def _check(response: aiohttp.ClientResponse, body: bytes) -> None:
     """Raise what the worker answered unless it is a success."""
     if response.status == 200:
         return
-    try:
-        content: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        content = None
+    content: Any = None
+    with contextlib.suppress(UpstreamError):
+        content = decoded(body, dict, fail=UpstreamError)
     error = from_openai(response.status, content)
     after = response.headers.get("retry-after", "")
     error.retry_after_s = float(after) if after.isdecimal() else None

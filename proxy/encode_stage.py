@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
@@ -195,6 +194,7 @@ class EncodeStage:
             raise from_info(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
+        encoder.breaker.succeeded()
         self._remember(item.mm_hash, encoder.url)
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
@@ -212,11 +212,14 @@ class EncodeStage:
         with encoder.serving():
             url = encoder.url + ENCODE_PATH
             answer = await self.client.post(url, encode_encode(call), headers, patience)
-        encoder.breaker.succeeded()
-        try:
-            (output,) = msgspec.json.decode(answer, type=EncodeAnswer).outputs
-        except (msgspec.DecodeError, ValueError):
-            raise UpstreamError(f"{encoder.url} answered an encode call with nonsense") from None
+
+        def nonsense(what: str) -> UpstreamError:
+            return UpstreamError(f"{encoder.url} answered an encode call with nonsense: {what}")
+
+        outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
+        if len(outputs) != 1:
+            raise nonsense(f"{len(outputs)} outputs for one picture")
+        output = outputs[0]
         if output.mm_hash != item.mm_hash:
             raise UpstreamError(f"{encoder.url} answered for another picture")
         return output

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
-from protocol.errors import Unavailable
-from protocol.types import RequestOutput
+import msgspec
+
+from protocol.errors import TriptychError, Unavailable
+from protocol.generate import check_ec_params
+from protocol.types import GenerateRequest, RequestOutput
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.fleet import Fleet
@@ -52,11 +56,34 @@ class Gateway:
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""
+        request = self._allowed(rendered.generate)
         timeline = Timeline(self.metrics)
         caller = Caller(rendered.tenant, rendered.session)
-        steps = self.pipeline.run(rendered.generate, rendered.media, caller)
-        async with contextlib.aclosing(steps):
-            async for outputs in steps:
-                timeline.step()
-                yield outputs
-        timeline.end()
+        steps = self.pipeline.run(request, rendered.media, caller)
+        try:
+            async with contextlib.aclosing(steps):
+                async for outputs in steps:
+                    timeline.step()
+                    yield outputs
+            timeline.end()
+        except BaseException as error:
+            self._left(rendered, timeline, error)
+            raise
+
+    def _allowed(self, request: GenerateRequest) -> GenerateRequest:
+        """Without what a client may not say: where workers fetch KV and, unless media may be named
+        by reference, embeddings."""
+        check_ec_params(request.ec_transfer_params)
+        named = request.ec_transfer_params if self.config.allow_media_references else None
+        return msgspec.structs.replace(request, kv_transfer_params=None, ec_transfer_params=named)
+
+    def _left(self, rendered: RenderedRequest, timeline: Timeline, error: BaseException) -> None:
+        """Count what ends a request early and is no answer's status: an answer is ended by a stop
+        string, or it is a stream that has begun."""
+        if isinstance(error, GeneratorExit) and rendered.output.stop:
+            timeline.end()
+        elif rendered.output.stream and timeline.begun:
+            if isinstance(error, TriptychError):
+                self.metrics.errors.labels(error.code).inc()
+            elif isinstance(error, GeneratorExit | asyncio.CancelledError):
+                self.metrics.aborted.inc()

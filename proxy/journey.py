@@ -14,9 +14,9 @@ from protocol.errors import (
     RequestAborted,
     TriptychError,
     Unavailable,
-    UpstreamError,
 )
 from protocol.types import GenerateRequest, RequestOutput
+from proxy.choices import ANY_TOKEN, Choices
 from proxy.instance import Instance
 
 
@@ -43,29 +43,35 @@ class Caller:
 class Journey:
     """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
     again. `deadline` is of `time.monotonic`. `avoid` lists workers that have failed this request.
-    `failures` counts attempts in a row that brought the client nothing.
+    `failures` counts attempts in a row that brought the client nothing. Token ids are below
+    `vocab_size`.
     """
 
     request: GenerateRequest
     media: Mapping[str, bytes]
     deadline: float
     caller: Caller = Caller()
+    vocab_size: int = ANY_TOKEN
     avoid: list[Instance] = field(default_factory=list)
     attempt: int = 0
     failures: int = 0
     _emitted: dict[int, list[int]] = field(init=False)
-    _ended: set[int] = field(default_factory=set)
+    _choices: Choices = field(init=False)
     _counted: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._choices = self.choices(self.request)
         emitted = self.request.emitted
-        choices = sorted(emitted) or range(self.request.sampling.n)
-        self._emitted = {index: list(emitted.get(index, ())) for index in choices}
+        self._emitted = {index: list(emitted.get(index, ())) for index in self._choices.counts}
+
+    def choices(self, wanted: GenerateRequest) -> Choices:
+        """Those of a call for this request."""
+        return Choices.of(wanted, self.vocab_size)
 
     @property
     def begun(self) -> bool:
         """Whether the client has had any of it from here."""
-        return any(self._emitted.values()) or bool(self._ended)
+        return any(self._emitted.values()) or bool(self._choices.ended)
 
     @property
     def left_s(self) -> float:
@@ -79,7 +85,8 @@ class Journey:
         """What is left to do, as the next attempt; every attempt has an id of its own, so that what
         a former one has left behind cannot be taken for it."""
         name = self.request.request_id
-        emitted = {i: list(t) for i, t in self._emitted.items() if i not in self._ended}
+        ended = self._choices.ended
+        emitted = {i: list(tokens) for i, tokens in self._emitted.items() if i not in ended}
         return msgspec.structs.replace(
             self.request,
             request_id=f"{name}~{self.attempt}" if self.attempt else name,
@@ -87,18 +94,11 @@ class Journey:
         )
 
     def passed(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """`outputs` of the attempt under way, on their way to the client."""
+        """`outputs` of the attempt under way, on their way to the client. Raises as `Choices.take`
+        does, and then nothing of them counts."""
+        self._choices.take(outputs)
         for output in outputs:
-            if output.index not in self._emitted or output.index in self._ended:
-                raise UpstreamError(f"an output of choice {output.index}, which is not under way")
-            if output.finish_reason in ("abort", "error"):
-                raise RequestAborted("the worker gave the request up")
-            emitted = self._emitted[output.index]
-            emitted += output.token_ids
-            if len(emitted) > self.request.sampling.max_tokens:
-                raise UpstreamError(f"choice {output.index} has more tokens than were asked for")
-            if output.finish_reason is not None:
-                self._ended.add(output.index)
+            self._emitted[output.index] += output.token_ids
             if output.index in self._counted:
                 output.cached_tokens = None
             elif output.cached_tokens is not None:
@@ -109,7 +109,7 @@ class Journey:
 
     @property
     def complete(self) -> bool:
-        return len(self._ended) == len(self._emitted)
+        return self._choices.complete
 
     def failed(self, error: TriptychError, most: int) -> bool:
         """Whether to try again after `error`, of at most `most` failures in a row."""

@@ -140,6 +140,10 @@ class Timeline:
         self._start = time.monotonic()
         self._last: float | None = None
 
+    @property
+    def begun(self) -> bool:
+        return self._last is not None
+
     def step(self) -> None:
         now = time.monotonic()
         if self._last is None:

@@ -10,11 +10,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
-from protocol.errors import TriptychError, Unavailable, UpstreamError
+from protocol.errors import RateLimited, TriptychError, Unavailable, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
+from proxy.choices import ANY_TOKEN
+from proxy.instance import Instance
 from proxy.journey import Caller, Journey
 from proxy.metrics import ProxyMetrics
-from proxy.placing import Placing, Plan
+from proxy.placing import Placing, Plan, WorkerUnknown
 from proxy.stages import Stages
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ _ABSENCE_S = 0.25
 @dataclass(frozen=True)
 class Retrying:
     """`most` failures in a row are tried again; `backoff_s` before the first further try, then
-    doubled. A request that has begun waits `absence_s` for a worker to be up."""
+    doubled. A request that has begun waits `absence_s` for a worker to be up and to have room."""
 
     most: int = 3
     backoff_s: float = 0.05
@@ -34,7 +36,8 @@ class Retrying:
 
 @dataclass
 class Pipeline:
-    """Stateless: everything a request needs is in its own call."""
+    """Stateless: everything a request needs is in its own call. Workers emit token ids below
+    `vocab_size`."""
 
     stages: Stages
     placing: Placing
@@ -42,6 +45,7 @@ class Pipeline:
     timeout_s: float
     retrying: Retrying = Retrying()
     random: random.Random = field(default_factory=random.Random)
+    vocab_size: int = ANY_TOKEN
 
     async def run(
         self, request: GenerateRequest, media: Mapping[str, bytes], caller: Caller | None = None
@@ -52,7 +56,8 @@ class Pipeline:
         Closing the generator ends every stage.
         """
         seconds = min(request.deadline_s or self.timeout_s, self.timeout_s)
-        journey = Journey(request, media, time.monotonic() + seconds, caller or Caller())
+        deadline = time.monotonic() + seconds
+        journey = Journey(request, media, deadline, caller or Caller(), self.vocab_size)
         async with self.placing.admitted(journey):
             while not journey.complete:
                 steps = self._attempt(journey)
@@ -64,29 +69,43 @@ class Pipeline:
         """One attempt; if it fails and another may help, the pause before that."""
         wanted = journey.wanted()
         try:
-            attempt = self.stages.attempt(journey, wanted, await self._placed(journey, wanted))
+            plan = await self._placed(journey, wanted)
+        except WorkerUnknown as error:
+            await self._again(journey, error)
+            return
+        failed: list[Instance] = []
+        try:
             try:
+                attempt = self.stages.attempt(journey, wanted, plan)
+                failed = attempt.failed
                 async with contextlib.aclosing(self.stages.run(attempt)) as steps:
                     async for outputs in steps:
                         yield journey.passed(outputs)
+                        if journey.complete:
+                            return
             finally:
-                self.placing.over(wanted, attempt.failed)
-            if not journey.complete:
-                raise UpstreamError("the workers ended the request early")
+                self.placing.over(wanted, failed)
+            raise UpstreamError("the workers ended the request early")
         except TriptychError as error:
-            if not journey.failed(error, self.retrying.most):
-                raise
-            logger.info("%s: %s; trying again", wanted.request_id, error.message)
-            self.metrics.retries.labels("resumed" if journey.begun else "request").inc()
-            await self._backoff(journey)
+            await self._again(journey, error)
+
+    async def _again(self, journey: Journey, error: TriptychError) -> None:
+        """The pause before another attempt; raises `error` if there is to be none."""
+        name = journey.wanted().request_id
+        if not journey.failed(error, self.retrying.most):
+            raise error
+        logger.info("%s: %s; trying again", name, error.message)
+        self.metrics.retries.labels("resumed" if journey.begun else "request").inc()
+        await self._backoff(journey)
 
     async def _placed(self, journey: Journey, wanted: GenerateRequest) -> Plan:
-        """A plan; a request that has begun waits for workers to be up."""
+        """A plan; a request that has begun waits for workers to be up and to have room, any other
+        is refused at once."""
         until = time.monotonic() + self.retrying.absence_s
         while True:
             try:
                 return await self.placing.place(journey, wanted)
-            except Unavailable:
+            except (Unavailable, RateLimited):
                 if not journey.begun or time.monotonic() >= until:
                     raise
             await asyncio.sleep(min(_ABSENCE_S, journey.left_s))

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from protocol.errors import Unavailable
 from protocol.types import GenerateRequest
 from proxy.admission import Admission
 from proxy.fleet import Fleet
@@ -28,6 +29,10 @@ class Plan:
     held: frozenset[str] = frozenset()
 
 
+class WorkerUnknown(Unavailable):
+    """A place was found, at a worker that has just come or gone: another one may do."""
+
+
 class Placing(Protocol):
     """Plans each attempt of a request, and is told how it went."""
 
@@ -36,7 +41,8 @@ class Placing(Protocol):
         ...
 
     async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
-        """Where `wanted`, the attempt that begins, is to run; raises if it cannot be placed."""
+        """Where `wanted`, the attempt that begins, is to run. Raises if it cannot be placed; only
+        if it is must `over` be called."""
         ...
 
     def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:

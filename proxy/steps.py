@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
-from protocol.errors import TriptychError
 from protocol.generate import GenerateAnswer
 from protocol.types import GenerateRequest, RequestOutput
+from proxy.tasks import ended
 
 _T = TypeVar("_T")
 
@@ -33,9 +32,7 @@ class Ahead:
 
     async def __aexit__(self, *_: object) -> None:
         if self._next is not None:
-            self._next.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TriptychError):
-                await self._next
+            await ended(self._next)
         await self._steps.aclose()
 
 
@@ -55,9 +52,7 @@ async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
         return task.result()
     finally:
         if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TriptychError):
-                await task
+            await ended(task)
 
 
 def outputs_of(answer: GenerateAnswer) -> list[RequestOutput]:

@@ -116,5 +116,5 @@ def _is_broken(error: TriptychError) -> bool:
 def _decoded(answer: bytes, kind: type[_T], url: str) -> _T:
     try:
         return msgspec.msgpack.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UpstreamError(f"master {url} answered with nonsense") from None

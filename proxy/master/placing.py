@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
-from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from protocol.registry import (
@@ -23,15 +24,16 @@ from proxy.fleet import Fleet
 from proxy.instance import Instance
 from proxy.journey import Journey
 from proxy.master.following import Following
-from proxy.master.link import MasterAway, MasterLink
+from proxy.master.link import MasterLink
 from proxy.master.reports import Reports
 from proxy.metrics import ProxyMetrics
-from proxy.placing import Plan, StaticPlacing, by_load
+from proxy.placing import Plan, StaticPlacing, WorkerUnknown, by_load
 from services.frontend.render import Frontend
 
 logger = logging.getLogger(__name__)
 _BLOCK_SIZE = 16
-_NOBODY = "no_worker"  # one that has just started may not have heard of those there are
+# A master that has just started may not have heard of those there are.
+_NOBODY = ("no_worker", "no_prefill", "no_decode")
 _MEDIAN_PRIORITY, _LOWEST, _HIGHEST = 50, 1, 100
 
 
@@ -80,21 +82,23 @@ class MasterPlacing:
         """Raises what the master says if it has no room."""
         if self._link.present:
             try:
-                placement = await self._link.post(
-                    SCHEDULE_PATH, self._asked(journey, wanted), Placement, journey.deadline
-                )
-                self._metrics.placements.labels("master").inc()
-                return self._plan(journey, placement)
-            except MasterAway as error:
-                logger.warning("%s; placing by the last view", error.message)
-            except (ModelNotFound, Unavailable) as error:
-                if isinstance(error, Unavailable) and error.code != _NOBODY:
+                return await self._by_master(journey, wanted)
+            except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
+                self.over(wanted, ())  # it may have been placed, and will not run there
+                raise
+            except TriptychError as error:
+                if _is_refusal(error):
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
-            except InvalidRequest as error:
-                logger.error("the master refuses to place: %s", error.message)
         self._metrics.placements.labels("proxy").inc()
         return by_load(self._fleet, wanted, journey.avoid)
+
+    async def _by_master(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+        asked = self._asked(journey, wanted)
+        placement = await self._link.post(SCHEDULE_PATH, asked, Placement, journey.deadline)
+        plan = self._plan(journey, placement)
+        self._metrics.placements.labels("master").inc()
+        return plan
 
     def _asked(self, journey: Journey, wanted: GenerateRequest) -> ScheduleRequest:
         size = self._block_size()
@@ -141,7 +145,7 @@ class MasterPlacing:
         """The worker of the fleet; one that has just come is not known there yet."""
         known = self._following.by_id.get(target.instance_id)
         if known is None:
-            raise Unavailable(f"{target.url} has just come or gone", retry_after_s=1.0)
+            raise WorkerUnknown(f"{target.url} has just come or gone", retry_after_s=1.0)
         return known
 
     def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:
@@ -153,3 +157,10 @@ class MasterPlacing:
     def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
         names = [instance.instance_id for instance in failed if instance.instance_id]
         self._reports.add(Finished(wanted.request_id, "request", failed=names))
+
+
+def _is_refusal(error: TriptychError) -> bool:
+    """Whether the master has looked, and the fleet is too busy."""
+    if isinstance(error, Unavailable):
+        return error.code not in _NOBODY
+    return isinstance(error, RateLimited)

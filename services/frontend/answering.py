@@ -33,7 +33,14 @@ class Answering:
         self._assembler = OutputAssembler(spec, tokenizer)
         self._builder = AnswerBuilder(spec, tokenizer)
         self._stop_choice = stop_choice
+        self._stopped = False
         self._ec = ec_transfer_params
+
+    @property
+    def _satisfied(self) -> bool:
+        """Whether every choice has ended, and a stop string did it: whoever computes them may go
+        on. Otherwise the steps end by themselves."""
+        return self._stopped and self._assembler.finished
 
     async def whole(self, steps: Steps) -> Answer:
         """The whole answer, once every choice has ended. `steps` is closed."""
@@ -43,7 +50,7 @@ class Answering:
                 for output in outputs:
                     kv = output.kv_transfer_params or kv
                     self._builder.add(self._feed(output))
-                if self._assembler.finished:
+                if self._satisfied:
                     break
         return self._builder.answer(
             self._assembler.usage(), kv_transfer_params=kv, ec_transfer_params=self._ec
@@ -55,11 +62,11 @@ class Answering:
         An error on the way becomes one error event; the stream ends with the end mark either way.
         """
         try:
-            yield b"".join(encode_event(chunk) for chunk in self._builder.first_chunks())
             async with contextlib.aclosing(rest):
+                yield b"".join(encode_event(chunk) for chunk in self._builder.first_chunks())
                 if data := self._chunks(first):
                     yield data
-                while not self._assembler.finished:
+                while not self._satisfied:
                     outputs = await anext(rest, None)
                     if outputs is None:
                         break
@@ -88,6 +95,8 @@ class Answering:
         if output.error is not None:
             raise from_info(output.error)
         gain = self._assembler.feed(output)
-        if gain.stopped and self._stop_choice is not None:
-            self._stop_choice(gain.index)
+        if gain.stopped:
+            self._stopped = True
+            if self._stop_choice is not None:
+                self._stop_choice(gain.index)
         return gain

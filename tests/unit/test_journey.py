@@ -63,6 +63,8 @@ def test_progress_renews_the_patience() -> None:
     [
         RequestOutput("r", 1, [5]),
         RequestOutput("r", 0, [5] * 9),
+        RequestOutput("r", 0, [-1]),
+        RequestOutput("r", 0, [1 << 40]),
         RequestOutput("r", 0, finish_reason="abort"),
         RequestOutput("r", 0, finish_reason="error"),
     ],
@@ -71,6 +73,21 @@ def test_what_a_worker_cannot_have_meant_is_its_fault(output: RequestOutput) -> 
     with pytest.raises((UpstreamError, RequestAborted)) as error:
         journey().passed([output])
     assert at_fault(error.value)
+
+
+def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
+    going = journey(n=2, max_tokens=2)
+    going.passed([RequestOutput("r", 0, [5])])
+    for wrong in (
+        [RequestOutput("r", 1, [6], finish_reason="stop"), RequestOutput("r", 5, [7])],
+        [RequestOutput("r", 1, [6]), RequestOutput("r", 0, [7, 8, 9])],
+        [RequestOutput("r", 0, [6], finish_reason="stop"), RequestOutput("r", 0, [7])],
+    ):
+        with pytest.raises(UpstreamError):
+            going.passed(wrong)
+    assert going.wanted().emitted == {0: [5], 1: []}
+    going.passed([RequestOutput("r", i, [8], finish_reason="length") for i in (0, 1)])
+    assert going.complete
 
 
 def test_nothing_is_tried_again_after_the_deadline() -> None:
