@@ -100,7 +100,7 @@ async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stac
     async with master.serving() as url, before(decode=list(decode)) as stack:
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterLink([url], gateway.client)
-        link.heard()
+        link.heard(url)
         following, reports = Following(link, fleet, ""), Reports(link)
         for number, instance in enumerate(fleet.decode):
             instance.instance_id = f"d{number}"
