@@ -8,5 +8,6 @@ transports    bytes from a peer's memory into ours
 side_channel  messages between engines
 messages      what they say
 peers         handshakes
+owners        which instances that share a folder live
 leases        who holds what until when
 """

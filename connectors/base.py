@@ -1,15 +1,17 @@
 """What the engine asks of an EC (encoder cache) connector, whatever the transport: a producer puts
 the tensors of a media item under its mm_hash, consumers get them. For KV see `connectors.kv.base`.
 
-All calls return at once; what takes time is polled from the engine's step loop. Every handle has
+What takes time is polled from the engine's step loop: calls return at once, except that embeddings
+on shared storage are written and read before they do. Every handle has
 one owner and one end: done, failed, released or expired.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,10 +44,16 @@ class ECLoad(ABC):
 @dataclass(frozen=True)
 class Entry:
     """An entry on its way into a store. `holders` are the requests that it is to be kept for; ""
-    stands for one whose id is not known."""
+    stands for one whose id is not known. `deadlines` (monotonic clock) of those whose leases have
+    begun: it was stored before."""
 
     tensors: Tensors
     holders: tuple[str, ...]
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+
+    def held(self, now: float) -> bool:
+        """Whether it is to be kept for anybody still."""
+        return any(self.deadlines.get(holder, math.inf) > now for holder in self.holders)
 
 
 def nothing_pending(_: str) -> bool:
@@ -65,6 +73,10 @@ class ECConnector(ABC):
     changed: Callable[[str, int, int], None] = staticmethod(nobody_listens)
     """Told of each entry that comes into this instance's store, with its rows and bytes, and of
     each that leaves, with 0 and 0."""
+
+    def listen(self, changed: Callable[[str, int, int], None]) -> None:
+        """Set `changed`; it is told at once of what is stored already."""
+        self.changed = changed
 
     def check_name(self, mm_hash: str) -> None:
         """`InvalidRequest` if an entry cannot have this name."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from protocol.errors import ConfigError
 
@@ -40,24 +41,31 @@ _KV_NAMES: dict[str, Transport] = {
 _SHM = Path("/dev/shm")
 
 
+_Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]
+_Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+_Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
+
+
 class ECConfig(msgspec.Struct, frozen=True):
     """`--ec-transfer-config`. `ec_buffer_size` bounds, in bytes, a producer's store; `landing_size`
-    what is on its way into a consumer. The side channel binds `host`:`port`, 0 for any free port.
+    what is on its way into a consumer, and once more what of it stays where it landed while it is
+    in use: a consumer's region has twice as much. The side channel binds `host`:`port`, 0 for any
+    free port.
     An entry that somebody was told of, or reads, is kept for `lease_s`; a consumer waits for one up
     to `load_timeout_s`. Producers on this host are found in `path`, others by `peers`. Shared
     storage has its root at `path`."""
 
     transport: Transport = "local"
     role: Literal["ec_producer", "ec_consumer", "ec_both"] = "ec_both"
-    ec_buffer_size: int = 1_000_000_000
-    landing_size: int = 256 << 20
+    ec_buffer_size: _Bytes = 1_000_000_000
+    landing_size: _Bytes = 256 << 20
     host: str = "127.0.0.1"
-    port: int = 0
-    lease_s: float = 30.0
-    load_timeout_s: float = 30.0
-    timeout_s: float = 20.0
+    port: _Port = 0
+    lease_s: _Seconds = 30.0
+    load_timeout_s: _Seconds = 30.0
+    timeout_s: _Seconds = 20.0
     path: str = ""
-    peers: tuple[tuple[str, int], ...] = ()
+    peers: tuple[tuple[str, _Port], ...] = ()
 
 
 class KVConfig(msgspec.Struct, frozen=True):
@@ -67,9 +75,9 @@ class KVConfig(msgspec.Struct, frozen=True):
     transport: Transport = "local"
     role: str = "kv_both"
     host: str = "127.0.0.1"
-    port: int = 0
-    lease_s: float = 30.0
-    timeout_s: float = 20.0
+    port: _Port = 0
+    lease_s: _Seconds = 30.0
+    timeout_s: _Seconds = 20.0
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     path: str = ""
 
@@ -91,7 +99,7 @@ def drop_namespace() -> None:
 def parse_ec(text: str) -> ECConfig:
     """A transport's name or vLLM's JSON object. `ConfigError` names what is wrong."""
     fields = _object("--ec-transfer-config", text, "ec_connector")
-    extra = fields.get("ec_connector_extra_config") or {}
+    extra = _extra("--ec-transfer-config", fields, "ec_connector_extra_config")
     transport = _transport("--ec-transfer-config", fields.get("ec_connector"), _EC_NAMES)
     path = extra.get("shared_storage_path") or extra.get("path") or ""
     if transport == "shared_storage" and not path:
@@ -118,7 +126,7 @@ def parse_ec(text: str) -> ECConfig:
 def parse_kv(text: str) -> KVConfig:
     """A transport's name or vLLM's JSON object. `ConfigError` names what is wrong."""
     fields = _object("--kv-transfer-config", text, "kv_connector")
-    extra = fields.get("kv_connector_extra_config") or {}
+    extra = _extra("--kv-transfer-config", fields, "kv_connector_extra_config")
     transport = _transport("--kv-transfer-config", fields.get("kv_connector"), _KV_NAMES)
     path = extra.get("shared_storage_path") or extra.get("path") or ""
     if transport == "shared_storage" and not path:
@@ -148,6 +156,13 @@ def _object(flag: str, text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{flag}: {error}") from None
 
 
+def _extra(flag: str, fields: dict[str, Any], name: str) -> dict[str, Any]:
+    extra = fields.get(name)
+    if extra is not None and not isinstance(extra, dict):
+        raise ConfigError(f"{flag}: {name} is an object, not {extra!r}")
+    return extra or {}
+
+
 def _transport(flag: str, name: object, names: dict[str, Transport]) -> Transport:
     if not isinstance(name, str) or name not in names:
         raise ConfigError(f"{flag}: unknown connector {name!r}, known are {', '.join(names)}")
@@ -158,7 +173,11 @@ _T = TypeVar("_T")
 
 
 def _convert(flag: str, values: dict[str, Any], kind: type[_T]) -> _T:
+    whole = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in values.items()
+    }
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(whole, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{flag}: {error}") from None

@@ -16,6 +16,7 @@ from connectors.node import Node, NodeOptions
 from connectors.transports.base import Transport
 from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
+from protocol.errors import ConfigError
 
 
 class Connectors:
@@ -27,12 +28,15 @@ class Connectors:
         self._kv = kv
         self._nodes: dict[tuple[str, str, int], Node] = {}
 
-    def make_ec(self, compatibility: str, *, produces: bool) -> ECConnector:
+    def make_ec(
+        self, compatibility: str, *, produces: bool, consumes: bool | None = None
+    ) -> ECConnector:
         """`compatibility` names everything two peers must agree on (model, dtype, version). Whether
-        this engine stores embeddings is for the role to say where it is `ec_both`."""
+        this engine stores embeddings, and whether it needs those of others (None: unless it stores
+        some), is for the role to say where it is `ec_both`."""
         config = self._ec
         if config.transport == "local":
-            return LocalEC(config.ec_buffer_size, config.load_timeout_s)
+            return LocalEC(config.ec_buffer_size, config.load_timeout_s, config.lease_s)
         if config.transport == "shared_storage":
             return FileEC(
                 FileStoreOptions(
@@ -42,10 +46,12 @@ class Connectors:
                     lease_s=config.lease_s,
                 )
             )
-        produces = produces if config.role == "ec_both" else config.role == "ec_producer"
+        consumes = not produces if consumes is None else consumes
+        if config.role != "ec_both":
+            produces, consumes = config.role == "ec_producer", config.role == "ec_consumer"
         options = ArenaOptions(
-            produces=produces,
-            capacity=config.ec_buffer_size if produces else config.landing_size,
+            capacity=config.ec_buffer_size if produces else 0,
+            landing=config.landing_size if consumes else 0,
             device="cpu",
             lease_s=config.lease_s,
             load_timeout_s=config.load_timeout_s,
@@ -70,6 +76,11 @@ class Connectors:
         def make(instance_id: str) -> Transport:
             return _transport(config, instance_id)
 
+        if config.port and any(key[1:] == (config.host, config.port) for key in self._nodes):
+            raise ConfigError(
+                f"--ec-transfer-config ec_port and --kv-transfer-config kv_port are both "
+                f"{config.port}: give one of them another, or none"
+            )
         options = NodeOptions(config.host, config.port, config.timeout_s)
         node = self._nodes[config.transport, config.host, config.port] = Node(make, options)
         return node

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import zmq
 
 from connectors.peers import Greeter, Identity, Peers
-from connectors.side_channel import SideClient, SideServer
+from connectors.side_channel import Address, SideClient, SideServer
 from connectors.transports.base import Transport
 
 
@@ -32,16 +32,32 @@ class Node:
         self.transport = make(self.instance_id)
         self.server = SideServer(options.host, options.port)
         self.client = SideClient()
-        self._identity = Identity(self.instance_id, {})
+        self._identity = Identity(self.instance_id)
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
 
     def share(self, region: str, compatibility: str) -> None:
-        """Let peers ask for a region; `compatibility` names all that both sides must agree on."""
-        self._identity.compatibility[region] = compatibility
+        """Let peers read a region, which is allocated before the next `poll`; `compatibility` names
+        all that both sides must agree on."""
+        self._identity.serves[region] = compatibility
+        self.expect(region, compatibility)
+
+    def expect(self, region: str, compatibility: str) -> None:
+        """What peers must say of a region of theirs that is read from here."""
+        self._identity.expects[region] = compatibility
 
     def compatibility(self, region: str) -> str:
-        return self._identity.compatibility[region]
+        return self._identity.expects[region]
+
+    @property
+    def address(self) -> Address:
+        """As peers know it."""
+        return self.server.host, self.server.port
+
+    @property
+    def regions(self) -> set[str]:
+        """What connectors of this engine read or serve."""
+        return set(self._identity.expects)
 
     def poll(self) -> None:
         """Take what peers say, serve them, move bytes."""

@@ -1,45 +1,100 @@
 """Which instances that write to a shared folder are alive, so that what dead ones left can be taken
-over."""
+over: each keeps a file locked for as long as it lives."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import shutil
+import time
 import uuid
 from pathlib import Path
 
 LIVE = ".live-"
 """How the files begin that say who lives."""
+_LOCK_S = 5.0
+
+
+def create_locked(path: Path) -> int:
+    """The descriptor of a new file that is locked until it is closed. `OSError` as of `os.open`.
+
+    Before it is locked, who sweeps takes it for what a dead process left: it is made again then.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while time.monotonic() < deadline:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        os.close(descriptor)
+    raise OSError(errno.ETIMEDOUT, "somebody else holds its lock")
+
+
+def locked(path: Path) -> bool:
+    """Whether a file's owner lives; the file of a dead one is removed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def sweep(folder: Path, pattern: str) -> int:
+    """Remove the files of dead owners among those of a pattern; returns how many."""
+    removed = 0
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            removed += not locked(path)
+    return removed
 
 
 class Owner:
-    """This instance among the writers of `root`: a file that stays locked while it lives."""
+    """This instance among the writers of `root`. What dead ones were writing is removed when the
+    next one starts."""
 
     def __init__(self, root: Path) -> None:
         self.name = uuid.uuid4().hex
         self._root = root
         self._path = root / f"{LIVE}{self.name}"
-        self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._file: int | None = create_locked(self._path)
+        sweep(root, f"{LIVE}*")
+        for path in root.glob(".*.*.tmp"):
+            if not self.alive(path.name.split(".")[1]):
+                remove(path)
+
+    def temporary(self) -> Path:
+        """A name in `root` for what gets its own one once it is complete."""
+        return self._root / f".{self.name}.{uuid.uuid4().hex}.tmp"
 
     def alive(self, name: str) -> bool:
-        """Whether the instance of that name lives; the file of a dead one is removed."""
-        path = self._root / f"{LIVE}{name}"
-        try:
-            file = os.open(path, os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        path.unlink(missing_ok=True)
-        return False
+        """Whether the instance of that name lives."""
+        return locked(self._root / f"{LIVE}{name}")
+
+    def alone(self) -> bool:
+        """Whether no other instance lives."""
+        sweep(self._root, f"{LIVE}*")
+        return all(path == self._path for path in self._root.glob(f"{LIVE}*"))
 
     def close(self) -> None:
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = None
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)

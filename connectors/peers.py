@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from connectors.messages import Hello, Refused, Welcome
 from connectors.side_channel import Address, Sender, SideClient, SideServer
@@ -14,12 +14,13 @@ from protocol.errors import IncompatiblePeer, TransferError, TransferTimeout
 
 @dataclass(frozen=True)
 class Identity:
-    """How this engine introduces itself. `compatibility` names, by region, all that both sides must
-    share (model, dtype, layout, block size, version) for the bytes of one to make sense to the
-    other."""
+    """How this engine introduces itself. By region: all that both sides must share (model, dtype,
+    layout, block size, version) for the bytes of one to make sense to the other. What it `serves`
+    peers may read; what it `expects` it reads itself."""
 
     instance_id: str
-    compatibility: dict[str, str]
+    serves: dict[str, str] = field(default_factory=dict)
+    expects: dict[str, str] = field(default_factory=dict)
 
 
 class Greeter:
@@ -31,16 +32,18 @@ class Greeter:
         server.on(Hello, self._hello)
 
     def _hello(self, message: Hello, consumer: Sender) -> None:
-        ours = self._identity.compatibility.get(message.region)
+        ours = self._identity.serves.get(message.region)
         wanted = (message.transport, message.compatibility)
         if wanted == (self._transport.name, ours):
             description = self._transport.describe(message.region)
             consumer(Welcome(message.query, self._identity.instance_id, description))
             return
+        held = f"no '{message.region[:64]}'"
+        if ours is not None:
+            held = f"'{message.region}' over {self._transport.name} as '{ours}'"
         reason = (
-            f"instance {self._identity.instance_id} holds '{message.region}' over "
-            f"{self._transport.name} as '{ours}', instance {message.instance_id} expects it over "
-            f"{message.transport} as '{message.compatibility}'"
+            f"instance {self._identity.instance_id} holds {held}, instance {message.instance_id} "
+            f"expects it over {message.transport} as '{message.compatibility}'"
         )
         consumer(Refused(message.query, reason))
 
@@ -94,7 +97,9 @@ class Peers:
                 )
         if handshake.error is not None:
             del self._handshakes[key]
-            self._client.forget(address)
+            if all(known != address for known, _ in self._handshakes):
+                # Otherwise what is read of another region would lose its connection too.
+                self._client.forget(address)
             raise handshake.error
         return handshake.peer
 
@@ -113,7 +118,7 @@ class Peers:
             self._identity.instance_id,
             self._transport.name,
             region,
-            self._identity.compatibility.get(region, ""),
+            self._identity.expects.get(region, ""),
         )
         sent = self._client.send(address, hello)
         deadline = time.monotonic() + self._timeout

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tests.tiny_models import build
 
 ModelDir = Callable[[str], Path]
+Pass = Callable[[float], None]
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
         return built[family]
 
     return get
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Pass:
+    """Let seconds pass on the monotonic clock of this process, at once."""
+    now, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + ahead[0])
+
+    def jump(seconds: float) -> None:
+        ahead[0] += seconds
+
+    return jump

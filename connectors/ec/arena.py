@@ -13,7 +13,8 @@ import zmq
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
 from connectors.ec.directory import Listing, producers
 from connectors.ec.keep import Keep, Landing
-from connectors.ec.reader import REGION, ECReader
+from connectors.ec.load import REGION
+from connectors.ec.reader import ECReader, Sources
 from connectors.ec.space import Space, aligned
 from connectors.ec.store import ECStore
 from connectors.messages import ECTensor
@@ -25,12 +26,12 @@ from protocol.errors import TransferError
 
 @dataclass(frozen=True)
 class ArenaOptions:
-    """`capacity` in bytes of a producer's store, or of a consumer's landing and of as much where
-    entries stay that are in use, on `device`. Producers of this host are found in `folder`, others
-    in `peers`."""
+    """`capacity` in bytes of the store, 0 if this engine makes no embeddings; `landing` of what is
+    on its way here and of as much where entries stay that are in use, 0 if it needs none of peers.
+    Both on `device`. Producers of this host are found in `folder`, others in `peers`."""
 
-    produces: bool
     capacity: int
+    landing: int
     device: str
     lease_s: float
     load_timeout_s: float
@@ -39,7 +40,8 @@ class ArenaOptions:
 
 
 class ArenaEC(ECConnector):
-    """A producer or a consumer of embeddings; owns the "ec" region of its node."""
+    """A producer or a consumer of embeddings, or both; owns the "ec" region of its node: the store,
+    then, where peers' memory cannot be mapped, room for what is read of it."""
 
     def __init__(self, node: Node, compatibility: str, options: ArenaOptions) -> None:
         self.meter = Meter("ec", node.transport.name)
@@ -47,27 +49,28 @@ class ArenaEC(ECConnector):
         self._options = options
         self._store: ECStore | None = None
         self._listing: Listing | None = None
-        node.share(REGION, compatibility)
-        if options.produces:
-            self._open_store()
-        landing, keep = self._rooms()
+        capacity, landing = aligned(options.capacity), aligned(options.landing)
+        rooms = 0 if node.transport.maps else 2 * landing
+        memory = torch.empty(0, dtype=torch.uint8)
+        if capacity + rooms:
+            memory = node.transport.allocate(
+                REGION, capacity + rooms, options.device, sparse=bool(capacity)
+            )
+        node.expect(REGION, compatibility)
+        if capacity:
+            node.share(REGION, compatibility)
+            self._open_store(memory[:capacity])
+        # What others made lands behind the store, and stays behind that while it is in use.
+        room, keep = None, Keep(torch.from_numpy(np.empty(landing, np.uint8)))
+        if rooms:
+            room = Landing(memory, capacity, Space(landing))
+            keep = Keep(memory[capacity + landing :], capacity + landing)
         self._reader = ECReader(
-            node, landing, keep, self._producers, options.load_timeout_s, self.meter
+            node, room, keep, self._sources(), options.load_timeout_s, self.meter
         )
 
-    def _rooms(self) -> tuple[Landing | None, Keep]:
-        """Where entries come that others made, each room of `capacity` bytes."""
-        node, capacity = self._node, aligned(self._options.capacity)
-        if self._store is not None or node.transport.maps:
-            size = 0 if self._store is not None else capacity
-            return None, Keep(torch.from_numpy(np.empty(size, np.uint8)))
-        memory = node.transport.allocate(REGION, 2 * capacity, self._options.device)
-        landing = Landing(memory, Space(capacity))
-        return landing, Keep(memory[capacity:], capacity)
-
-    def _open_store(self) -> None:
+    def _open_store(self, memory: torch.Tensor) -> None:
         node, options = self._node, self._options
-        memory = node.transport.allocate(REGION, options.capacity, options.device, sparse=True)
 
         def commit(offset: int, size: int) -> None:
             node.transport.commit(REGION, offset, size)
@@ -80,8 +83,11 @@ class ArenaEC(ECConnector):
             options.lease_s,
             changed=lambda mm_hash, rows, size: self.changed(mm_hash, rows, size),
         )
-        address = (node.server.host, node.server.port)
-        self._listing = Listing(options.folder, node.instance_id, address)
+        self._listing = Listing(options.folder, node.instance_id, node.address)
+
+    def _sources(self) -> Sources:
+        own = None if self._store is None else (self._node.address, self._store)
+        return Sources(self._producers, own)
 
     def _producers(self) -> list[Address]:
         return [*self._options.peers, *producers(self._options.folder)]
@@ -163,4 +169,8 @@ class ArenaEC(ECConnector):
 
     def check_integrity(self) -> list[str]:
         problems = self._store.check_integrity() if self._store is not None else []
-        return problems + self._reader.check_integrity()
+        problems += self._reader.check_integrity()
+        if not self.active and self._node.regions == {REGION}:  # else the KV connector asks
+            self._node.transport.poll()  # what has ended meanwhile is not lost
+            problems += self._node.transport.check_integrity()
+        return problems

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 from pathlib import Path
 
 import torch
@@ -15,39 +13,23 @@ from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
 
 _CHECKSUM = "blake3"
-_TRIES = 100
 
 
 def save(path: Path, tensors: Tensors) -> int:
-    """Write beside the entry's folder, then rename; the file's size in bytes. `TransferError` if
-    the disk does not take it."""
+    """The file's size in bytes. `TransferError` if the disk does not take it."""
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    temporary = path.parent.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        save_file(host, temporary, metadata={_CHECKSUM: _checksum(host)})
-        size = temporary.stat().st_size
-        _move(temporary, path)
+        save_file(host, path, metadata={_CHECKSUM: _checksum(host)})
+        return path.stat().st_size
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise TransferError(f"cannot write {path.parent.name[:16]}: {error}") from error
-    return size
-
-
-def _move(temporary: Path, path: Path) -> None:
-    """Into a folder that another writer may be removing at this moment."""
-    for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError, FileExistsError):
-            path.parent.mkdir(exist_ok=True)
-            temporary.replace(path)
-            return
-    raise TransferError(f"the folder of {path.parent.name[:16]} vanishes again and again")
+        raise TransferError(f"cannot write an EC file: {error}") from error
 
 
 def load(path: Path) -> Tensors:
     """In memory of its own, as a mapped file that is cut short would end the process.
 
-    `TransferError` if the file is not one, or not what was written. One without a checksum (of
-    another writer) is taken as it is.
+    `TransferError` if the file is not one of tensors [tokens, width], or not what was written. One
+    without a checksum (of another writer) is taken as it is.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -58,6 +40,9 @@ def load(path: Path) -> Tensors:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
     if EC_TENSOR not in tensors:
         raise TransferError(f"EC file {path.parent.name[:16]} has no '{EC_TENSOR}'")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if any(len(shape) != 2 for shape in shapes.values()):
+        raise TransferError(f"EC file {path.parent.name[:16]}: {shapes} are no embeddings")
     expected = metadata.get(_CHECKSUM)
     if expected is not None and _checksum(tensors) != expected:
         raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")

@@ -2,37 +2,31 @@
 
 A file appears complete, by rename, and never changes; its checksum is verified on reading. Beside
 it lie the name of the instance that answers for it (`.owner`) and a mark for every request that it
-is kept for (`.kept-…`), which the consumer takes away. Entries of an instance that died are taken
-over by the next one that starts.
+is kept for (see `marks`). Entries of an instance that died are taken over by the next one that
+starts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import time
-import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
 from connectors.base import Entry as NewEntry
-from connectors.ec import file_format
+from connectors.ec.file_load import FileLoad
+from connectors.ec.folders import FILE_NAME, Folders
+from connectors.ec.marks import Marks, short
 from connectors.meter import Meter, TransferStats
-from connectors.owners import LIVE, Owner
-from protocol.errors import InvalidRequest, TransferError, TransferTimeout
+from protocol.errors import InvalidRequest, TransferError
 
-FILE_NAME = "encoder_cache.safetensors"
-_OWNER = ".owner"
-_KEPT = ".kept-"
-_WANT = ".want-"
-_DONE = ".done-"
-_SWEEP_S = 5.0
+__all__ = ["FILE_NAME", "FileEC", "FileStoreOptions"]
+_LOOKS = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -62,43 +56,34 @@ class FileEC(ECConnector):
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._size = 0
-        self._next_sweep = 0.0
-        self._seen: dict[Path, float] = {}
+        self._looked = 0
         self.lapsed = 0
         self.evictions = 0
-        options.root.mkdir(parents=True, exist_ok=True)
-        self._owner = Owner(options.root)
+        self._folders = Folders(options.root)
+        self._marks = Marks(options.root, max(options.lease_s, options.load_timeout_s))
         self._adopt()
 
     def _adopt(self) -> None:
-        """Answer for what dead instances left, oldest first."""
-        found = []
-        for path in self._options.root.glob(f"*/{FILE_NAME}"):
-            with contextlib.suppress(OSError):
-                owner = (path.parent / _OWNER).read_text()
-                if not self._owner.alive(owner):
-                    stat = path.stat()
-                    found.append((stat.st_mtime, path.parent.name, stat.st_size))
-        for _, name, size in sorted(found):
-            with contextlib.suppress(TransferError, OSError, KeyError):
-                tensors = file_format.load(self._path(name))
-                (self._path(name).parent / _OWNER).write_text(self._owner.name)
-                self._record(name, _Entry(size, _params(tensors)))
+        for mm_hash in self._folders.left():
+            adopted = self._folders.adopt(mm_hash)
+            if adopted is not None:
+                tensors, size = adopted
+                self._record(mm_hash, _Entry(size, _params(tensors)))
+
+    def listen(self, changed: Callable[[str, int, int], None]) -> None:
+        super().listen(changed)
+        for mm_hash, entry in self._entries.items():
+            changed(mm_hash, entry.params["shape"][0], entry.size)
 
     def check_name(self, mm_hash: str) -> None:
         if not _NAME.fullmatch(mm_hash):
             raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
 
-    def _path(self, mm_hash: str) -> Path:
-        self.check_name(mm_hash)
-        return self._options.root / mm_hash / FILE_NAME
-
     def put(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
-        named = _NAME.fullmatch(mm_hash) is not None
-        return named and any(self._options.root.glob(f"{_WANT}{mm_hash}.*"))
+        return _NAME.fullmatch(mm_hash) is not None and self._marks.wanted(mm_hash)
 
     def swap(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]
@@ -109,58 +94,67 @@ class FileEC(ECConnector):
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None
     ) -> dict[str, Any] | None:
         """`left` takes what is pushed out although it is kept for somebody."""
-        path = self._path(mm_hash)
-        if mm_hash not in self._entries:
+        self.check_name(mm_hash)
+        if not self._holds(mm_hash):
             size = sum(tensor.nbytes for tensor in entry.tensors.values())
             if size > self._options.capacity:
                 raise TransferError(f"media item {mm_hash[:16]}: {size} bytes exceed the EC store")
             if not self._make_room(size) and (left is None or not self._push_out(size, left)):
                 return None
-            stored = file_format.save(path, entry.tensors)
-            with contextlib.suppress(OSError):
-                (path.parent / _OWNER).write_text(self._owner.name)
+            stored = self._folders.save(mm_hash, entry.tensors)
             self._record(mm_hash, _Entry(stored, _params(entry.tensors)))
         for holder in entry.holders:
-            self._keep(mm_hash, holder)
+            self._keep(mm_hash, holder, entry.deadlines.get(holder))
         return self._entries[mm_hash].params
 
+    def _holds(self, mm_hash: str) -> bool:
+        """Whether an entry is there; another instance may have removed it."""
+        if mm_hash in self._entries and not self._folders.exists(mm_hash):
+            self._forget(mm_hash)
+        return mm_hash in self._entries
+
+    def _fits(self, size: int) -> bool:
+        return self._size + size <= self._options.capacity
+
     def _make_room(self, size: int) -> bool:
-        for mm_hash in list(self._entries):
-            if self._size + size <= self._options.capacity:
+        """In a large store the marks of some entries are looked at, of others the next time."""
+        for mm_hash in list(self._entries)[self._looked :][:_LOOKS]:
+            if self._fits(size):
                 break
+            self._looked += 1
             if not self._pinned(mm_hash):
+                self._looked -= 1
                 self.evictions += 1
                 self._remove(mm_hash)
-        return self._size + size <= self._options.capacity
+        if self._fits(size) or self._looked >= len(self._entries):
+            self._looked = 0
+        return self._fits(size)
 
     def _push_out(self, size: int, left: dict[str, NewEntry]) -> bool:
         """Make room with entries that are kept for somebody, least recently used first."""
         for mm_hash in list(self._entries):
-            if self._size + size <= self._options.capacity:
+            if self._fits(size):
                 break
+            holders = self._entries[mm_hash].holders
             with contextlib.suppress(TransferError):
-                tensors = file_format.load(self._path(mm_hash))
-                left[mm_hash] = NewEntry(tensors, tuple(self._entries[mm_hash].holders))
+                tensors = self._folders.load(mm_hash)
+                left[mm_hash] = NewEntry(tensors, tuple(holders), holders)
             self._remove(mm_hash)
-        return self._size + size <= self._options.capacity
+        return self._fits(size)
 
     def _pinned(self, mm_hash: str) -> bool:
-        """Whether an entry is kept for somebody, whose mark is still there."""
-        entry, now = self._entries[mm_hash], time.monotonic()
-        for holder, until in list(entry.holders.items()):
-            mark = self._mark(mm_hash, holder)
-            if until <= now or not mark.exists():
-                self.lapsed += mark.exists()
-                mark.unlink(missing_ok=True)
-                del entry.holders[holder]
-        return bool(entry.holders)
-
-    def _mark(self, mm_hash: str, holder: str) -> Path:
-        return self._path(mm_hash).with_name(f"{_KEPT}{_short(holder)}")
-
-    def _done(self, mm_hash: str, holder: str) -> Path:
-        """Says that a request was done with an entry before the encoder heard of the request."""
-        return self._options.root / f"{_DONE}{mm_hash}.{_short(holder)}"
+        """Whether an entry is kept for somebody, whose mark is still there; requests that another
+        instance keeps it for count from when their marks are first seen."""
+        holders, now = self._entries[mm_hash].holders, time.monotonic()
+        marks = self._marks.kept(mm_hash)
+        for mark in marks - {short(holder) for holder in holders}:
+            holders[mark] = now + self._options.lease_s
+        for holder, until in list(holders.items()):
+            if until <= now or short(holder) not in marks:
+                self.lapsed += short(holder) in marks
+                self._marks.lapse(mm_hash, holder)
+                del holders[holder]
+        return bool(holders)
 
     def _record(self, mm_hash: str, entry: _Entry) -> None:
         self._entries[mm_hash] = entry
@@ -171,60 +165,39 @@ class FileEC(ECConnector):
         self._size -= self._entries.pop(mm_hash).size
         self.changed(mm_hash, 0, 0)
 
-    def _keep(self, mm_hash: str, holder: str) -> None:
+    def _keep(self, mm_hash: str, holder: str, until: float | None = None) -> None:
+        """`until` if its lease has begun before."""
         self._entries.move_to_end(mm_hash)
-        done = self._done(mm_hash, holder)
-        if done.exists():
-            done.unlink(missing_ok=True)
-            return
-        with contextlib.suppress(OSError):
-            self._mark(mm_hash, holder).touch()
-            until = time.monotonic() + self._options.lease_s
+        now = time.monotonic()
+        until = now + self._options.lease_s if until is None else until
+        if until <= now:
+            self.lapsed += 1
+        elif self._marks.keep(mm_hash, holder):
             self._entries[mm_hash].holders[holder] = until
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
-        if mm_hash in self._entries and not self._path(mm_hash).exists():
-            self._forget(mm_hash)
-        self.meter.asked(hit=mm_hash in self._entries)
-        if mm_hash not in self._entries:
+        held = self._holds(mm_hash)
+        self.meter.asked(hit=held)
+        if not held:
             return None
         self._keep(mm_hash, holder)
         return self._entries[mm_hash].params
 
     def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
-        want = self._options.root / f"{_WANT}{mm_hash}.{uuid.uuid4().hex[:16]}"
+        self.check_name(mm_hash)
         deadline = time.monotonic() + self._options.load_timeout_s
-        return _FileLoad(self._path(mm_hash), want, deadline, self.meter)
+        return FileLoad(self._folders.file(mm_hash), self._marks, deadline, self.meter)
 
     def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
-        try:
-            self._mark(mm_hash, holder).unlink()
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._done(mm_hash, holder).touch()
+        self.check_name(mm_hash)
+        self._marks.done(mm_hash, holder)
 
     def poll(self) -> None:
-        """Now and then, remove what was left by requests that never came and readers that died.
-
-        Marks age from when they were first seen here: no two clocks need to agree.
-        """
-        now = time.monotonic()
-        if now < self._next_sweep:
-            return
-        self._next_sweep = now + _SWEEP_S
-        longest_s = max(self._options.lease_s, self._options.load_timeout_s)
-        marks = [path for kind in (_DONE, _WANT) for path in self._options.root.glob(f"{kind}*")]
-        self._seen = {path: self._seen.get(path, now) for path in marks}
-        for path in [path for path, seen in self._seen.items() if now - seen > longest_s]:
-            path.unlink(missing_ok=True)
+        self._marks.sweep()
 
     def _remove(self, mm_hash: str) -> None:
-        """Forget an entry, and remove its folder unless another writer has taken it over."""
         self._forget(mm_hash)
-        folder = self._path(mm_hash).parent
-        with contextlib.suppress(OSError):
-            if (folder / _OWNER).read_text() == self._owner.name:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._folders.remove(mm_hash)
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot(
@@ -238,14 +211,11 @@ class FileEC(ECConnector):
     def close(self) -> None:
         """Remove this instance's entries, and the marks if nobody else is there."""
         self.clear()
-        self._owner.close()
-        if not any(self._options.root.glob(f"{LIVE}*")):
-            for pattern in (f"{_DONE}*", f"{_WANT}*"):
-                for path in self._options.root.glob(pattern):
-                    path.unlink(missing_ok=True)
+        if self._folders.close():
+            self._marks.clear()
 
     def check_integrity(self) -> list[str]:
-        missing = [name for name in self._entries if not self._path(name).exists()]
+        missing = [name for name in self._entries if self._folders.lost(name)]
         problems = [f"EC file of {name[:16]} is gone" for name in missing]
         total = sum(entry.size for entry in self._entries.values())
         if total != self._size:
@@ -256,45 +226,3 @@ class FileEC(ECConnector):
 def _params(tensors: Tensors) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in tensors.values())
     return {"size_bytes": size, "shape": list(tensors[EC_TENSOR].shape)}
-
-
-def _short(holder: str) -> str:
-    return blake3(holder.encode()).hexdigest()[:32]
-
-
-class _FileLoad(ECLoad):
-    """Waits for a file to appear; until then a file of the name `want` says that it does."""
-
-    def __init__(self, path: Path, want: Path, deadline: float, meter: Meter) -> None:
-        self._path = path
-        self._meter = meter
-        self._want = want
-        self._deadline = deadline
-        self._done = False
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                want.touch()
-
-    def poll(self) -> Tensors | None:
-        if self._path.exists():
-            begun = time.monotonic()
-            try:
-                tensors = file_format.load(self._path)
-            except TransferError:
-                if not self._path.exists():
-                    return None  # evicted at this moment
-                self._path.unlink(missing_ok=True)  # so that it is made again
-                raise
-            self.cancel()
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            self._meter.moved(size, time.monotonic() - begun)
-            return tensors
-        if time.monotonic() > self._deadline:
-            name = self._path.parent.name[:16]
-            raise TransferTimeout(f"no embedding for media item {name} in time")
-        return None
-
-    def cancel(self) -> None:
-        if not self._done:
-            self._done = True
-            self._want.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,20 @@ from connectors.messages import ECTensor
 
 @dataclass
 class Landing:
-    """Where entries arrive that find no room in the `Keep`, until they have been copied."""
+    """Where entries arrive that find no room in the `Keep`, until they have been copied: a part of
+    the region (uint8[nbytes]) that begins at `base`."""
 
-    memory: torch.Tensor
+    region: torch.Tensor
+    base: int
     space: Space
 
     def take(self, size: int) -> int | None:
-        return self.space.take(size)
+        """The offset, in the region, of `size` bytes; None if there is no room."""
+        offset = self.space.take(size)
+        return None if offset is None else self.base + offset
 
     def give(self, offset: int) -> None:
-        self.space.give(offset)
+        self.space.give(offset - self.base)
 
 
 class Keep:
@@ -37,9 +42,16 @@ class Keep:
         self._memory = memory.numpy()
         self._base = base
         self._space = Space(memory.numel())
+        # Finalizers run wherever garbage is collected, be it within `take` or in another thread.
+        self._returned: deque[int] = deque()
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self._space.give(self._returned.popleft())
 
     def take(self, size: int) -> int | None:
         """The offset, in the region, of `size` bytes; None if there is no room."""
+        self._take_back()
         offset = self._space.take(size)
         return None if offset is None else self._base + offset
 
@@ -59,5 +71,15 @@ class Keep:
         at = offset - self._base
         # The tensors' storage holds this array, and nothing else does.
         held = self._memory[at : at + end - start]
-        weakref.finalize(held, self._space.give, at).atexit = False
+        weakref.finalize(held, self._returned.append, at).atexit = False
         return views(torch.from_numpy(held), tensors)
+
+    @property
+    def used(self) -> int:
+        """Bytes of pieces that are lent, or were taken."""
+        self._take_back()
+        return self._space.used
+
+    def check_integrity(self) -> list[str]:
+        self._take_back()
+        return self._space.check_integrity()

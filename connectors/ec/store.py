@@ -6,55 +6,44 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from connectors.base import EC_TENSOR, Tensors, nobody_listens
+from connectors.base import EC_TENSOR, nobody_listens
 from connectors.base import Entry as NewEntry
+from connectors.ec.holders import Holders
 from connectors.ec.space import Space, aligned
-from connectors.ec.tensors import copies
+from connectors.ec.tensors import copies, fill
+from connectors.ec.wants import Want, Wants
 from connectors.leases import LeaseTable
-from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECTensor, ECWant
+from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECTensor, ECWant
 from connectors.side_channel import Sender, SideServer
 from protocol.errors import TransferError
 
-_MAX_WANTS = 100_000
-_UNNAMED = "?"
-_MAX_WAIT_S = 3600.0
-_LOST_S = 2.0  # how long a call that brings the item may come after a consumer that wants it
 _POLL_S = 0.05  # leases are looked through this often
 
 
 @dataclass
 class _Entry:
-    """`holders` are the requests that it is kept for, and until when; `readers` counts grants. With
-    either it is pinned."""
+    """`readers` counts grants."""
 
     offset: int
     tensors: list[ECTensor]
-    holders: dict[str, float] = field(default_factory=dict)
     readers: int = 0
 
-    @property
-    def pinned(self) -> bool:
-        return bool(self.holders or self.readers)
 
+class _Granted(NamedTuple):
+    """What a consumer may read, and as what it asked."""
 
-@dataclass
-class _Want:
-    query: int
-    consumer: Sender
-    since: float
-    deadline: float
+    entry: _Entry
+    want: Want
 
 
 class ECStore:
-    """Entries in `memory`, least recently used first out, never while pinned.
-
-    A request may be done with an entry before the encoder has heard that it will need it: that is
-    remembered for a lease's time.
-    """
+    """Entries in `memory`, least recently used first out, never while they are read or kept for a
+    request."""
 
     def __init__(
         self,
@@ -70,23 +59,33 @@ class ECStore:
         self.space = Space(memory.numel())
         self._changed = changed
         self.grants: LeaseTable[int] = LeaseTable(lease_s, clock)
-        self.lapsed = 0
         self.evictions = 0
-        self._memory = memory
+        self.memory = memory
         self._commit = commit
-        self._pending = pending
-        self._lease_s = lease_s
         self._clock = clock
         self._numbers = itertools.count(1)
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._granted: dict[int, _Entry] = {}
+        self._granted: dict[int, _Granted] = {}
         self._leaving: list[_Entry] = []
-        self._wants: OrderedDict[str, list[_Want]] = OrderedDict()
-        self._forgotten: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._holders = Holders(lease_s, lambda: self._clock())
+        self._wants = Wants(pending, lambda: self._clock())
         self._next_poll = 0.0
-        server.on(ECWant, self._wanted)
-        server.on(ECDone, self._done)
-        server.on(ECForget, self._forget)
+        self._handlers: dict[type, Callable[[Any, Sender], None]] = {
+            ECWant: self._wanted,
+            ECDone: self._done,
+            ECForget: self._forget,
+        }
+        for kind, handler in self._handlers.items():
+            server.on(kind, handler)
+
+    def serve(self, message: ECWant | ECDone | ECForget, consumer: Sender) -> None:
+        """As if a peer had said it."""
+        self._handlers[type(message)](message, consumer)
+
+    @property
+    def lapsed(self) -> int:
+        """Requests that never said they were done with an entry."""
+        return self._holders.lapsed
 
     def put(self, mm_hash: str, entry: NewEntry) -> bool:
         """Store an entry, and tell those who wait for it. False while the pinned leave no room.
@@ -118,16 +117,20 @@ class ECStore:
             except TransferError:
                 self.space.give(offset)
                 raise
-            self._entries[mm_hash] = _Entry(offset, self._copy(offset, entry.tensors))
+            self._entries[mm_hash] = _Entry(offset, fill(self.memory, offset, entry.tensors))
             self._changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
-        self._serve_wants(mm_hash)
+        for want in self._wants.take(mm_hash):
+            self._grant(mm_hash, want)
         for holder in entry.holders:
-            self.keep(mm_hash, holder)
+            self.keep(mm_hash, holder, entry.deadlines.get(holder))
         return True
+
+    def _pinned(self, mm_hash: str) -> bool:
+        return self._holders.holds(mm_hash) or bool(self._entries[mm_hash].readers)
 
     def _make_room(self, size: int) -> int | None:
         offset = self.space.take(size)
-        for mm_hash in [name for name, entry in self._entries.items() if not entry.pinned]:
+        for mm_hash in [name for name in self._entries if not self._pinned(name)]:
             if offset is not None:
                 break
             self._drop(mm_hash)
@@ -140,8 +143,9 @@ class ECStore:
         offset = None
         for mm_hash in [name for name, entry in self._entries.items() if not entry.readers]:
             entry = self._entries[mm_hash]
-            tensors = copies(self._memory[entry.offset :], entry.tensors)
-            left[mm_hash] = NewEntry(tensors, tuple(entry.holders))
+            tensors = copies(self.memory[entry.offset :], entry.tensors)
+            holders = self._holders.drop(mm_hash)
+            left[mm_hash] = NewEntry(tensors, tuple(holders), holders)
             self._drop(mm_hash)
             offset = self.space.take(size)
             if offset is not None:
@@ -151,65 +155,36 @@ class ECStore:
     def wanted(self, mm_hash: str) -> bool:
         return mm_hash in self._wants
 
-    def _copy(self, offset: int, tensors: Tensors) -> list[ECTensor]:
-        described = []
-        for name, tensor in tensors.items():
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            self._memory[offset : offset + flat.numel()] = flat
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            described.append(ECTensor(name, tuple(tensor.shape), dtype, offset, flat.numel()))
-            offset += aligned(flat.numel())
-        return described
-
-    def keep(self, mm_hash: str, holder: str) -> list[ECTensor] | None:
+    def keep(self, mm_hash: str, holder: str, until: float | None = None) -> list[ECTensor] | None:
         """A request will need an entry, which is pinned until it says that it is done, or a lease
-        has passed. Its tensors, None if it is not held."""
+        has passed (`until`, if that has begun). Its tensors, None if it is not held."""
         entry = self._entries.get(mm_hash)
         if entry is None:
             return None
         self._entries.move_to_end(mm_hash)
-        if self._forgotten.pop((mm_hash, holder), None) is None:
-            name = holder or f"{_UNNAMED}{next(self._numbers)}"
-            entry.holders[name] = self._clock() + self._lease_s
+        self._holders.keep(mm_hash, holder, until)
         return entry.tensors
 
     def _forget(self, message: ECForget, _: Sender) -> None:
-        entry = self._entries.get(message.mm_hash)
-        if entry is not None:
-            unnamed = (name for name in entry.holders if name.startswith(_UNNAMED))
-            name = message.holder if message.holder in entry.holders else next(unnamed, None)
-            if name is not None:
-                del entry.holders[name]
-                return
-        key = (message.mm_hash, message.holder)
-        self._forgotten[key] = self._clock() + self._lease_s
-        if len(self._forgotten) > _MAX_WANTS:
-            self._forgotten.popitem(last=False)
+        self._holders.done(message.mm_hash, message.holder)
 
     def tensors(self, mm_hash: str) -> list[ECTensor] | None:
         entry = self._entries.get(mm_hash)
         return None if entry is None else entry.tensors
 
     def _wanted(self, message: ECWant, consumer: Sender) -> None:
-        now = self._clock()
-        want = _Want(message.query, consumer, now, now + min(message.wait_s, _MAX_WAIT_S))
+        want = self._wants.made(message, consumer)
         if message.mm_hash in self._entries:
-            return self._grant(message.mm_hash, want)
-        if sum(map(len, self._wants.values())) >= _MAX_WANTS:
-            self._wants.popitem(last=False)
-        return self._wants.setdefault(message.mm_hash, []).append(want)
+            self._grant(message.mm_hash, want)
+        else:
+            self._wants.add(message.mm_hash, want)
 
-    def _serve_wants(self, mm_hash: str) -> None:
-        for want in self._wants.pop(mm_hash, ()):
-            if want.deadline > self._clock():
-                self._grant(mm_hash, want)
-
-    def _grant(self, mm_hash: str, want: _Want) -> None:
+    def _grant(self, mm_hash: str, want: Want) -> None:
         entry = self._entries[mm_hash]
         self._entries.move_to_end(mm_hash)
         number = next(self._numbers)
         self.grants.grant(number)
-        self._granted[number] = entry
+        self._granted[number] = _Granted(entry, want)
         entry.readers += 1
         want.consumer(ECGrant(want.query, number, entry.tensors))
 
@@ -219,17 +194,15 @@ class ECStore:
             consumer(ECHeld(message.query, held))
             if held:
                 self._end_grant(message.grant)
-        else:
-            self._forget_want(message)
-
-    def _forget_want(self, message: ECDone) -> None:
-        wants = self._wants.get(message.mm_hash, [])
-        wants[:] = [want for want in wants if want.query != message.query]
-        if not wants:
-            self._wants.pop(message.mm_hash, None)
+            return
+        self._wants.forget(message.mm_hash, message.query, consumer)
+        for number, (_, want) in list(self._granted.items()):  # on its way when they gave up
+            if (want.query, want.consumer) == (message.query, consumer):
+                self.grants.release(number)
+                self._end_grant(number)
 
     def _end_grant(self, number: int) -> None:
-        entry = self._granted.pop(number)
+        entry = self._granted.pop(number).entry
         entry.readers -= 1
         self._sweep_leaving()
 
@@ -241,6 +214,7 @@ class ECStore:
     def _drop(self, mm_hash: str) -> None:
         """Forget an entry; its memory is free once nobody reads it."""
         entry = self._entries.pop(mm_hash)
+        self._holders.drop(mm_hash)
         self._changed(mm_hash, 0, 0)
         self._leaving.append(entry)
         self._sweep_leaving()
@@ -253,23 +227,8 @@ class ECStore:
         self._next_poll = now + _POLL_S
         for number in self.grants.expire():
             self._end_grant(number)
-        for entry in self._entries.values():
-            for name in [name for name, until in entry.holders.items() if until <= now]:
-                del entry.holders[name]
-                self.lapsed += 1
-        while self._forgotten and next(iter(self._forgotten.values())) <= now:
-            self._forgotten.popitem(last=False)
-        self._poll_wants(now)
-
-    def _poll_wants(self, now: float) -> None:
-        """Forget those that wait no longer, and tell those that wait in vain."""
-        for mm_hash, wants in list(self._wants.items()):
-            lost = [w for w in wants if w.since + _LOST_S <= now and not self._pending(mm_hash)]
-            for want in lost:
-                want.consumer(ECLost(want.query))
-            wants[:] = [want for want in wants if want.deadline > now and want not in lost]
-            if not wants:
-                del self._wants[mm_hash]
+        self._holders.expire()
+        self._wants.poll()
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):

@@ -26,19 +26,38 @@ def span(tensors: Sequence[ECTensor]) -> tuple[int, int]:
 
 
 def check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
-    """`TransferError` unless every tensor is one, the main one is among them, and they lie side by
-    side."""
-    for tensor in tensors:
-        dtype = _dtypes().get(tensor.dtype)
-        size = math.prod(tensor.shape)
-        if dtype is None or size <= 0 or size * dtype.itemsize != tensor.nbytes:
-            raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} is no tensor")
+    """`TransferError` unless every tensor is one of embeddings, [tokens, width], the main one is
+    among them, and they lie side by side where their dtypes may."""
     names = [tensor.name for tensor in tensors]
     if EC_TENSOR not in names or len(set(names)) != len(names):
-        raise TransferError(f"EC entry {mm_hash[:16]}: {names} are no entry")
+        raise TransferError(f"EC entry {mm_hash[:16]}: {names[:8]} are no entry")
     start, end = span(tensors)
+    for tensor in tensors:
+        if not _possible(tensor, start):
+            raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} are no embeddings")
     if end - start > sum(aligned(tensor.nbytes) for tensor in tensors):
         raise TransferError(f"EC entry {mm_hash[:16]}: its tensors do not lie together")
+
+
+def _possible(tensor: ECTensor, start: int) -> bool:
+    dtype, size = _dtypes().get(tensor.dtype), math.prod(tensor.shape)
+    if dtype is None or len(tensor.shape) != 2 or size <= 0:
+        return False
+    # Both in the producer's memory and in ours, where the entry begins at a multiple of any dtype.
+    fits = not tensor.offset % dtype.itemsize and not (tensor.offset - start) % dtype.itemsize
+    return fits and size * dtype.itemsize == tensor.nbytes
+
+
+def fill(memory: torch.Tensor, offset: int, tensors: Tensors) -> list[ECTensor]:
+    """Copy an entry into `memory` (uint8[nbytes]) from `offset` on; where its tensors lie."""
+    described = []
+    for name, tensor in tensors.items():
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        memory[offset : offset + flat.numel()] = flat
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        described.append(ECTensor(name, tuple(tensor.shape), dtype, offset, flat.numel()))
+        offset += aligned(flat.numel())
+    return described
 
 
 def views(memory: torch.Tensor, tensors: Sequence[ECTensor]) -> Tensors:

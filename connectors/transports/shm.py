@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import uuid
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from connectors import owners
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from protocol.errors import ConfigError, TransferError
 
@@ -86,17 +86,14 @@ class ShmTransport(Transport):
         return memory
 
     def _create(self, path: Path, nbytes: int, sparse: bool) -> int:
-        """The descriptor that holds the segment's lock. It gets its name once it is locked."""
-        unnamed = path.with_name(f".{path.name}")
-        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        """The descriptor that holds the segment's lock."""
+        descriptor = owners.create_locked(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.truncate(descriptor, nbytes)
             if not sparse:
                 os.posix_fallocate(descriptor, 0, nbytes)
-            unnamed.rename(path)
         except OSError as error:
-            unnamed.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             os.close(descriptor)
             raise ConfigError(f"shm: no room for {nbytes} bytes: {error.strerror}") from None
         return descriptor
@@ -188,16 +185,4 @@ class ShmTransport(Transport):
 
 def sweep(directory: Path) -> int:
     """Remove segments whose owner is dead; returns how many."""
-    removed = 0
-    for path in directory.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                removed += 1
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(descriptor)
-    return removed
+    return owners.sweep(directory, f"{_PREFIX}*")

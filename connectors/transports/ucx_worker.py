@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from connectors.transports.ucx_epochs import Epochs
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class UcxWorker:
         self._any = (self._api.UCXXTag(0), self._api.UCXXTagMask(0))
         self._sink = np.empty(1, np.uint8)
         self._links: dict[bytes, Link] = {}
-        self._epochs: dict[bytes, int] = {}  # of the next link to each peer that has none now
+        self._epochs = Epochs()
         self._operations: list[_Operation] = []
         self._threaded = progress_thread
         if progress_thread:
@@ -117,15 +118,15 @@ class UcxWorker:
             endpoint = self._worker.create_endpoint_from_worker_address(remote, True)
         except self._api.UCXError as error:
             raise TransferError(f"ucx: no way to the peer: {error}") from None
-        epoch = max(epoch, self._epochs.pop(address, 0))
-        link = self._links[address] = Link(address, endpoint, epoch)
+        link = Link(address, endpoint, self._epochs.begin(address, epoch))
+        self._links[address] = link
         return link
 
     def cut(self, address: bytes) -> None:
         """End a connection at once, if there is one; what is under way on it fails."""
         link = self._links.pop(address, None)
         if link is not None:
-            self._epochs[address] = link.epoch + 1
+            self._epochs.ended(address, link.epoch)
             link.endpoint.close_blocking(int(_CLOSE_S * 1e9), 1)
 
     def send(self, link: Link, memory: Any, tag: int, then: Then) -> None:

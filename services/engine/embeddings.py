@@ -6,12 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
+from connectors.base import ECConnector, ECLoad, Tensors
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
+from services.engine.embedding_layout import MISMATCH, EmbeddingLayout
 from services.engine.request import Order, Request, RequestKey
-
-_MISMATCH = "embedding_length_mismatch"
 
 
 @dataclass
@@ -26,7 +25,7 @@ class _Entry:
 
 
 class EmbeddingCache:
-    """Embeddings by mm_hash in at most `capacity` bytes, `token_bytes` for each token.
+    """Embeddings by mm_hash in at most `capacity` bytes.
 
     Room is reserved before an embedding is asked for, for the oldest request first, its items in
     prompt order; what no request needs makes room (LRU), then what only younger ones need. So the
@@ -34,12 +33,13 @@ class EmbeddingCache:
     """
 
     def __init__(
-        self, connector: ECConnector, device: str, capacity: int, token_bytes: int
+        self, connector: ECConnector, device: str, capacity: int, layout: EmbeddingLayout
     ) -> None:
         self._connector = connector
         self._device = device
         self._capacity = capacity
-        self._token_bytes = token_bytes
+        self._layout = layout
+        self._token_bytes = layout.token_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._requests: dict[RequestKey, Request] = {}
         self._unmet: set[RequestKey] = set()
@@ -117,7 +117,7 @@ class EmbeddingCache:
                 self._advance(mm_hash, entry, entry.load)
             except TransferError as error:
                 self._connector.meter.failed(error.code)
-                lost = EmbeddingLost(error.message) if error.code != _MISMATCH else error
+                lost = EmbeddingLost(error.message) if error.code != MISMATCH else error
                 failed += [(owner, lost) for owner in entry.owners]
                 self._drop(mm_hash)
         return failed
@@ -173,19 +173,7 @@ class EmbeddingCache:
         tensors = load.poll()
         if tensors is None:
             return
-        rows = tensors[EC_TENSOR].shape[0]
-        if rows != entry.length:
-            raise TransferError(
-                f"media item {mm_hash[:16]}: the encoder made {rows} embeddings, its placeholder "
-                f"span has {entry.length} tokens",
-                code=_MISMATCH,
-            )
-        if not _fits(tensors, entry):
-            shapes = {name: (*t.shape, str(t.dtype)) for name, t in tensors.items()}
-            raise TransferError(
-                f"media item {mm_hash[:16]}: {shapes} are no embeddings of this model: "
-                f"{entry.length} rows of {self._token_bytes} bytes are"
-            )
+        tensors = self._layout.fitted(mm_hash, tensors, entry.length)
         entry.tensors = {name: t.to(self._device) for name, t in tensors.items()}
         entry.load = None
 
@@ -211,12 +199,6 @@ class EmbeddingCache:
         if held != self.size:
             problems.append(f"embeddings sum to {held} bytes, books say {self.size}")
         return problems
-
-
-def _fits(tensors: Tensors, entry: _Entry) -> bool:
-    """Whether every token has a row in each tensor, and all together the bytes that it must."""
-    rows = all(t.ndim == 2 and len(t) == entry.length for t in tensors.values())
-    return rows and sum(t.nbytes for t in tensors.values()) == entry.size
 
 
 def _needed(request: Request) -> Iterator[MMItem]:

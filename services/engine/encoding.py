@@ -13,9 +13,9 @@ from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.engine.rates import RateMeter
+from services.engine.run_bound import RunBound
 from services.engine.vision import Prepared, VisionModel
 
-_RUN_S = 0.1
 _NICE = 10
 
 
@@ -39,10 +39,11 @@ class _Job:
 class EncodeQueue:
     """Encodes each mm_hash once; later requests for it join or are served from the EC store.
 
-    A run takes what is prepared, oldest first, up to `max_patches`, and no more than it should take
-    `_RUN_S` for, as its first picture is held up by all others; it never waits to fill up.
+    A run takes what is prepared, oldest first, as far as its bound allows; it never waits to fill
+    up.
     While the store has no room for what has been encoded, only what a consumer waits for is: so
-    pictures pile up in the queue alone, which its requests' deadlines bound.
+    pictures pile up in the queue alone, which its requests' deadlines bound. What the store pushed
+    out waits here to be put again, as long as the leases last that it was kept for.
     """
 
     def __init__(
@@ -58,8 +59,7 @@ class EncodeQueue:
         self._vision = vision
         self._store = store
         store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
-        self._max_patches = max_patches
-        self._patches_per_s = 0.0  # of the runs so far, 0 before the first
+        self.bound = RunBound(max_patches)
         self._wake = wake
         self._meter = meter
         self._pool = ThreadPoolExecutor(threads, "prepare", initializer=_stand_back)
@@ -129,12 +129,12 @@ class EncodeQueue:
         """Encode one batch of what is prepared; returns every answer that is due."""
         outputs = self._expire() + self._store_all()
         batch: list[Prepared] = []
-        patches, room = 0, min(self._max_patches, self._patches_per_s * _RUN_S)
+        patches = 0
         for mm_hash, future in self._runnable():
             prepared = future.exception() or future.result()
             if isinstance(prepared, BaseException):
                 outputs += self._fail(mm_hash, prepared)
-            elif not batch or patches + prepared.patches <= room:
+            elif not batch or patches + prepared.patches <= self.bound.room:
                 batch.append(prepared)
                 patches += prepared.patches
         return outputs + self._run(batch)
@@ -170,7 +170,7 @@ class EncodeQueue:
         tokens = sum(prepared.item.length for prepared in batch)
         seconds = time.perf_counter() - begun
         self._meter.encoded(tokens, seconds)
-        self._learn(sum(prepared.patches for prepared in batch) / max(seconds, 1e-6))
+        self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
             if isinstance(result, TriptychError):
                 outputs += self._fail(prepared.item.mm_hash, result)
@@ -178,12 +178,6 @@ class EncodeQueue:
                 self.encoded += 1
                 self._unstored[prepared.item.mm_hash] = Entry(result, ())
         return outputs + self._store_all()
-
-    def _learn(self, patches_per_s: float) -> None:
-        """A small run says little of how fast a large one is: the rate rises at once and falls
-        slowly."""
-        average = (self._patches_per_s + patches_per_s) / 2
-        self._patches_per_s = max(average, patches_per_s)
 
     def _store_all(self) -> list[EncodeOutput]:
         """Store what has been encoded, as far as there is room: what a consumer is waiting for in
@@ -197,15 +191,25 @@ class EncodeQueue:
             if stored is None:
                 break
             outputs += stored
+        self._drop_unneeded()
         return outputs
+
+    def _drop_unneeded(self) -> None:
+        """What found no room and is kept for nobody is made again if somebody asks for it."""
+        now = time.monotonic()
+        for mm_hash, entry in list(self._unstored.items()):
+            if not (mm_hash in self._jobs or entry.held(now) or self._store.wanted(mm_hash)):
+                del self._unstored[mm_hash]
 
     def _store_one(self, mm_hash: str, *, wanted: bool) -> list[EncodeOutput] | None:
         """The answers that are due, None if there is no room."""
         job = self._jobs.get(mm_hash)
         waiters = job.waiters if job is not None else []
         encoded = self._unstored[mm_hash]
-        holders = (*encoded.holders, *(waiter.holder for waiter in waiters))
-        entry = Entry(encoded.tensors, holders)
+        come = [waiter.holder for waiter in waiters]
+        earlier = [holder for holder in encoded.holders if holder not in come]
+        deadlines = {name: encoded.deadlines[name] for name in earlier if name in encoded.deadlines}
+        entry = Entry(encoded.tensors, (*earlier, *come), deadlines)
         left: dict[str, Entry] = {}
         try:
             if wanted:

@@ -56,9 +56,10 @@ class Engine:
         self.ec = self._connectors.make_ec(
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
+            consumes="language" in config.parts,
         )
         if self._log is not None and "vision" in config.parts:
-            self.ec.changed = self._log.embedding_changed
+            self.ec.listen(self._log.embedding_changed)
         self.kv: KVConnector | None = None
         self.generate = self._language() if "language" in config.parts else None
         self.encode = self._vision(wake) if "vision" in config.parts else None
@@ -85,7 +86,7 @@ class Engine:
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
         embeddings = EmbeddingCache(
-            self.ec, config.device, config.embedding_cache_bytes, model.embedding_bytes
+            self.ec, config.device, config.embedding_cache_bytes, model.embedding_layout
         )
         if self._log is not None:
             blocks.forgotten = self._log.block_removed

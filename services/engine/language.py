@@ -13,6 +13,7 @@ from protocol.errors import ConfigError
 from protocol.refs import KVGroup, KVLayout
 from services.engine import attention
 from services.engine.batch import PagedBatch
+from services.engine.embedding_layout import EmbeddingLayout
 from services.engine.loader import LANGUAGE_MODEL, has_vision, load_part, read_config
 
 _PROBE = "triptych_probe"
@@ -136,11 +137,11 @@ class LanguageModel:
         return shapes
 
     @property
-    def embedding_bytes(self) -> int:
-        """Bytes of one media token's embeddings, those for early layers (deepstack) included."""
+    def embedding_layout(self) -> EmbeddingLayout:
+        """A media token's embeddings, those for early layers (deepstack) included."""
         vision = getattr(self.config, "vision_config", None)
-        levels = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        return levels * int(self.text_config.hidden_size) * self.dtype.itemsize
+        levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return EmbeddingLayout(int(self.text_config.hidden_size), levels, self.dtype)
 
     def kv_layout(self, block_size: int) -> KVLayout:
         """The layout of this model's KV blocks; layers of one shape form a group."""

@@ -13,6 +13,7 @@ from transformers import AutoImageProcessor
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import EncodeItem
+from services.engine.embedding_layout import deepstack_name
 from services.engine.loader import load_part
 from services.frontend.image import load_rgb
 
@@ -101,7 +102,7 @@ def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
     entries = [{EC_TENSOR: embeds} for embeds in output.pooler_output]
     for level, features in enumerate(getattr(output, "deepstack_features", None) or ()):
         for entry, embeds in zip(entries, features, strict=True):
-            entry[f"deepstack_{level:02d}"] = embeds
+            entry[deepstack_name(level)] = embeds
     return entries
 
 

@@ -86,6 +86,21 @@ def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
     assert writer.check_integrity() == []
 
 
+def test_in_a_large_store_what_nobody_needs_is_found_too(tmp_path: Path) -> None:
+    """However many that are kept stand before it, and without looking at all of them at once."""
+    writer, reader, last = store(tmp_path, count=150), store(tmp_path), 0
+    while writer.put(f"{last}", entry(last, "r")):
+        last += 1
+    assert last > 128
+    reader.forget(f"{last - 1}", None, "r")
+    tries = 1
+    while writer.put("x", entry(1)) is None:
+        tries += 1
+        assert tries < 5
+    assert writer.find(f"{last - 1}", "r") is None and writer.find(f"{last - 2}", "r") is not None
+    assert writer.check_integrity() == []
+
+
 def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None:
     writer, reader = store(tmp_path, count=1), store(tmp_path)
     reader.forget("a", None, "r")

@@ -188,6 +188,44 @@ def test_what_was_pushed_out_in_vain_is_handed_back_too() -> None:
     case.sound()
 
 
+def test_a_push_out_does_not_start_leases_anew() -> None:
+    """In a store that thrashes, a request that never comes would pin its entry for ever."""
+    case = Case(1, lease_s=10.0)
+    case.put("a", "r1", "")
+    for _ in range(3):
+        case.after(3.0)
+        left: dict[str, Entry] = {}
+        case.bus.say(ECWant(7, "b", 60.0))
+        assert case.store.swap("b", Entry(tensors("b"), ()), left)
+        case.bus.say(ECDone(7, "b", case.bus.answers[-1].grant))
+        assert len(left["a"].holders) == 2 and left["a"].held(case.now)
+        assert set(left["a"].deadlines.values()) == {110.0}
+        assert case.store.put("a", left["a"])
+    case.after(1.5)
+    assert case.store.lapsed == 2
+    assert case.put("c"), "nobody needs a"
+    case.sound()
+
+
+def test_what_lapsed_outside_the_store_is_not_kept_when_it_comes_back() -> None:
+    case = Case(1, lease_s=10.0)
+    entry = Entry(tensors("a"), ("r1", "r2"), {"r1": case.now - 1.0, "r2": case.now + 5.0})
+    assert entry.held(case.now) and not entry.held(case.now + 5.0)
+    assert case.store.put("a", entry)
+    assert case.store.lapsed == 1
+    assert not case.put("b")
+    case.bus.say(ECForget("a", "r2"))
+    assert case.put("b")
+
+
+def test_a_request_that_comes_anew_has_a_whole_lease() -> None:
+    case = Case(1, lease_s=10.0)
+    case.store.put("a", Entry(tensors("a"), ("r",), {"r": case.now + 1.0}))
+    case.store.keep("a", "r")
+    case.after(5.0)
+    assert not case.put("b")
+
+
 def test_the_bytes_are_where_the_grant_says() -> None:
     case = Case(3)
     for name in ("a", "b", "c"):

@@ -1,6 +1,7 @@
 """What an engine makes of peers and callers that tell it nonsense: one clear error or its own
 computation, and it goes on."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from services.engine.engine import Engine
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
 from tests.engines import engine, request_of
-from tests.links import RawProducer, Side
+from tests.links import BOUND_S, RawProducer, Side
 from tests.reference import reference_generate
 
 TOKENS = 4
@@ -64,6 +65,14 @@ class Case:
         assert self.engine.generate.check_integrity() == []
         return outputs
 
+    def put(self, name: str, tensors: Tensors) -> dict[str, Any]:
+        """Store an entry, as soon as the one before is read no more."""
+        deadline = time.monotonic() + BOUND_S
+        while (params := self.producer.ec.put(name, Entry(tensors, ()))) is None:
+            assert time.monotonic() < deadline
+            self.producer.poll()
+        return params
+
     def answer(self) -> None:
         """What the impostor says; a test replaces it."""
         self.impostor.poll()
@@ -93,6 +102,12 @@ ENTRIES: dict[str, Tensors] = {
     "flat": {EC_TENSOR: torch.zeros(64 * HIDDEN)},
     "too few rows": {EC_TENSOR: torch.zeros(63, HIDDEN)},
     "another dtype": {EC_TENSOR: torch.zeros(64, HIDDEN, dtype=torch.bfloat16)},
+    "as many bytes, more numbers": {EC_TENSOR: torch.zeros(64, 2 * HIDDEN, dtype=torch.float16)},
+    "as many bytes, two tensors": {
+        EC_TENSOR: torch.zeros(64, HIDDEN // 2),
+        "deepstack_00": torch.zeros(64, HIDDEN // 2),
+    },
+    "another name": {EC_TENSOR: torch.zeros(64, HIDDEN), "": torch.zeros(64, 0)},
     "one tensor too many": {EC_TENSOR: torch.zeros(64, HIDDEN), "deepstack_00": torch.zeros(64, 8)},
 }
 
@@ -102,7 +117,7 @@ def test_embeddings_of_another_shape_fail_one_request(case: Case, index: int) ->
     entry = list(ENTRIES.values())[index]
     request, encode = case.request(picture(1000 + index), "What is in this image?")
     name = encode.items[0].mm_hash
-    params = case.producer.ec.put(name, Entry(entry, ()))
+    params = case.put(name, entry)
     (output,) = case.run(msgspec.structs.replace(request, ec_transfer_params={name: params}))
     assert output.error is not None and output.error.status == 503
     assert "embeddings" in output.error.message

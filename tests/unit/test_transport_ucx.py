@@ -11,6 +11,7 @@ import torch
 
 from connectors.transports.base import Range
 from connectors.transports.ucx import UcxTransport
+from connectors.transports.ucx_epochs import Epochs
 from connectors.transports.ucx_wire import (
     BUNDLE,
     DATA,
@@ -172,6 +173,18 @@ def test_without_a_thread(local: Local, peer: PeerProcess) -> None:
     until(alone.read("peer", "kv", [Range(0, 0, SIZE)]).poll, alone)
     assert torch.equal(memory, torch.from_numpy(pattern(1, SIZE)))
     alone.close()
+
+
+def test_peers_that_never_come_back_are_not_remembered_for_ever() -> None:
+    """One that is forgotten, and comes back, still gets an epoch that is later than its last."""
+    epochs = Epochs()
+    assert epochs.begin(b"new", 0) == 0
+    for number in range(5000):
+        epochs.ended(number.to_bytes(4, "big"), number)
+    assert len(epochs) <= 1024
+    begun = [epochs.begin(number.to_bytes(4, "big"), 0) for number in range(5000)]
+    assert all(epoch > number for number, epoch in enumerate(begun))
+    assert begun[-1] == 5000 and epochs.begin(b"other", 9000) == 9000
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,13 @@ GRANTS = {
     "no main tensor": [ECTensor("other", (8, 64), "float32", 0, 2048)],
     "the same twice": [TENSOR, TENSOR],
     "far apart": [TENSOR, ECTensor("deepstack_00", (8, 64), "float32", 32 << 10, 2048)],
+    "no shape": [ECTensor("ec_cache", (), "float32", 0, 4)],
+    "one dimension": [ECTensor("ec_cache", (512,), "float32", 0, 2048)],
+    "between two numbers": [ECTensor("ec_cache", (8, 64), "float32", 2, 2048)],
+    "between two numbers of an entry": [
+        ECTensor("deepstack_00", (1, 1), "float16", 2, 2),
+        ECTensor("ec_cache", (8, 64), "float32", 4, 2048),
+    ],
     "too large": [ECTensor("ec_cache", (1 << 20, 64), "float32", 0, 1 << 28)],
 }
 

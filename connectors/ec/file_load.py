@@ -1,0 +1,56 @@
+"""One embedding on its way from shared storage."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from connectors.base import ECLoad, Tensors
+from connectors.ec import file_format
+from connectors.ec.marks import Marks, unwant
+from connectors.meter import Meter
+from protocol.errors import TransferError, TransferTimeout
+
+
+class FileLoad(ECLoad):
+    """Waits for a file to appear, and says so until then."""
+
+    def __init__(self, path: Path, marks: Marks, deadline: float, meter: Meter) -> None:
+        self._path = path
+        self._marks = marks
+        self._deadline = deadline
+        self._meter = meter
+        self._want: Path | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._want is None and not self._path.exists():
+            self._want = self._marks.want(self._path.parent.name)
+
+    def poll(self) -> Tensors | None:
+        if self._path.exists():
+            return self._read()
+        if time.monotonic() > self._deadline:
+            name = self._path.parent.name[:16]
+            raise TransferTimeout(f"no embedding for media item {name} in time")
+        self._ask()
+        return None
+
+    def _read(self) -> Tensors | None:
+        begun = time.monotonic()
+        try:
+            tensors = file_format.load(self._path)
+        except TransferError:
+            if not self._path.exists():
+                return None  # evicted at this moment
+            self._path.unlink(missing_ok=True)  # so that it is made again
+            raise
+        self.cancel()
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        self._meter.moved(size, time.monotonic() - begun)
+        return tensors
+
+    def cancel(self) -> None:
+        if self._want is not None:
+            unwant(self._want)
+            self._want = None

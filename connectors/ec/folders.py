@@ -1,0 +1,118 @@
+"""The folders of embeddings on shared storage: one for each entry, with its file and the name of
+the instance that answers for it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from connectors.base import Tensors
+from connectors.ec import file_format
+from connectors.owners import Owner
+from protocol.errors import TransferError
+
+FILE_NAME = "encoder_cache.safetensors"
+_OWNER = ".owner"
+_TRIES = 100
+
+
+class Folders:
+    """Those below `root`, for an instance that writes some of them."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self._root = root
+        self._owner = Owner(root)
+
+    def file(self, mm_hash: str) -> Path:
+        return self._root / mm_hash / FILE_NAME
+
+    def exists(self, mm_hash: str) -> bool:
+        return self.file(mm_hash).exists()
+
+    def load(self, mm_hash: str) -> Tensors:
+        """Errors as of `file_format.load`."""
+        return file_format.load(self.file(mm_hash))
+
+    def left(self) -> list[str]:
+        """The entries of instances that died, oldest first."""
+        found = []
+        for owner in self._root.glob(f"[!.]*/{_OWNER}"):
+            with contextlib.suppress(OSError, ValueError):
+                if not self._owner.alive(owner.read_text()):
+                    found.append((owner.stat().st_mtime, owner.parent.name))
+        return [name for _, name in sorted(found)]
+
+    def adopt(self, mm_hash: str) -> tuple[Tensors, int] | None:
+        """Answer for an entry of an instance that died: its tensors, and its size on disk in bytes.
+        None if it is of no use, or the disk is full; it is gone in the first case."""
+        try:
+            tensors = self.load(mm_hash)
+            self._claim(self._root / mm_hash)
+            return tensors, self.file(mm_hash).stat().st_size
+        except TransferError:
+            shutil.rmtree(self._root / mm_hash, ignore_errors=True)
+        except OSError:
+            return None
+        return None
+
+    def save(self, mm_hash: str, tensors: Tensors) -> int:
+        """The size in bytes of the entry's file, whose owner is written down before it appears.
+        `TransferError` if the disk does not take it."""
+        folder, temporary = self._root / mm_hash, self._owner.temporary()
+        try:
+            size = file_format.save(temporary, tensors)
+            for _ in range(_TRIES):  # another writer may be removing the folder at this moment
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    folder.mkdir(exist_ok=True)
+                    self._claim(folder)
+                    temporary.replace(folder / FILE_NAME)
+                    return size
+        except OSError as error:
+            raise TransferError(f"cannot write {mm_hash[:16]}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        raise TransferError(f"the folder of {mm_hash[:16]} vanishes again and again")
+
+    def _claim(self, folder: Path) -> None:
+        """Answer for an entry from here on."""
+        temporary = self._owner.temporary()
+        try:
+            temporary.write_text(self._owner.name)
+            temporary.replace(folder / _OWNER)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if it was made for this
+            raise
+
+    def remove(self, mm_hash: str) -> None:
+        """Remove an entry, unless another writer has taken it over. It goes in one piece: who
+        writes it at this moment makes a folder of its own."""
+        folder, away = self._root / mm_hash, self._owner.temporary()
+        if self._ours(folder):
+            with contextlib.suppress(OSError):
+                folder.rename(away)
+                if not self._ours(away):
+                    away.rename(folder)
+            shutil.rmtree(away, ignore_errors=True)
+
+    def _ours(self, folder: Path) -> bool:
+        """Whether no other instance answers for an entry that this one has put."""
+        try:
+            return (folder / _OWNER).read_text() == self._owner.name
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            return False
+
+    def lost(self, mm_hash: str) -> bool:
+        """Whether the file of an entry that is ours is gone, other than with the whole entry."""
+        folder = self._root / mm_hash
+        return not self.exists(mm_hash) and folder.exists() and self._ours(folder)
+
+    def close(self) -> bool:
+        """Write no more; whether nobody else does."""
+        self._owner.close()
+        return self._owner.alone()

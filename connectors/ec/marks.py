@@ -1,0 +1,128 @@
+"""What consumers and encoders tell each other beside embeddings on shared storage: empty files.
+
+`{mm_hash}/.kept-…`   the entry is kept for a request, whose consumer takes the mark away
+`.done-{mm_hash}.…`   a request was done with an entry before the encoder heard of the request
+`.want-{mm_hash}/…`   a consumer waits for an entry that is not there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import uuid
+from pathlib import Path
+
+from blake3 import blake3
+
+_KEPT = ".kept-"
+_DONE = ".done-"
+_WANT = ".want-"
+_SWEEP_S = 5.0
+_TRIES = 3
+_SHORT = re.compile(r"[0-9a-f]{32}")
+
+
+def short(holder: str) -> str:
+    """A request's name in marks, which stands for itself."""
+    if _SHORT.fullmatch(holder):
+        return holder
+    return blake3(holder.encode()).hexdigest()[:32]
+
+
+class Marks:
+    """Those below `root`. What nobody takes away goes `longest_s` after it was first seen here: no
+    two clocks need to agree."""
+
+    def __init__(self, root: Path, longest_s: float) -> None:
+        self._root = root
+        self._longest_s = longest_s
+        self._next_sweep = 0.0
+        self._seen: dict[Path, float] = {}
+
+    def kept(self, mm_hash: str) -> set[str]:
+        """The requests, by short name, that an entry is kept for, whoever has put it."""
+        return {
+            name.removeprefix(_KEPT)
+            for name in _names(self._root / mm_hash)
+            if name.startswith(_KEPT)
+        }
+
+    def keep(self, mm_hash: str, holder: str) -> bool:
+        """Keep an entry for a request; False if that was done with it before, or the disk is
+        full."""
+        done = self._done(mm_hash, holder)
+        if done.exists():
+            done.unlink(missing_ok=True)
+            return False
+        with contextlib.suppress(OSError):
+            self._kept(mm_hash, holder).touch()
+            return True
+        return False
+
+    def lapse(self, mm_hash: str, holder: str) -> None:
+        """Nobody waits for a request any more."""
+        self._kept(mm_hash, holder).unlink(missing_ok=True)
+
+    def done(self, mm_hash: str, holder: str) -> None:
+        """A request does not need an entry any more."""
+        try:
+            self._kept(mm_hash, holder).unlink()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._done(mm_hash, holder).touch()
+
+    def _kept(self, mm_hash: str, holder: str) -> Path:
+        return self._root / mm_hash / f"{_KEPT}{short(holder)}"
+
+    def _done(self, mm_hash: str, holder: str) -> Path:
+        return self._root / f"{_DONE}{mm_hash}.{short(holder)}"
+
+    def want(self, mm_hash: str) -> Path | None:
+        """A new mark of a consumer that waits, which is the consumer's to remove (`unwant`); None
+        if the disk is full."""
+        path = self._root / f"{_WANT}{mm_hash}" / uuid.uuid4().hex
+        for _ in range(_TRIES):  # the last one that waited may remove the folder at this moment
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
+                return path
+        return None
+
+    def wanted(self, mm_hash: str) -> bool:
+        """Whether a consumer waits for an entry."""
+        return bool(_names(self._root / f"{_WANT}{mm_hash}"))
+
+    def sweep(self) -> None:
+        """Now and then, remove what was left by requests that never came and readers that died."""
+        now = time.monotonic()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_S
+        self._seen = {path: self._seen.get(path, now) for path in self._waiting()}
+        for path in [path for path, seen in self._seen.items() if now - seen > self._longest_s]:
+            unwant(path)
+
+    def _waiting(self) -> list[Path]:
+        patterns = (f"{_DONE}*", f"{_WANT}*/*")
+        return [path for pattern in patterns for path in self._root.glob(pattern)]
+
+    def clear(self) -> None:
+        """Remove what nobody is there for."""
+        for path in self._waiting():
+            unwant(path)
+
+
+def unwant(path: Path) -> None:
+    """Remove a mark, and its folder if that was the last."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        if path.parent.name.startswith(_WANT):
+            path.parent.rmdir()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,59 @@
+"""What the embeddings of one model look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from connectors.base import EC_TENSOR, Tensors
+from protocol.errors import TransferError
+
+MISMATCH = "embedding_length_mismatch"
+
+
+def deepstack_name(level: int) -> str:
+    """The tensor that is added behind an early layer."""
+    return f"deepstack_{level:02d}"
+
+
+@dataclass(frozen=True)
+class EmbeddingLayout:
+    """An entry's tensors, each [tokens, width] of `dtype`: the main one and `deepstack` others."""
+
+    width: int
+    deepstack: int
+    dtype: torch.dtype
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return EC_TENSOR, *(deepstack_name(level) for level in range(self.deepstack))
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one media token in all tensors."""
+        return (1 + self.deepstack) * self.width * self.dtype.itemsize
+
+    def fitted(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
+        """An entry as this model takes it. vLLM puts all tensors side by side into the main one.
+
+        `TransferError` if they are none of this model, or not of so many tokens.
+        """
+        rows = {len(tensor) if tensor.ndim == 2 else -1 for tensor in tensors.values()}
+        if len(rows) == 1 and rows.isdisjoint({-1, tokens}):
+            raise TransferError(
+                f"media item {mm_hash[:16]}: the encoder made {rows.pop()} embeddings, its "
+                f"placeholder span has {tokens} tokens",
+                code=MISMATCH,
+            )
+        joined = tensors.get(EC_TENSOR)
+        whole = (tokens, len(self.names) * self.width)
+        if len(tensors) == 1 and joined is not None and tuple(joined.shape) == whole:
+            tensors = dict(zip(self.names, joined.split(self.width, dim=1), strict=True))
+        shapes = {name: (*tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        wanted = dict.fromkeys(self.names, (tokens, self.width, self.dtype))
+        if shapes != wanted:
+            raise TransferError(
+                f"media item {mm_hash[:16]}: {shapes} are no embeddings of this model: {wanted} are"
+            )
+        return tensors

@@ -1,0 +1,75 @@
+"""What the flags of connectors accept, and what they say to the rest."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.config import ECConfig, KVConfig, parse_ec, parse_kv
+from connectors.factory import Connectors
+from protocol.errors import ConfigError
+
+
+def ec(**fields: Any) -> ECConfig:
+    return parse_ec(json.dumps({"ec_connector": "shm", **fields}))
+
+
+def kv(**fields: Any) -> KVConfig:
+    return parse_kv(json.dumps({"kv_connector": "shm", **fields}))
+
+
+def test_vllms_own_form_is_understood() -> None:
+    text = """{"ec_connector": "ECExampleConnector", "ec_role": "ec_producer",
+        "ec_buffer_size": 1e9, "ec_ip": "127.0.0.1", "ec_port": 14579.0,
+        "ec_connector_extra_config": {"shared_storage_path": "/tmp/ec", "ec_lease_duration": 10}}"""
+    config = parse_ec(text)
+    assert config.transport == "shared_storage" and config.path == "/tmp/ec"
+    assert (config.ec_buffer_size, config.port, config.lease_s) == (10**9, 14579, 10.0)
+
+
+BAD = [
+    {"ec_buffer_size": -5}, {"ec_buffer_size": 0}, {"ec_buffer_size": 1.5},
+    {"ec_buffer_size": "1e9"}, {"ec_buffer_size": 1 << 62}, {"ec_port": -1}, {"ec_port": 70_000},
+    {"ec_role": "ec_nobody"}, {"ec_connector_extra_config": [1]}, {"ec_connector_extra_config": 5},
+    {"ec_connector_extra_config": {"ec_lease_duration": -1}},
+    {"ec_connector_extra_config": {"load_timeout_s": 0}},
+    {"ec_connector_extra_config": {"ec_timeout": 1e300}},
+    {"ec_connector_extra_config": {"landing_size": -1}},
+    {"ec_connector_extra_config": {"peers": [["h", 0.5]]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", BAD, ids=json.dumps)
+def test_bad_values_are_an_error_that_names_the_flag(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--ec-transfer-config"):
+        ec(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"kv_port": 1 << 16}, {"kv_connector_extra_config": "x"},
+     {"kv_connector_extra_config": {"kv_lease_duration": -1}},
+     {"kv_connector_extra_config": {"kv_timeout": 0}}],
+    ids=json.dumps,
+)  # fmt: skip
+def test_bad_values_of_kv_are_too(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--kv-transfer-config"):
+        kv(**fields)
+
+
+def test_one_port_for_both_is_an_error_that_names_both_flags(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    extra = {"path": str(tmp_path)}
+    connectors = Connectors(
+        ec(ec_port=port, ec_connector_extra_config=extra),
+        kv(kv_port=port, kv_connector_extra_config=extra),
+    )
+    made = connectors.make_ec("model", produces=True)
+    try:
+        with pytest.raises(ConfigError, match=r"ec_port.*kv_port"):
+            connectors.make_kv("layout", "cpu")
+    finally:
+        made.close()

@@ -1,0 +1,114 @@
+"""The store of a worker that encodes for itself: bounded, without losing what is needed."""
+
+import time
+
+import pytest
+import torch
+
+from connectors.base import EC_TENSOR, Entry
+from connectors.ec.local import LocalEC
+from protocol.errors import TransferError, TransferTimeout
+from tests.conftest import Pass
+
+ROWS, HIDDEN = 4, 64
+SIZE = ROWS * HIDDEN * 4
+
+
+def store(count: int) -> LocalEC:
+    """Leases and loads end after half a minute."""
+    return LocalEC(count * SIZE, 30.0, 30.0)
+
+
+def entry(*holders: str, rows: int = ROWS) -> Entry:
+    return Entry({EC_TENSOR: torch.randn(rows, HIDDEN)}, holders)
+
+
+def test_what_is_kept_stays_until_its_request_is_done() -> None:
+    ec = store(2)
+    assert ec.put("a", entry("r1")) is not None
+    assert ec.put("b", entry("")) is not None
+    assert ec.put("c", entry("r3")) is None
+    ec.forget("a", None, "r1")
+    assert ec.put("c", entry("r3")) is not None
+    assert ec.lookup("a") is None and ec.lookup("b") is not None
+    assert ec.put("d", entry()) is None
+    ec.forget("b", None, "r2")
+    assert ec.put("d", entry()) is not None, "r2 is the one whose id was not known"
+    assert ec.check_integrity() == []
+
+
+def test_what_is_found_again_is_kept_again() -> None:
+    ec = store(1)
+    ec.put("a", entry())
+    assert ec.find("a", "r") is not None
+    assert ec.put("b", entry()) is None
+    ec.forget("a", None, "r")
+    assert ec.put("b", entry()) is not None
+    assert ec.stats().evictions == 1
+
+
+def test_a_request_that_was_done_first_pins_nothing() -> None:
+    ec = store(1)
+    ec.forget("a", None, "r")
+    ec.put("a", entry("r"))
+    assert ec.put("b", entry()) is not None
+
+
+def test_a_request_that_never_comes_pins_for_a_lease(passes: Pass) -> None:
+    ec = store(1)
+    ec.put("a", entry("r"))
+    passes(29.0)
+    ec.poll()
+    assert ec.put("b", entry()) is None
+    passes(1.5)
+    ec.poll()
+    assert ec.put("b", entry()) is not None
+    assert ec.stats().leases_expired == 1
+
+
+def test_what_is_waited_for_takes_the_place_of_what_waits() -> None:
+    """A request whose pictures do not fit together gets them one by one."""
+    ec = store(1)
+    first = entry("r")
+    ec.put("a", first)
+    load = ec.get("b", None)
+    assert load.poll() is None and ec.wanted("b")
+    left: dict[str, Entry] = {}
+    assert ec.swap("b", entry("r"), left) is not None
+    assert left["a"].holders == ("r",)
+    assert left["a"].tensors[EC_TENSOR] is first.tensors[EC_TENSOR]
+    assert load.poll() is not None
+    assert not ec.wanted("b")
+    assert ec.check_integrity() == []
+
+
+def test_a_push_out_does_not_start_leases_anew(passes: Pass) -> None:
+    ec = store(1)
+    ec.put("a", entry("r"))
+    left: dict[str, Entry] = {}
+    ec.swap("b", entry(), left)
+    assert left["a"].held(time.monotonic())
+    passes(31.0)
+    assert not left["a"].held(time.monotonic())
+    ec.put("a", left["a"])
+    assert ec.put("b", entry()) is not None, "a is kept for nobody"
+    assert ec.stats().leases_expired == 1
+
+
+def test_an_entry_larger_than_the_store_is_refused() -> None:
+    ec = store(1)
+    with pytest.raises(TransferError, match="exceed the EC store"):
+        ec.put("a", entry(rows=ROWS + 1))
+    assert ec.check_integrity() == []
+
+
+def test_a_load_gives_up_in_time(passes: Pass) -> None:
+    ec = store(1)
+    load = ec.get("a", None)
+    assert ec.check_integrity() != []
+    passes(31.0)
+    with pytest.raises(TransferTimeout):
+        load.poll()
+    load.cancel()
+    load.cancel()
+    assert not ec.wanted("a") and ec.check_integrity() == []
