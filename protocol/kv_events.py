@@ -187,7 +187,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     """
     try:
         raw = _batch_decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"not a batch of cache events: {error}") from None
     batch = EventBatch(raw.ts, [], raw.dp_rank)
     for data in raw.events:

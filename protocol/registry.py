@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from protocol.errors import InvalidRequest
 from protocol.kv_events import EventSource
 from protocol.refs import KVLayout
 from protocol.types import Modality
@@ -36,6 +37,8 @@ Stage = Literal["encode", "prefill", "request"]
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
 
 _MOST = 1 << 40
+KEY_BITS = 64  # which no constraint of msgspec can say
+BlockKey = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -154,7 +157,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     request_id: Name
     prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]
     model: str = ""
-    block_keys: Annotated[list[int], Meta(max_length=1 << 20)] = []
+    block_keys: Annotated[list[BlockKey], Meta(max_length=1 << 20)] = []
     block_size: Annotated[int, Meta(ge=1, le=65536)] = 16
     items: Annotated[list[MediaNeed], Meta(max_length=4096)] = []
     max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] = 0
@@ -164,6 +167,12 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     session: str = ""
     avoid: Annotated[list[str], Meta(max_length=1024)] = []
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        if max(self.block_keys, default=0) >> KEY_BITS:
+            raise InvalidRequest(
+                f"block_keys: a key has more than {KEY_BITS} bits", param="block_keys"
+            )
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,13 @@ _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
 
 
-def option(default: Any, help: str, *, env: str | None = None, choices: Any = None) -> Any:
-    """A dataclass field that is also a flag; `env` is a second name of its variable."""
-    metadata = {"help": help, "env": env, "choices": choices}
+def option(
+    default: Any, help: str, *, env: str | None = None, choices: Any = None,
+    least: float | None = None, most: float | None = None,
+) -> Any:  # fmt: skip
+    """A dataclass field that is also a flag; `env` is a second name of its variable. Words are
+    one of `choices` in any case; numbers lie between `least` and `most`."""
+    metadata = {"help": help, "env": env, "choices": choices, "least": least, "most": most}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -45,7 +50,7 @@ def resolve(
     values |= _from_environment(environ if environ is not None else os.environ, fields)
     values |= flags
     for name, value in values.items():
-        values[name] = _cast(name, value, types[name], fields[name].metadata.get("choices"))
+        values[name] = _cast(name, value, types[name], fields[name].metadata)
     return kind(**values)
 
 
@@ -91,14 +96,31 @@ def _from_environment(
     return values
 
 
-def _cast(name: str, value: Any, kind: Any, choices: Any) -> Any:
+def _cast(name: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> Any:
     try:
         result = _cast_bool(value) if kind is bool else kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name}: {value!r} is not {_words(kind)}") from None
-    if choices and result not in choices:
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, choices))}")
+    if metadata.get("choices"):
+        return _choose(name, result, metadata["choices"])
+    least, most = metadata.get("least"), metadata.get("most")
+    if least is not None or most is not None:
+        _check_range(name, result, -math.inf if least is None else least, most)
     return result
+
+
+def _choose(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    found = {str(choice).lower(): choice for choice in choices}
+    if str(value).lower() not in found:
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, choices))}")
+    return found[str(value).lower()]
+
+
+def _check_range(name: str, value: float, least: float, most: float | None) -> None:
+    """No range has room for what is not a number."""
+    most = math.inf if most is None else most
+    if not least <= value <= most:
+        raise ConfigError(f"{name}: {value!r} is not between {least} and {most}")
 
 
 def _cast_bool(value: Any) -> bool:

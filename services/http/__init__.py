@@ -1,12 +1,13 @@
 """HTTP pieces that proxy, workers and master share: errors as answers, streams, a server's life.
 
-openai    the OpenAI routes, before a pipeline or an engine alike
-tokens    the model and its tokenizer
-counting  requests counted in and out
-callers   what a request's headers say of who asks
-deadline  until when a request may take
-errors    any error of the tree as an OpenAI error answer
-streams   answers that notice when the client leaves or does not read
-listener  a client connection, bounded in what its client can take time over
-server    bind first, then serve until told to stop
+openai      the OpenAI routes, before a pipeline or an engine alike
+tokens      the model and its tokenizer
+counting    requests counted in and out
+callers     what a request's headers say of who asks
+deadline    until when a request may take
+errors      any error of the tree as an OpenAI error answer
+streams     answers that notice when the client leaves or does not read
+listener    a client connection, bounded in what its client can take time over
+server      bind first, then serve until told to stop
+background  loops that an error does not end
 """

@@ -3,11 +3,13 @@
 Without sockets and without a clock, so that a simulation drives the same code:
 config      what the master is told
 holders     key → set of workers; longest prefix over all of them at once
+sources     what the event sources of one worker hold
 expected    prefixes that a worker is about to hold
 predicted   what a cache without events is thought to hold
 foreign     other engines' blocks under our names
 pool        the load of all workers of a kind, in columns
 fleet       workers, indices and pending encodes of one model
+claims      what workers may not claim
 registry    leases, drain, circuit breakers
 roster      who has come, changed and left since when
 ledger      what placed requests hold until they end
@@ -27,6 +29,7 @@ exchange    what masters of one fleet tell one another
 Around it:
 peer_messages  structs between masters
 redis_io    a Redis without retries
+turns       sockets read for a bounded time in each turn of the loop
 subscriber  ZMQ sockets to event sources
 probing     questions to workers
 prober      workers that cannot register

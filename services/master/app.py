@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
 from services.http import errors
+from services.http.background import supervised
 from services.http.server import version
 from services.master.calls import Calls, read_body
 from services.master.prober import Prober, decode_probed
@@ -30,9 +31,12 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         async with service.running():
-            probing = asyncio.create_task(prober.run())
-            yield
-            probing.cancel()
+            probing = asyncio.create_task(supervised("the prober", prober.run))
+            try:
+                yield
+            finally:
+                probing.cancel()
+                await asyncio.gather(probing, return_exceptions=True)
 
     app = FastAPI(title="Triptych master", version=version(), lifespan=lifespan)
     app.include_router(_status(service))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -36,6 +36,7 @@ from services.master.service import MasterService
 
 _JSON = "application/json"
 _LONGEST_WAIT_S = 60.0
+_T = TypeVar("_T")
 _Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
 
 
@@ -116,13 +117,22 @@ class _Call:
         return self._run(self._decode(body, packed))
 
     def _decode(self, body: bytes, packed: bool) -> Any:
-        try:
-            return self._msgpack.decode(body) if packed else self._json.decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(str(error), param=field_of(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            code = "malformed_msgpack" if packed else "malformed_json"
-            raise InvalidRequest(f"{code}: {error}", code=code) from None
+        if packed:
+            return decode_body(self._msgpack.decode, body, "malformed_msgpack")
+        return decode_body(self._json.decode, body)
+
+
+def decode_body(decode: Callable[[bytes], _T], body: bytes, code: str = "malformed_json") -> _T:
+    """The argument that a body holds; an `InvalidRequest` of this `code` if it holds none, or one
+    that names the field."""
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=field_of(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{code}: {error}", code=code) from None
+    except RecursionError:
+        raise InvalidRequest(f"{code}: nested too deep", code=code) from None
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:

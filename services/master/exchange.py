@@ -16,6 +16,7 @@ from typing import Literal
 
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.registry import Finished, Heartbeat, InstanceInfo, InstanceName, ScheduleRequest
+from services.master.claims import check_newer
 from services.master.ledger import Held
 from services.master.master import Master
 from services.master.peer_messages import (
@@ -111,10 +112,11 @@ class Exchange:
         """A worker has registered here."""
         self._direct[info.instance_id] = now
         self.homes.pop(info.instance_id, None)
-        self.tell(self._joined(info))
+        self.tell(self._joined(info, now))
 
-    def _joined(self, info: InstanceInfo) -> Joined:
-        return Joined(info, self.name, self.master.registry.instances[info.instance_id].draining)
+    def _joined(self, info: InstanceInfo, now: float) -> Joined:
+        instance = self.master.registry.instances[info.instance_id]
+        return Joined(info, self.name, instance.draining, max(0.0, now * 1e3 - instance.since))
 
     def beat(self, beat: Heartbeat, draining: bool, now: float) -> None:
         """A worker's heartbeat came here."""
@@ -122,9 +124,9 @@ class Exchange:
         self.homes.pop(beat.instance_id, None)
         self.tell(Beat(Heartbeat(beat.instance_id, beat.generation, beat.load, draining)))
 
-    def drained(self, name: InstanceName) -> None:
+    def drained(self, name: InstanceName, now: float) -> None:
         """A worker was drained by a call here."""
-        self.tell(self._joined(self.master.registry.instances[name.instance_id].info))
+        self.tell(self._joined(self.master.registry.instances[name.instance_id].info, now))
 
     def opened(self, instance_id: str, now: float) -> None:
         """Too many requests placed here have failed there."""
@@ -141,10 +143,10 @@ class Exchange:
             ok = not report.failed
             self.tell(Ended(report.request_id, report.stage, report.mm_hashes, ok))
 
-    def own(self) -> list[Joined]:
+    def own(self, now: float) -> list[Joined]:
         """Workers that speak to this master."""
         instances = self.master.registry.instances
-        return [self._joined(instances[name].info) for name in self._direct]
+        return [self._joined(instances[name].info, now) for name in self._direct]
 
     def speaks_to_us(self, instance_id: str, now: float) -> bool:
         """Whether a worker was lately heard of without other masters."""
@@ -192,9 +194,12 @@ class Exchange:
         self.wanted.discard(name)
         known = registry.instances.get(name)
         if known is None or not same_life(known.info, info):
+            since = now * 1e3 - joined.age_ms
+            check_newer(info, since, registry.before(info))
             if known is not None and known.info.url != info.url and info.url < known.info.url:
                 registry.deregister(InstanceName(name))  # the same winner on every master
             registry.register(info, now * 1e3, lease_s)
+            registry.instances[name].since = since
         elif self.speaks_to_us(name, now):
             lease_s = 0.0
         if lease_s:
@@ -208,13 +213,14 @@ class Exchange:
         """A worker as it was last written down: older than what it says itself."""
         if lease_s <= 0:
             raise InvalidRequest("a worker without a lease", code="garbage")
-        if not self.speaks_to_us(joined.info.instance_id, now):
+        there = self.master.registry.before(joined.info)
+        if not any(self.speaks_to_us(known.info.instance_id, now) for known in there):
             self.learn(joined, now, lease_s)
 
-    def repeat(self, instance_id: str) -> None:
+    def repeat(self, instance_id: str, now: float) -> None:
         """What was written down of a worker is gone: tell of it again."""
         if instance_id in self._direct:
-            self.tell(self._joined(self.master.registry.instances[instance_id].info))
+            self.tell(self._joined(self.master.registry.instances[instance_id].info, now))
 
     def _hear_beat(self, sender: str, beat: Heartbeat, now: float) -> None:
         if self.speaks_to_us(beat.instance_id, now):

@@ -24,6 +24,7 @@ from services.master.foreign import ForeignBlocks
 from services.master.holders import HolderIndex
 from services.master.pool import Pool
 from services.master.predicted import PredictedCache
+from services.master.sources import SourceHoldings
 
 KINDS = ("encode", "prefill", "decode", "combined", "store")
 _KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
@@ -34,17 +35,22 @@ _GPU = (None, "GPU", "gpu")
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """A registered worker: its row in a pool, its slot in the indices, its lease."""
+    """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
+    of it is known (ms). `foreign` has a table for each source of events, where its block hashes
+    are its engine's own."""
 
     info: InstanceInfo
     pool: Pool
     row: int
     slot: int
     lease_until: float
+    since: float
+    held_blocks: SourceHoldings[int]
+    held_media: SourceHoldings[str]
     draining: bool = False
     failures: int = 0
     open_until: float = 0.0
-    foreign: ForeignBlocks | None = None
+    foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
     blocks: PredictedCache[int] | None = None
     media: PredictedCache[str] | None = None
     target: Target = field(init=False)
@@ -58,6 +64,11 @@ class Instance:
     def update_penalty(self, now_ms: float) -> None:
         """No new work while it drains or its breaker is open."""
         self.pool.allow(self.row, not self.draining and self.open_until <= now_ms)
+
+    def forget_blocks(self, source: int) -> None:
+        """What that source of events has said of blocks does not count any more."""
+        self.held_blocks.drop(source)
+        self.foreign.pop(source, None)
 
 
 @dataclass(slots=True)
@@ -110,15 +121,13 @@ class Fleet:
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         pool = self.pools[_KIND_OF.get(info.role, info.role)]
         row = pool.add(info, slot, now_ms)
-        instance = Instance(info, pool, row, slot, now_ms + lease_ms)
+        held = SourceHoldings(self.blocks, slot), SourceHoldings(self.media, slot)
+        instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held)
         config, ttl = self.config, self.config.predict_ttl * 1e3
         if not info.events:
             limit = info.load.total_blocks or config.predict_blocks
             instance.blocks = PredictedCache(self.blocks, slot, ttl, limit)
             instance.media = PredictedCache(self.media, slot, ttl, config.predict_blocks)
-        elif info.foreign:
-            limit = max(2 * info.load.total_blocks, config.predict_blocks)
-            instance.foreign = ForeignBlocks(self.model, info.revision, limit)
         self.by_slot[slot] = instance
         return instance
 
@@ -133,52 +142,58 @@ class Fleet:
         for name in [n for n, p in self.pending.items() if p.slot == instance.slot]:
             del self.pending[name]
 
-    def apply(self, instance: Instance, batch: EventBatch) -> None:
-        """Events of a worker. A malformed event changes nothing and is counted."""
+    def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:
+        """Events of one source of a worker. A malformed event changes nothing and is counted."""
         self.counts.ignored += batch.unknown
         for event in batch.events:
-            self._apply(instance, event)
+            self._apply(instance, event, source)
 
-    def _apply(self, instance: Instance, event: CacheEvent) -> None:
+    def _apply(self, instance: Instance, event: CacheEvent, source: int) -> None:
         match event:
             case BlockStored(medium=medium) if medium in _GPU:
-                self._stored(instance, event)
+                self._stored(instance, event, source)
             case BlockRemoved(medium=medium) if medium in _GPU:
-                self._removed(instance, event)
+                self._removed(instance, event, source)
             case AllBlocksCleared():
-                self.forget_blocks(instance)
+                instance.forget_blocks(source)
             case EmbeddingStored() if len(event.mm_hash) <= _LONGEST_NAME:
                 self.counts.media_stored += 1
-                self.media.add(instance.slot, (event.mm_hash,))
+                instance.held_media.add(source, (event.mm_hash,))
                 pending = self.pending.get(event.mm_hash)
                 if pending is not None and pending.slot == instance.slot:
                     del self.pending[event.mm_hash]
             case EmbeddingRemoved():
                 self.counts.media_removed += 1
-                self.media.remove(instance.slot, (event.mm_hash,))
+                instance.held_media.remove(source, (event.mm_hash,))
             case AllEmbeddingsCleared():
-                self.media.drop(instance.slot)
+                instance.held_media.drop(source)
             case _:
                 self.counts.ignored += 1
 
-    def _stored(self, instance: Instance, event: BlockStored) -> None:
+    def _stored(self, instance: Instance, event: BlockStored, source: int) -> None:
         self.counts.blocks_stored += len(event.block_hashes)
-        if instance.foreign is not None:
-            self.blocks.add(instance.slot, instance.foreign.stored(event))
+        if instance.info.foreign:
+            keys = self._foreign(instance, source).stored(event)
         else:
-            self.blocks.add(instance.slot, map(short_key, event.block_hashes))
+            keys = list(map(short_key, event.block_hashes))
+        instance.held_blocks.add(source, keys)
 
-    def _removed(self, instance: Instance, event: BlockRemoved) -> None:
+    def _removed(self, instance: Instance, event: BlockRemoved, source: int) -> None:
         self.counts.blocks_removed += len(event.block_hashes)
-        if instance.foreign is not None:
-            self.blocks.remove(instance.slot, instance.foreign.removed(event.block_hashes))
+        if instance.info.foreign:
+            keys = self._foreign(instance, source).removed(event.block_hashes)
         else:
-            self.blocks.remove(instance.slot, map(short_key, event.block_hashes))
+            keys = list(map(short_key, event.block_hashes))
+        instance.held_blocks.remove(source, keys)
 
-    def forget_blocks(self, instance: Instance) -> None:
-        self.blocks.drop(instance.slot)
-        if instance.foreign is not None:
-            instance.foreign.clear()
+    def _foreign(self, instance: Instance, source: int) -> ForeignBlocks:
+        """The names of a source's blocks: another rank's are another engine's."""
+        found = instance.foreign.get(source)
+        if found is None:
+            info = instance.info
+            limit = max(2 * info.load.total_blocks, self.config.predict_blocks)
+            found = instance.foreign[source] = ForeignBlocks(self.model, info.revision, limit)
+        return found
 
     def expire(self, now_ms: float) -> None:
         """Predictions and pending encodes that are over; looked through once a second."""

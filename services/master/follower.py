@@ -21,6 +21,7 @@ from services.master.sequence import Order, SequenceTracker
 
 _MAX_HELD = 100_000
 _BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
+_Message = tuple[int, EventBatch]
 
 
 class Sink(Protocol):
@@ -41,6 +42,9 @@ class Follower:
     among what was held back is asked for like any other, as long as replays bring something. What
     a replay does not have is lost, and the source is read like a new one. `ask` None: the source
     cannot replay.
+
+    When answers do not come the follower goes on with what it hears live; it is `incomplete` then,
+    for what is hot may never be said again, until `ask_again` has brought the whole state.
     """
 
     def __init__(self, sink: Sink, ask: Callable[[int], None] | None, counts: Counter[str]) -> None:
@@ -51,9 +55,12 @@ class Follower:
         self._asked: int | None = None
         self._asked_after = -1
         self._answers = 0
+        self._again = False
+        self._lacking = True
         self._last_ts: float | None = None
         self._blocks: bool | None = None
-        self._held: list[tuple[int, EventBatch]] = []
+        self._held: list[_Message] = []
+        self._held_before = 0
         self._request(SNAPSHOT)
 
     @property
@@ -61,14 +68,39 @@ class Follower:
         """Whether a replay is under way; the caller ends one that takes too long by `give_up`."""
         return self._asked is not None
 
+    @property
+    def incomplete(self) -> bool:
+        """Nothing is under way, and not all was heard: `ask_again`, but not at once."""
+        return self._lacking and not self.waiting and self._ask is not None
+
+    @property
+    def expecting(self) -> bool:
+        """Whether nothing has come yet of what was asked for once more."""
+        return self._again and not self._answers
+
+    def ask_again(self) -> None:
+        """For the whole state. Until it begins to come live messages count."""
+        self._again = True
+        self._request(SNAPSHOT)
+
+    def distrust(self) -> None:
+        """Something went wrong with what the source has said."""
+        self._lacking = True
+
     def live(self, frames: Sequence[bytes]) -> None:
         """A published message."""
         message = self._parse(frames)
         if message is None:
             return
-        if not self.waiting:
-            self._next(*message)
-        elif len(self._held) < _MAX_HELD:
+        if self.waiting and not self.expecting:
+            self._hold(message)
+            return
+        self._next(*message)
+        if self.expecting:  # what comes may be older
+            self._hold(message)
+
+    def _hold(self, message: _Message) -> None:
+        if len(self._held) < _MAX_HELD:
             self._held.append(message)
         else:
             self._counts["dropped"] += 1
@@ -86,10 +118,14 @@ class Follower:
             self._end_of_replay()
             return
         message = self._parse(frames)
-        if message is None:
-            return
-        sequence, batch = message
+        if message is not None:
+            self._answered(*message)
+
+    def _answered(self, sequence: int, batch: EventBatch) -> None:
         self._answers += 1
+        if self._again and self._answers == 1:
+            self._forget()
+            self._tracker.restart()
         if self._asked == SNAPSHOT:
             self._apply(sequence, batch)
             self._last_ts = None
@@ -106,10 +142,11 @@ class Follower:
     def give_up(self) -> None:
         """The replay's answers do not come."""
         self._counts["replay_timeout"] += 1
-        self._asked = None
+        self._lacking = True
+        self._asked, self._again = None, False
         self._flush(again=False)
 
-    def _parse(self, frames: Sequence[bytes]) -> tuple[int, EventBatch] | None:
+    def _parse(self, frames: Sequence[bytes]) -> _Message | None:
         try:
             found = parse_frames(frames)
             if found is None:
@@ -126,36 +163,47 @@ class Follower:
         if self._ask is None:
             return False
         self._asked, self._answers, self._asked_after = start, 0, self._tracker.last
+        self._held_before = len(self._held)
         self._counts["replays"] += 1
         self._ask(start)
         return True
 
     def _end_of_replay(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked == SNAPSHOT and not self._answers and self._tracker.last < 0:
+        asked, answers = self._asked, self._answers
+        if asked == SNAPSHOT and not answers:
             self._request(0)
             return
+        if asked in (SNAPSHOT, 0):  # what was there before the question was is part of the answer
+            self._lacking = False
+            del self._held[: self._held_before]
+        self._asked, self._again = None, False
         self._flush(again=True)
 
     def _flush(self, *, again: bool) -> None:
         """What came live in the meantime. What is missing there may be asked for `again`, but
         after a replay that brought nothing it is lost, and the source read from the beginning."""
-        held, self._held = self._held, []
+        held = self._held
         for number, (sequence, batch) in enumerate(held):
             order = self._tracker.order(sequence, batch.ts)
-            if order is Order.GAP and again and self._tracker.last > self._asked_after:
-                self._counts[Order.GAP.value] += 1
-                self._held = held[number:]
-                self._request(max(0, self._tracker.last))
+            self._held = held[number:] if order in (Order.GAP, Order.RESTART) else []
+            if self._asks_for(order, again=again):
                 return
-            if order is Order.GAP and self._lost() and again:
-                self._held = held[number:]
-                self._start_anew()
-                return
-            if order in (Order.NEXT, Order.GAP):
+            if order is not Order.DUPLICATE:
                 self._apply(sequence, batch)
-            elif order is Order.RESTART:
-                self._next(sequence, batch)
+        self._held = []
+
+    def _asks_for(self, order: Order, *, again: bool) -> bool:
+        """Whether what comes before a held message, or a restarted publisher's state, is asked for
+        first."""
+        if order is Order.GAP and again and self._tracker.last > self._asked_after:
+            self._counts[Order.GAP.value] += 1
+            return self._request(max(0, self._tracker.last))
+        if order is Order.GAP:
+            return self._lost() and again and self._start_anew()
+        if order is Order.RESTART:
+            self._counts[Order.RESTART.value] += 1
+            return self._start_anew()
+        return False
 
     def _next(self, sequence: int, batch: EventBatch) -> None:
         order = self._tracker.order(sequence, batch.ts)
@@ -164,10 +212,12 @@ class Follower:
         if order is Order.DUPLICATE:
             return
         if order is not Order.NEXT:
+            self._again = False
             restarted = order is Order.RESTART
+            self._held = [(sequence, batch)]
             if self._start_anew() if restarted else self._request(max(0, self._tracker.last)):
-                self._held.append((sequence, batch))
                 return
+            self._held = []
             self._lost()
         self._apply(sequence, batch)
 
@@ -176,6 +226,7 @@ class Follower:
         self._forget()
         self._tracker.restart()
         self._last_ts = None
+        self._again = False
         return self._request(SNAPSHOT)
 
     def _apply(self, sequence: int, batch: EventBatch) -> None:
@@ -194,5 +245,6 @@ class Follower:
         return True
 
     def _forget(self) -> None:
+        self._lacking = True
         if self._blocks is not None:
             self._sink.forget(blocks=self._blocks)

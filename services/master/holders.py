@@ -25,7 +25,7 @@ class HolderIndex(Generic[K]):
 
     def __init__(self, max_entries: int) -> None:
         self._masks: dict[K, int] = {}
-        self._max_entries = max_entries
+        self.max_entries = max_entries
         self._logs: dict[int, list[K]] = {}
         self._bits: dict[int, int] = {}
         self._counts: dict[int, int] = {}
@@ -38,6 +38,12 @@ class HolderIndex(Generic[K]):
         """Keys that a slot holds."""
         return self._counts.get(slot, 0)
 
+    def keys(self, slot: int) -> list[K]:
+        """What a slot holds, in the order it came."""
+        bit = self._bits.get(slot, 0)
+        log = self._logs.get(slot, ())
+        return list(dict.fromkeys(key for key in log if self._masks.get(key, 0) & bit))
+
     def holders(self, key: K) -> int:
         """The set of slots that hold `key`, as a bit mask."""
         return self._masks.get(key, 0)
@@ -47,7 +53,7 @@ class HolderIndex(Generic[K]):
         bit = self._bits.setdefault(slot, 1 << slot)
         log = self._logs.setdefault(slot, [])
         masks, known = self._masks, {0: bit}
-        before, room = len(log), self._max_entries - len(self._masks)
+        before, room = len(log), self.max_entries - len(self._masks)
         for key in keys:
             old = masks.get(key, 0)
             if old & bit:
@@ -95,9 +101,7 @@ class HolderIndex(Generic[K]):
         """Keep the log of what a slot got within twice of what it holds."""
         log = self._logs.get(slot, [])
         if len(log) > 2 * self.count(slot) + _LOG_SLACK:
-            bit = self._bits[slot]
-            held = dict.fromkeys(key for key in log if self._masks.get(key, 0) & bit)
-            self._logs[slot] = list(held)
+            self._logs[slot] = self.keys(slot)
 
     def match(self, keys: Sequence[K]) -> list[Run]:
         """Longest prefixes: [(slots, n)], those slots hold the first n > 0 keys and not the next.

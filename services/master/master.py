@@ -81,13 +81,14 @@ class Master:
     def drain(self, name: InstanceName, now: float) -> LeaseAnswer:
         return self.registry.drain(name, now * 1e3)
 
-    def apply(self, info: InstanceInfo, batch: EventBatch) -> bool:
-        """Cache events of a worker; False if it, or that life of it, is not here any more."""
-        return self.registry.apply(info.instance_id, info.generation, batch)
+    def apply(self, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
+        """Cache events of one source of a worker; False if it, or that life of it, is not here any
+        more."""
+        return self.registry.apply(info.instance_id, info.generation, batch, source)
 
-    def forget_caches(self, info: InstanceInfo, *, blocks: bool) -> None:
-        """Events of a worker were lost: its blocks, or its embeddings, are unknown."""
-        self.registry.forget_caches(info.instance_id, info.generation, blocks=blocks)
+    def forget_caches(self, info: InstanceInfo, source: int = 0, *, blocks: bool) -> None:
+        """Events of a source were lost: its blocks, or its embeddings, are unknown."""
+        self.registry.forget_caches(info.instance_id, info.generation, source, blocks=blocks)
 
     def schedule(self, request: ScheduleRequest, now: float) -> Placement | Ticket:
         """Place a request, or let it wait: a ticket ends in a later `pump` or `expire`.

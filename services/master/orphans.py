@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.errors import UpstreamError
@@ -25,16 +25,22 @@ class OrphanProber:
 
     exchange: Exchange
     config: MasterConfig
+    _asking: set[str] = field(default_factory=set)
+    _silent: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Probe again and again, until cancelled."""
-        async with contextlib.AsyncExitStack() as stack:
+        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
+        self._asking.clear()
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as probes:
             client: ProbeClient | None = None
             while True:
                 found = orphans(self.exchange, time.monotonic(), self.config.orphan_ttl)
-                if found:
+                self._silent &= {info.instance_id for info in found}
+                for info in found:
                     client = client or await self._client(stack)
-                    await asyncio.gather(*(self._probe(client, info) for info in found))
+                    if info.instance_id not in self._asking:
+                        self._asking.add(info.instance_id)
+                        probes.create_task(self._probe(client, info))
                 await asyncio.sleep(self.config.lease / 6)
 
     async def _client(self, stack: contextlib.AsyncExitStack) -> ProbeClient:
@@ -43,11 +49,16 @@ class OrphanProber:
         return await stack.enter_async_context(ProbeClient(self.config.probe_timeout))
 
     async def _probe(self, client: ProbeClient, info: InstanceInfo) -> None:
+        name = info.instance_id
         try:
-            await client.health(info.url)
+            await client.health(info.url, suspect=name in self._silent)
         except UpstreamError:
+            self._silent.add(name)
             self.exchange.counts["orphans_silent"] += 1
             return
+        finally:
+            self._asking.discard(name)
+        self._silent.discard(name)
         self.exchange.counts["orphans_alive"] += 1
         keep(self.exchange, info, time.monotonic())
 
@@ -70,4 +81,5 @@ def keep(exchange: Exchange, info: InstanceInfo, now: float) -> None:
     if known is None or home is None or known.info.generation != info.generation:
         return
     exchange.master.registry.touch(info.instance_id, now * 1e3, exchange.master.config.lease)
-    exchange.tell(Kept(Joined(known.info, home.master, known.draining)))
+    age_ms = max(0.0, now * 1e3 - known.since)
+    exchange.tell(Kept(Joined(known.info, home.master, known.draining, age_ms)))

@@ -4,6 +4,8 @@ then. All of it is either said again soon (who is there) or true for a short tim
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +14,11 @@ from msgspec import Meta
 from protocol.errors import InvalidRequest
 from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage
 
+logger = logging.getLogger(__name__)
 MAX_KEYS = 8192  # blocks of one prompt that are told; what is beyond is found out by events
+LARGEST_CHANGE = 15 << 20
+LARGEST_MESSAGE = 16 << 20
+_MESSAGE_BYTES = 1 << 20  # a channel of Redis holds no more than a few MB that wait to be read
 _KEY_BYTES = 8
 _Start = Annotated[int, Meta(ge=0, le=1 << 20)]
 _Blob = Annotated[bytes, Meta(max_length=MAX_KEYS * _KEY_BYTES)]
@@ -23,11 +29,13 @@ class Change(msgspec.Struct, tag_field="t", omit_defaults=True):
 
 
 class Joined(Change, tag="joined"):
-    """A worker is there, as it said to the master that hears it (`home`)."""
+    """A worker is there, as it said to the master that hears it (`home`), where this life of it has
+    been known for `age_ms`."""
 
     info: InstanceInfo
     home: Name
     draining: bool = False
+    age_ms: Amount = 0.0
 
 
 class Beat(Change, tag="beat"):
@@ -133,17 +141,44 @@ def encode_message(sender: str, changes: list[Change]) -> bytes:
     return msgspec.msgpack.encode([sender, changes])
 
 
+def encode_messages(
+    sender: str, changes: Sequence[Change]
+) -> Iterator[tuple[bytes, Sequence[Change]]]:
+    """The changes in order, some at a time, each time with the message that tells them: one at
+    least, for it says that the sender is there. What cannot be told stands in none."""
+    start, raws, size = 0, list[msgspec.Raw](), 0
+    for number, change in enumerate(changes):
+        raw = _raw(change)
+        if raws and size + len(raw) > _MESSAGE_BYTES:
+            yield msgspec.msgpack.encode([sender, raws]), changes[start:number]
+            start, raws, size = number, [], 0
+        if raw:
+            raws.append(msgspec.Raw(raw))
+            size += len(raw)
+    yield msgspec.msgpack.encode([sender, raws]), changes[start:]
+
+
+def _raw(change: Change) -> bytes:
+    """b"" for what cannot be told."""
+    try:
+        raw = msgspec.msgpack.encode(change)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        logger.exception("%s cannot be told to other masters", type(change).__name__)
+        return b""
+    return raw if len(raw) <= LARGEST_CHANGE else b""
+
+
 def decode_message(data: bytes) -> tuple[str, list[Change], int]:
     """(sender, changes in order, how many could not be read); `InvalidRequest` if it is none."""
     try:
         message = _messages.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"not a message of a master: {error}", code="garbage") from None
     found, garbage = [], 0
     for raw in message.changes:
         try:
             found.append(_changes.decode(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             garbage += 1
     return message.sender, found, garbage
 
@@ -158,5 +193,5 @@ def decode_stored(data: bytes) -> Joined:
     """A stored worker; `InvalidRequest` if it is none."""
     try:
         return _stored.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"not a worker: {error}", code="garbage") from None

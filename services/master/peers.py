@@ -70,6 +70,11 @@ class Peers:
         elif len(self._peers) < _MAX_PEERS:
             self._peers[sender] = Peer(now)
 
+    def prolong(self, by_s: float) -> None:
+        """Nobody could be heard for so long."""
+        for peer in self._peers.values():
+            peer.heard += by_s
+
     def placed(self, sender: str, placed: Placed, now: float) -> None:
         """`InvalidRequest` for what cannot be; nothing is counted then."""
         peer, registry = self._peers.get(sender), self.master.registry

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import InvalidRequest, TriptychError, Unavailable
-from protocol.generate import field_of
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Url
+from services.master.calls import decode_body
+from services.master.claims import check_url
 from services.master.config import MasterConfig
 from services.master.peer_messages import Added, Removed
 from services.master.service import MasterService
@@ -45,33 +46,38 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
     def name(self) -> str:
         return f"{self.role}@{self.url.rstrip('/')}"
 
-    def info(self) -> InstanceInfo:
+    def info(self, model: str) -> InstanceInfo:
         role: InstanceRole = self.role
         return InstanceInfo(
-            self.name, role, self.url.rstrip("/"), self.model, revision=self.revision,
+            self.name, role, self.url.rstrip("/"), model, revision=self.revision,
             dialect="openai", block_size=self.block_size, events=self.events, foreign=True,
         )  # fmt: skip
 
 
+_instances = msgspec.json.Decoder(ProbedInstance)
+
+
 def decode_probed(data: bytes) -> ProbedInstance:
     """The body of a call, or `InvalidRequest`."""
-    try:
-        return msgspec.json.decode(data, type=ProbedInstance)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+    return decode_body(_instances.decode, data)
 
 
 @dataclass(eq=False)
 class _Probed:
-    """A worker with what its probes said. Times are seconds of the monotonic clock."""
+    """A worker with what its probes said. Times are seconds of the monotonic clock. `learned`: the
+    model that it names, until it fails: another one may be started there."""
 
     instance: ProbedInstance
     seen: float
+    learned: str = ""
+    asking: bool = False
     failures: int = 0
     up: bool = False
     error: str = ""
+
+    @property
+    def model(self) -> str:
+        return self.instance.model or self.learned
 
 
 @dataclass
@@ -88,14 +94,18 @@ class Prober:
         self.service.exchange.by_hand = self
 
     async def run(self) -> None:
-        """Probe again and again, until cancelled."""
+        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
         await self._asked.wait()
         from services.master.probing import ProbeClient
 
-        async with ProbeClient(self.config.probe_timeout) as client:
+        for probed in self._probed.values():
+            probed.asking = False
+        async with ProbeClient(self.config.probe_timeout) as client, asyncio.TaskGroup() as probes:
             while True:
-                probed = list(self._probed.values())
-                await asyncio.gather(*(self._probe(client, one) for one in probed))
+                for probed in self._probed.values():
+                    if not probed.asking:
+                        probed.asking = True
+                        probes.create_task(self._probe(client, probed))
                 await asyncio.sleep(self.config.probe_interval)
 
     def add(self, instance: ProbedInstance) -> None:
@@ -105,6 +115,7 @@ class Prober:
         self.service.exchange.tell(Added(instance.name, msgspec.json.encode(instance), True))
 
     def _add(self, instance: ProbedInstance) -> None:
+        check_url(instance.url)
         if len(self._probed) >= self.config.max_instances:
             raise Unavailable("the master takes no more instances")
         for name, known in self._probed.items():
@@ -160,6 +171,7 @@ class Prober:
         return [
             {
                 **msgspec.to_builtins(probed.instance),
+                "model": probed.model,
                 "healthy": probed.up,
                 "failures": probed.failures,
                 "error": probed.error,
@@ -170,20 +182,23 @@ class Prober:
     async def _probe(self, client: ProbeClient, probed: _Probed) -> None:
         url = probed.instance.url.rstrip("/")
         try:
-            await client.health(url)
-            if not probed.instance.model:
-                probed.instance.model = await client.model_of(url)
+            await client.health(url, suspect=probed.failures > 0)
+            if not probed.model:
+                probed.learned = await client.model_of(url)
             self._alive(probed)
         except TriptychError as error:
             self._failed(probed, error.message)
+        finally:
+            probed.asking = False
 
     def _alive(self, probed: _Probed) -> None:
+        """Register it, or renew its lease; one that registers itself speaks for itself."""
         if self._probed.get(probed.instance.name) is not probed:
             return
-        now, lease = time.monotonic(), self._lease_s
-        known = self.service.master.registry.touch(probed.instance.name, now * 1e3, lease)
-        if not (probed.up and known):
-            self.service.adopt(probed.instance.info(), lease)
+        now, info = time.monotonic(), probed.instance.info(probed.model)
+        known = self.service.master.registry.at(info.url)
+        if known is None or known.info.instance_id == info.instance_id:
+            self.service.adopt(info, self._lease_s)
         probed.up, probed.failures, probed.seen, probed.error = True, 0, now, ""
 
     @property
@@ -195,6 +210,7 @@ class Prober:
     def _failed(self, probed: _Probed, error: str) -> None:
         probed.failures += 1
         probed.error = error
+        probed.learned = ""
         if probed.up and probed.failures >= self.config.probe_failures:
             probed.up = False
             self._deregister(probed)

@@ -3,24 +3,43 @@ import as much of the rest of the master."""
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
+from typing import Annotated
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
+from protocol.decoding import decoded
 from protocol.errors import UpstreamError
+from protocol.registry import Name
 
-_AT_ONCE = 32
+_AT_ONCE = 256
+
+
+class _Model(msgspec.Struct):
+    id: Name
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Model], Meta(min_length=1)]
 
 
 class ProbeClient:
-    """An asynchronous context manager. What is no good answer is an `UpstreamError`."""
+    """An asynchronous context manager. What is no good answer is an `UpstreamError`.
+
+    A probe has `timeout_s` from when it is its turn. Suspects, who have not answered lately, have
+    turns of their own, so that any number of them that hang keeps nobody else waiting.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            connector=aiohttp.TCPConnector(limit=_AT_ONCE),
+            connector=aiohttp.TCPConnector(limit=0),
         )
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._suspects_turns = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> ProbeClient:
         return self
@@ -31,22 +50,25 @@ class ProbeClient:
     ) -> None:  # fmt: skip
         await self._session.close()
 
-    async def health(self, url: str) -> None:
+    async def health(self, url: str, *, suspect: bool) -> None:
         """Returns if the worker at `url` is healthy."""
-        await self._get(f"{url}/health")
+        await self._get(f"{url}/health", suspect)
 
     async def model_of(self, url: str) -> str:
-        """The first model that the worker names."""
-        body = await self._get(f"{url}/v1/models")
-        try:
-            return str(msgspec.json.decode(body)["data"][0]["id"])
-        except (msgspec.DecodeError, LookupError, TypeError):
-            raise UpstreamError(f"{url}/v1/models names no model") from None
+        """The first model that a healthy worker names."""
+        body = await self._get(f"{url}/v1/models", suspect=False)
 
-    async def _get(self, url: str) -> bytes:
-        try:
-            async with self._session.get(url) as response:
-                response.raise_for_status()
-                return await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamError(str(error) or type(error).__name__) from None
+        def no_model(problem: str) -> UpstreamError:
+            return UpstreamError(f"{url}/v1/models names no model: {problem}")
+
+        return decoded(body, _Models, fail=no_model).data[0].id
+
+    async def _get(self, url: str, suspect: bool) -> bytes:
+        """Addresses of some forms are a `ValueError` to those who resolve them."""
+        async with self._suspects_turns if suspect else self._turns:
+            try:
+                async with self._session.get(url) as response:
+                    response.raise_for_status()
+                    return await response.read()
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                raise UpstreamError(str(error) or type(error).__name__) from None

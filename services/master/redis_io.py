@@ -10,18 +10,35 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from protocol.errors import ConfigError
 
 _TIMEOUT_S = 2.0
 _AT_ONCE = 500
 
 
-@contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Redis]:
-    """A client that is closed on leaving; it connects with its first command."""
-    client = Redis.from_url(
+def client_of(url: str) -> Redis:
+    """Connects with its first command."""
+    return Redis.from_url(
         url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0), decode_responses=False,
     )  # fmt: skip
+
+
+def check_url(url: str) -> None:
+    """`ConfigError` if no client can be made of it."""
+    try:
+        connection = client_of(url).connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        str(getattr(connection, "host", "")).encode("idna")
+    except (ValueError, TypeError, RedisError) as error:
+        raise ConfigError(f"redis_url: {error}") from None
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Redis]:
+    """A client that is closed on leaving."""
+    client = client_of(url)
     try:
         yield client
     finally:

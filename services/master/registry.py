@@ -1,22 +1,24 @@
-"""Who is there: leases, drain, circuit breakers, and what workers may not claim."""
+"""Who is there: leases, drain, circuit breakers."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import EventBatch
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
+from services.master.claims import check_info, check_load
 from services.master.config import MasterConfig
 from services.master.fleet import Fleet, Instance
 from services.master.roster import Roster
 
 _MODELS = 256
+_Claim = TypeVar("_Claim")
 
 
 @dataclass
@@ -37,38 +39,53 @@ class Registry:
     _broken: set[str] = field(default_factory=set)
 
     def fleet(self, model: str) -> Fleet:
-        """The fleet that serves `model`; empty names the only one. `ModelNotFound` otherwise."""
-        if not model and len(self.fleets) == 1:
-            return next(iter(self.fleets.values()))
-        found = self.fleets.get(model)
+        """The fleet that serves `model`; empty names the only one that has workers. `ModelNotFound`
+        otherwise, `Unavailable` if there is nobody who could tell what is meant."""
+        found = self.fleets.get(model) if model else self._only_fleet()
         if found is None:
-            several = not model and self.fleets
-            message = "several models are served, name one" if several else None
-            raise ModelNotFound(message or f"no worker serves the model '{model}'", param="model")
+            raise ModelNotFound(f"no worker serves the model '{model}'", param="model")
         return found
+
+    def _only_fleet(self) -> Fleet | None:
+        living = [fleet for fleet in self.fleets.values() if fleet.by_slot]
+        if len(living) > 1:
+            raise ModelNotFound("several models are served, name one", param="model")
+        if not living and len(self.fleets) > 1:
+            raise Unavailable("no worker is there", code="no_worker", retry_after_s=1.0)
+        return next(iter(living or self.fleets.values()), None)
 
     def register(
         self, info: InstanceInfo, now_ms: float, lease_s: float | None = None
     ) -> LeaseAnswer:
         """Add a worker, or renew it. Another life of a known one starts with empty caches."""
-        self._check_load(info.load)
+        self._check(check_info, info)
         lease = self.config.lease if lease_s is None else lease_s
         known = self.instances.get(info.instance_id)
         if known is not None and known.info.url != info.url:
-            self._refuse(
-                "duplicate_instance",
+            self.refused["duplicate_instance"] += 1
+            raise InvalidRequest(
                 f"instance_id '{info.instance_id}' is taken by the worker at {known.info.url}",
-                "instance_id",
+                param="instance_id",
+                code="duplicate_instance",
             )
         if known is not None and same_life(known.info, info):
             return self._renew(known, info.load, now_ms, lease)
         if known is None and len(self.instances) >= self.config.max_instances:
             self.refused["too_many_instances"] += 1
             raise Unavailable("the master takes no more instances", retry_after_s=self.config.lease)
-        for old in {info.instance_id, self._by_url.get(info.url, "")} & self.instances.keys():
-            self._remove(self.instances[old])
+        for old in self.before(info):
+            self._remove(old)
         self._add(info, now_ms, lease)
         return LeaseAnswer(True, lease)
+
+    def before(self, info: InstanceInfo) -> list[Instance]:
+        """Whose place a worker takes that is not known as it is: that of its id and its URL."""
+        found = [self.instances.get(info.instance_id), self.at(info.url)]
+        return [known for known in dict.fromkeys(found) if known is not None]
+
+    def at(self, url: str) -> Instance | None:
+        """The worker that answers there."""
+        return self.instances.get(self._by_url.get(url, ""))
 
     def _add(self, info: InstanceInfo, now_ms: float, lease_s: float) -> None:
         if info.model not in self.fleets:
@@ -87,7 +104,7 @@ class Registry:
 
     def heartbeat(self, beat: Heartbeat, now_ms: float) -> LeaseAnswer:
         """`known` false if the worker, or this life of it, has not registered here."""
-        self._check_load(beat.load)
+        self._check(check_load, beat.load)
         instance = self.instances.get(beat.instance_id)
         if instance is None or instance.info.generation != beat.generation:
             return LeaseAnswer(False)
@@ -106,6 +123,11 @@ class Registry:
         if instance is not None:
             instance.lease_until = now_ms + lease_s * 1e3
         return instance is not None
+
+    def prolong(self, by_ms: float) -> None:
+        """Nobody could be heard for so long."""
+        for instance in self.instances.values():
+            instance.lease_until += by_ms
 
     def deregister(self, name: InstanceName) -> LeaseAnswer:
         instance = self._named(name)
@@ -178,34 +200,35 @@ class Registry:
         if instance is not None:
             instance.failures = 0
 
-    def apply(self, instance_id: str, generation: str, batch: EventBatch) -> bool:
-        """Cache events; False if that life of the worker is not registered."""
+    def apply(self, instance_id: str, generation: str, batch: EventBatch, source: int = 0) -> bool:
+        """Cache events of a worker's `source`, by its place in `events`; False if that life of the
+        worker is not registered."""
         instance = self.instances.get(instance_id)
         if instance is None or instance.info.generation != generation:
             return False
-        self.fleets[instance.info.model].apply(instance, batch)
+        self.fleets[instance.info.model].apply(instance, batch, source)
         return True
 
-    def forget_caches(self, instance_id: str, generation: str, *, blocks: bool) -> None:
-        """Events of that life have a gap that cannot be filled: nothing it said before counts."""
+    def forget_caches(
+        self, instance_id: str, generation: str, source: int = 0, *, blocks: bool
+    ) -> None:
+        """Events of that life have a gap that cannot be filled: nothing that the source said before
+        counts."""
         instance = self.instances.get(instance_id)
         if instance is None or instance.info.generation != generation:
             return
-        fleet = self.fleets[instance.info.model]
         if blocks:
-            fleet.forget_blocks(instance)
+            instance.forget_blocks(source)
         else:
-            fleet.media.drop(instance.slot)
+            instance.held_media.drop(source)
 
-    def _check_load(self, load: Load) -> None:
-        if load.free_blocks > load.total_blocks:
-            self._refuse("absurd_load", "load.free_blocks exceeds load.total_blocks", "load")
-        if not all(map(math.isfinite, msgspec.structs.astuple(load.rates))):
-            self._refuse("absurd_load", "load.rates must be finite numbers", "load")
-
-    def _refuse(self, code: str, message: str, param: str) -> None:
-        self.refused[code] += 1
-        raise InvalidRequest(message, param=param, code=code)
+    def _check(self, check: Callable[[_Claim], None], claim: _Claim) -> None:
+        """What is refused is counted."""
+        try:
+            check(claim)
+        except InvalidRequest as error:
+            self.refused[error.code] += 1
+            raise
 
 
 def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:

@@ -13,6 +13,7 @@ from services.master.fleet import Fleet, Instance
 
 _MAX_GONE = 4096
 _NO_LOAD = Load()
+_DIGITS = 20  # no version has more
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Roster:
         """(ids that came or changed, ids that left) since then; None if that is not known."""
         epoch, _, number = cursor.rpartition("-")
         if epoch != self.epoch or not (number.isascii() and number.isdigit()):
+            return None
+        if len(number) > _DIGITS:
             return None
         version = int(number)
         if not self._forgotten <= version <= self._version:

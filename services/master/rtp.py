@@ -18,12 +18,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest, TriptychError
-from protocol.generate import field_of
+from protocol.errors import TriptychError
 from protocol.kv_events import short_key
 from protocol.registry import Placement, ScheduleRequest, Target
 from services.master.admission import Ticket
-from services.master.calls import read_body
+from services.master.calls import decode_body, read_body
 from services.master.service import MasterService
 
 _ROLES = MappingProxyType(
@@ -40,17 +39,21 @@ _ERRORS = MappingProxyType(
 _NO_WORKER = 8400
 _REMOTE = 1
 _BLOCK_SIZE = 64
+_MOST_TOKENS = 1 << 40
 
 
 class RtpScheduleRequest(msgspec.Struct):
     """`generate_timeout` in ms, 0 or less for none; priority 0 means 50."""
 
     block_cache_keys: Annotated[list[int], Meta(max_length=1 << 20)] = []
-    seq_len: Annotated[int, Meta(ge=1)] = 1
+    seq_len: Annotated[int, Meta(ge=1, le=_MOST_TOKENS)] = 1
     model: str = ""
     debug: bool = False
-    generate_timeout: float = 0
+    generate_timeout: Annotated[float, Meta(le=1e12)] = 0
     request_priority: Annotated[int, Meta(ge=0, le=100)] = 0
+
+
+_requests = msgspec.json.Decoder(RtpScheduleRequest)
 
 
 @dataclass
@@ -65,7 +68,7 @@ class RtpContract:
         """The answer, errors included: RTP-LLM's clients read `success` and `error_code`."""
         number = next(self._ids)
         try:
-            placement = await self._place(_decode(data), number)
+            placement = await self._place(decode_body(_requests.decode, data), number)
         except TriptychError as error:
             self.service.metrics.errors.labels(error.code).inc()
             return {
@@ -142,15 +145,6 @@ def _debug(numbers: dict[str, float]) -> dict[str, float]:
         "estimate_tpot_ms": numbers["step_ms"],
         "hit_cache_len": numbers["hit_tokens"],
     }
-
-
-def _decode(data: bytes) -> RtpScheduleRequest:
-    try:
-        return msgspec.json.decode(data, type=RtpScheduleRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
 
 
 def rtp_routes(contract: RtpContract, max_body_bytes: int) -> APIRouter:

@@ -21,12 +21,14 @@ from protocol.registry import (
     ScheduleRequest,
     Workers,
 )
+from services.http.background import supervised
 from services.master.admission import Ticket
 from services.master.config import MasterConfig
 from services.master.exchange import Exchange
 from services.master.ledger import Held
 from services.master.master import Master
 from services.master.metrics import MasterMetrics
+from services.master.registry import same_life
 from services.master.roster import show
 from services.master.subscriber import Subscriber
 
@@ -59,7 +61,7 @@ class MasterService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Let things lapse in time; close every socket at the end."""
-        tasks = [asyncio.create_task(self._tick())]
+        tasks = [asyncio.create_task(supervised("the clock", self._tick))]
         if self.exchange.enabled:
             tasks += await self._share()
         try:
@@ -77,19 +79,32 @@ class MasterService:
         from services.master.shared import RedisLink
 
         link = RedisLink(self.exchange, self.config)
-        running = [link.run(), OrphanProber(self.exchange, self.config).run()]
-        tasks = [asyncio.create_task(one) for one in running]
+        orphans = OrphanProber(self.exchange, self.config)
+        tasks = [
+            asyncio.create_task(supervised("the link to Redis", link.run)),
+            asyncio.create_task(supervised("the prober of orphans", orphans.run)),
+        ]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(link.synced.wait(), _SYNC_S)
         return tasks
 
     async def _tick(self) -> None:
+        due = time.monotonic()
         while True:
             now = time.monotonic()
+            self._make_up_for(now - due)
             with self.exchange.because("lapse"):
                 self.master.expire(now)
             self.exchange.peers.expire(now)
-            await asyncio.sleep(_TICK_S)
+            due = now + _TICK_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _make_up_for(self, late_s: float) -> None:
+        """While the loop was held up nobody was heard, and what was said waits to be read: nobody's
+        lease lapses for that."""
+        if late_s > _TICK_S:
+            self.master.registry.prolong(late_s * 1e3)
+            self.exchange.peers.prolong(late_s)
 
     def _left(self, info: InstanceInfo) -> None:
         self.subscriber.left(info)
@@ -113,8 +128,13 @@ class MasterService:
         return answer
 
     def adopt(self, info: InstanceInfo, lease_s: float) -> None:
-        """A worker that cannot register; every master finds it by itself."""
-        self.master.register(info, time.monotonic(), lease_s)
+        """A worker that cannot register, and tells no load; every master finds it by itself."""
+        now, registry = time.monotonic(), self.master.registry
+        known = registry.instances.get(info.instance_id)
+        if known is not None and same_life(known.info, info):
+            registry.touch(info.instance_id, now * 1e3, lease_s)
+            return
+        self.master.register(info, now, lease_s)
         self._pump_soon()
 
     def disown(self, name: InstanceName) -> None:
@@ -135,7 +155,7 @@ class MasterService:
     def drain(self, name: InstanceName) -> LeaseAnswer:
         answer = self.master.drain(name, time.monotonic())
         if answer.known:
-            self.exchange.drained(name)
+            self.exchange.drained(name, time.monotonic())
         return answer
 
     async def workers(self, after: str, wait_s: float, left: asyncio.Future[Any]) -> Workers:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from protocol.errors import InvalidRequest, TriptychError
 from services.master.config import MasterConfig
 from services.master.exchange import Exchange
 from services.master.peer_messages import (
+    LARGEST_MESSAGE,
     Added,
     Beat,
     Change,
@@ -34,7 +36,7 @@ from services.master.peer_messages import (
     Removed,
     decode_message,
     decode_stored,
-    encode_message,
+    encode_messages,
     encode_stored,
 )
 from services.master.redis_io import connected, first, scan, values
@@ -44,7 +46,6 @@ _COALESCE_S = 0.005
 _DEAF_S = 3.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
 _AT_ONCE = 500
-_MAX_BYTES = 16 << 20
 _SAY_AGAIN_S = 30.0
 
 
@@ -74,13 +75,19 @@ class RedisLink:
             try:
                 async with connected(self.config.redis_url) as client:
                     await self._session(client)
-            except (RedisError, OSError, TimeoutError) as error:
-                self._down(error)
+            except (RedisError, OSError, TimeoutError, UnicodeError) as error:
+                self._down(error)  # UnicodeError: of those who resolve a host
             finally:
                 self.exchange.cut_off()
             lasted = time.monotonic() - begun > _DEAF_S
             delay = _FIRST_RETRY_S if lasted else min(2 * delay, _LAST_RETRY_S)
             await asyncio.sleep(delay)
+
+    def _up(self) -> None:
+        self.exchange.connected = True
+        if self._said_down:
+            logger.info("Redis is back")
+        self._said_down = False
 
     def _down(self, error: Exception) -> None:
         self.exchange.counts["disconnects"] += 1
@@ -94,19 +101,16 @@ class RedisLink:
             await channel.subscribe(self._channel)
             await self._tell(client)
             self._echoed = time.monotonic()
-            self.exchange.connected = True
+            self._up()
             await self._read_all(client)
             self._announce()
             self.exchange.counts["syncs"] += 1
-            if self._said_down:
-                logger.info("Redis is back")
-            self._said_down = False
             self.synced.set()
             await first(self._listen(channel), self._talk(client))
 
     def _announce(self) -> None:
         """Say again who speaks to us, and who was added by hand."""
-        for joined in self.exchange.own():
+        for joined in self.exchange.own(time.monotonic()):
             self.exchange.tell(joined)
         self._say_added()
 
@@ -126,7 +130,7 @@ class RedisLink:
 
     def _heard(self, data: Any) -> None:
         try:
-            if not isinstance(data, bytes) or len(data) > _MAX_BYTES:
+            if not isinstance(data, bytes) or len(data) > LARGEST_MESSAGE:
                 raise InvalidRequest("not a message", code="garbage")
             sender, changes, garbage = decode_message(data)
         except InvalidRequest as error:
@@ -159,23 +163,26 @@ class RedisLink:
         while more:
             changes = self.exchange.take(_AT_ONCE)
             more = len(changes) == _AT_ONCE
+            told = 0
             try:
-                await self._write(client, changes)
+                for message, part in encode_messages(self.exchange.name, changes):
+                    await self._write(client, message, part)
+                    told += len(part)
             except BaseException:
-                self.exchange.untold(changes)
+                self.exchange.untold(changes[told:])
                 raise
 
-    async def _write(self, client: Redis, changes: list[Change]) -> None:
+    async def _write(self, client: Redis, message: bytes, changes: Sequence[Change]) -> None:
         """One message, and the keys that follow from it, in one round trip."""
         async with client.pipeline(transaction=False) as pipe:
             written = [self._write_key(pipe, change) for change in changes]
-            pipe.publish(self._channel, encode_message(self.exchange.name, changes))
+            pipe.publish(self._channel, message)
             answers = await pipe.execute()
         self.exchange.counts["told"] += len(changes)
         renewed = [name for name in written if name is not None]
         for name, done in zip(renewed, answers, strict=False):
             if name and not done:
-                self.exchange.repeat(name)
+                self.exchange.repeat(name, time.monotonic())
 
     def _write_key(self, pipe: Pipeline, change: Change) -> str | None:
         """The worker whose lease was renewed, "" for another command; None if there is none."""

@@ -34,7 +34,8 @@ from protocol.kv_events import (
     parse_replay_request,
 )
 
-_PIECE = 1000  # entries of a snapshot in one message: none keeps an interpreter busy for long
+_PIECE = 250  # entries of a snapshot in one message: none keeps a reader busy for long
+_PIECES = 40_000
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _Topic:
         self._pub: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self.router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.SNDHWM, options.hwm)
-        self.router.setsockopt(zmq.SNDHWM, options.buffer_steps + _PIECE)
+        self.router.setsockopt(zmq.SNDHWM, options.buffer_steps + _PIECES)
         try:
             endpoint = _bound(self._pub, options.endpoint)
             self.source = EventSource(endpoint, _bound(self.router, options.replay), options.topic)

@@ -7,11 +7,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import aiohttp
 import msgspec
 
+from protocol.decoding import decoded
+from protocol.errors import UpstreamError
 from protocol.registry import (
     DEREGISTER_PATH,
     HEARTBEAT_PATH,
@@ -21,13 +24,13 @@ from protocol.registry import (
     InstanceName,
     LeaseAnswer,
 )
+from services.http.background import supervised
 
 logger = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
-_CONNECTIONS = 32
+_SHORTEST_PAUSE_S = 0.02
 _JSON = {"content-type": "application/json"}
 _UNKNOWN = LeaseAnswer(known=False)
-_answers = msgspec.json.Decoder(LeaseAnswer)
 
 
 class Member(Protocol):
@@ -37,12 +40,17 @@ class Member(Protocol):
 
     async def heartbeat(self) -> Heartbeat: ...
 
+    def drain(self) -> None:
+        """Take no more requests, and say so in every heartbeat. Idempotent."""
+        ...
+
 
 class Registration:
     """Keeps the workers of this process registered with every master.
 
     A master that is down is tried again with every heartbeat; it never delays what others are told.
-    Beats come every `interval_s`, more often if a master's lease asks for it.
+    Beats come every `interval_s`, more often if a master's lease asks for it. A worker that one
+    master has drained drains: so all masters know of it, and those that start later.
     """
 
     def __init__(
@@ -62,14 +70,16 @@ class Registration:
         if not self._masters:
             return
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            connector=aiohttp.TCPConnector(limit=0),  # one for each loop, however many hang
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
         )
         for number, member in enumerate(self._members):
             for master in self._masters:
                 soon = asyncio.Event()
                 self._soon.append(soon)
-                self._tasks.append(asyncio.create_task(self._keep(number, member, master, soon)))
+                keep = partial(self._keep, number, member, master, soon)
+                told = supervised(f"registration with {master}", keep)
+                self._tasks.append(asyncio.create_task(told))
 
     def tell(self) -> None:
         """Something has changed that masters should know of at once."""
@@ -87,8 +97,11 @@ class Registration:
                 known = await self._post(master + REGISTER_PATH, info)
                 if known.known:
                     known = await self._beat(member, master)
+            if known.draining:
+                member.drain()
             lease_s = known.lease_s or 3 * self._interval_s
-            pause_s = min(self._interval_s, lease_s / 3) * random.uniform(0.8, 1.0)
+            pause_s = max(_SHORTEST_PAUSE_S, min(self._interval_s, lease_s / 3))
+            pause_s *= random.uniform(0.8, 1.0)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(soon.wait(), pause_s)
             soon.clear()
@@ -104,11 +117,11 @@ class Registration:
             async with self._session.post(url, data=data, headers=_JSON) as response:
                 content = await response.read()
                 if response.status == 200:
-                    answer = _answers.decode(content)
+                    answer = decoded(content, LeaseAnswer, fail=UpstreamError)
                     self._problems.pop(url, None)
                     return answer
                 self._warn(url, f"HTTP {response.status} {content[:200]!r}")
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, UpstreamError) as error:
             self._warn(url, f"{type(error).__name__}: {error}")
         return _UNKNOWN
 

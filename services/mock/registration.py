@@ -23,6 +23,9 @@ class _Member:
             settings.instance_id, settings.generation, load_of(engine), self._instance.draining
         )
 
+    def drain(self) -> None:
+        self._instance.draining = True
+
 
 class Registration(registration.Registration):
     """Keeps the workers of this process registered with every master."""

@@ -50,6 +50,10 @@ class WorkerMember:
         load = await self._newest()
         return Heartbeat(worker.instance_id, worker.instance_id[:16], load, worker.draining)
 
+    def drain(self) -> None:
+        if not self._worker.draining:
+            self._worker.drain()
+
     async def _newest(self) -> Load:
         with contextlib.suppress(TriptychError):
             self._load = (await self._worker.engine.statistics(timeout_s=_ASK_S)).load

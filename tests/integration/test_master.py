@@ -172,6 +172,7 @@ def test_proxies_follow_the_workers_by_version(start: Callable[..., Process]) ->
     assert not changes.get("full") and changes["gone"] == ["e"]
     assert [(w["info"]["instance_id"], w["draining"]) for w in changes["workers"]] == [("d", True)]
     assert follow(master, "elsewhere-1")["full"]
+    assert follow(master, f"{first['version'].partition('-')[0]}-{'1' * 5000}")["full"]
     assert call(f"{master.url}/workers?wait_s=soon")[0] == 400
     request = urllib.request.Request(
         f"{master.url}/workers", headers={"accept": "application/msgpack"}
@@ -185,6 +186,10 @@ BAD = [
     ("/register", b"{", "malformed_json"),
     ("/register", {**WORKER, "role": "chef"}, "invalid_value"),
     ("/register", {**WORKER, "url": "ftp://a"}, "invalid_value"),
+    ("/register", {**WORKER, "url": "http://a..b"}, "bad_url"),
+    ("/register", {**WORKER, "url": "http://a:99999"}, "bad_url"),
+    ("/register", {**WORKER, "kv_endpoint": {"port": 2**70}}, "unusable_info"),
+    ("/register", b'{"ec_endpoint":' + b'{"x":' * 10_000, "malformed_json"),
     ("/register", {**WORKER, "instance_id": ""}, "invalid_value"),
     ("/register", {**WORKER, "instance_id": "d"}, "duplicate_instance"),
     ("/heartbeat", {"instance_id": "d", "load": {"free_blocks": 2}}, "absurd_load"),
@@ -194,6 +199,8 @@ BAD = [
     ("/schedule", {"request_id": "r", "prompt_tokens": 0}, "invalid_value"),
     ("/schedule", {"request_id": "r", "prompt_tokens": 5, "priority": 101}, "invalid_value"),
     ("/schedule", {"request_id": "r", "prompt_tokens": 5, "block_keys": [1]}, "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 50, "block_keys": [-1]}, "invalid_value"),
+    ("/schedule", {"request_id": "r", "prompt_tokens": 50, "block_keys": [2**64]}, "invalid_value"),
     ("/schedule", {"request_id": "r", "prompt_tokens": 5, "model": "n"}, "model_not_found"),
     ("/finished", {"reports": [{"request_id": "r", "stage": "party"}]}, "invalid_value"),
 ]  # fmt: skip
@@ -261,6 +268,7 @@ def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None
     }  # fmt: skip
     assert instances(master, "POST", body, key="guess")[0] == 401
     assert instances(master, "POST", {**body, "role": "chef"})[0] == 400
+    assert instances(master, "POST", {**body, "url": "http://a..b"})[0] == 400
     assert instances(master, "POST", body)[0] == 200
     until(lambda: len(workers(master)) == 1)
     tokens = list(range(40))

@@ -208,6 +208,8 @@ def test_garbage_in_redis_is_refused_counted_and_harmless(pair: Pair) -> None:
 
 
 def test_a_bad_redis_configuration_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (["--redis-url", "http://h"], ["--redis-namespace", "a*"]):
+    urls = ("http://h", "redis://h:abc", "redis://h?socket_timeout=zz", "redis://[::1",
+            "redis://h?no_such_option=1", "redis://a..b")  # fmt: skip
+    for flags in (*(["--redis-url", url] for url in urls), ["--redis-namespace", "a*"]):
         assert main(flags) == 2
         assert flags[0].strip("-").replace("-", "_") in capsys.readouterr().err

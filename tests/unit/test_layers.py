@@ -17,7 +17,7 @@ ALLOWED = {
     "connectors": {"connectors", "protocol"},
     "services.frontend": {"services.frontend", "protocol"},
     "services.http": {"services.http", "services.frontend", "protocol"},
-    "services.membership": {"services.membership", "protocol"},
+    "services.membership": {"services.membership", "services.http", "protocol"},
     # The frontend decodes pictures in one canonical way, for the encoder too.
     "services.engine": {
         "services.engine", "services.frontend", "services.membership", "connectors", "protocol",

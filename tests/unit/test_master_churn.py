@@ -83,7 +83,7 @@ class Churn:
         for node in self.nodes:
             if there and not node.exchange.connected:
                 node.exchange.connected = True
-                for joined in node.exchange.own():
+                for joined in node.exchange.own(node.now):
                     node.exchange.tell(joined)
             elif not there and node.exchange.connected:
                 node.exchange.cut_off()
@@ -93,7 +93,7 @@ class Churn:
         exchange = node.exchange
         for name in sorted(exchange.wanted):
             exchange.wanted.discard(name)
-            for joined in (j for n in self.nodes for j in n.exchange.own() if n is not node):
+            for joined in (j for n in self.nodes for j in n.exchange.own(n.now) if n is not node):
                 if joined.info.instance_id == name and exchange.connected:
                     exchange.recall(joined, node.now, 5.0)
         for info in orphans(exchange, node.now, 300.0):

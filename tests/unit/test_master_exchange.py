@@ -83,7 +83,7 @@ def test_a_drain_spreads_from_any_master_and_with_heartbeats() -> None:
     fleet = fleet_of("w", "v")
     a, b = fleet.nodes
     b.master.drain(InstanceName("w"), 0.0)
-    b.exchange.drained(InstanceName("w"))
+    b.exchange.drained(InstanceName("w"), 0.0)
     fleet.deliver()
     assert a.master.registry.instances["w"].draining
     assert a.beat("w")

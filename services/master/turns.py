@@ -1,0 +1,84 @@
+"""ZMQ sockets read on the event loop, without holding it up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import zmq
+
+logger = logging.getLogger(__name__)
+_TURN_S = 0.001
+
+
+class Turns:
+    """Reads the sockets that have messages, one message of each after the other. All of them
+    together get so much time in a turn of the loop, and at least one message is read."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Reader, None] = {}
+        self._next: asyncio.Handle | None = None
+
+    def add(self, reader: Reader) -> None:
+        """It may have messages."""
+        self._ready[reader] = None
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._take)
+
+    def discard(self, reader: Reader) -> None:
+        self._ready.pop(reader, None)
+
+    def _take(self) -> None:
+        self._next = None
+        end = time.monotonic() + _TURN_S
+        try:
+            while self._ready:
+                reader = next(iter(self._ready))
+                del self._ready[reader]
+                if reader.read():
+                    self._ready[reader] = None
+                if time.monotonic() >= end:
+                    break
+        finally:
+            if self._ready:
+                self._next = asyncio.get_running_loop().call_soon(self._take)
+
+
+class Reader:
+    """Hands every message of a socket to `take`, which must not raise. Owns the socket.
+
+    ZMQ's descriptor tells of edges: once it has, the socket must be read until it is empty.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None], turns: Turns
+    ) -> None:
+        self._socket = socket
+        self._take = take
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(socket.fileno(), turns.add, self)
+        turns.add(self)
+
+    def read(self) -> bool:
+        """One message; False if there is none."""
+        if self._socket.closed:
+            return False
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError:
+            logger.exception("an event socket cannot be read")
+            return False
+        self._take(frames)
+        return True
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._turns.discard(self)
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close(0)

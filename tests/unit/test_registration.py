@@ -1,0 +1,163 @@
+"""A worker tells real HTTP servers, its masters, that it is there."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from protocol.registry import Heartbeat, InstanceInfo, LeaseAnswer
+from services.membership import registration
+from services.membership.registration import Registration
+
+WAIT_S = 10.0
+
+
+class Worker:
+    """A member whose state the test changes."""
+
+    draining = False
+
+    def drain(self) -> None:
+        self.draining = True
+
+    async def info(self) -> InstanceInfo:
+        return InstanceInfo("w", "decode", "http://w:1", "m", "life")
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat("w", "life", draining=self.draining)
+
+
+class Master:
+    """The worker's side of a master: it knows who has registered, until it `forget`s."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.calls: list[tuple[str, Any, float]] = []
+        self.known = False
+        self.drained = False
+        self.url = ""
+
+    def paths(self) -> list[str]:
+        return [path for path, _, _ in self.calls]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append((request.path, body, time.monotonic()))
+        if request.path == "/register":
+            self.known = True
+        answer = LeaseAnswer(self.known, self.lease_s if self.known else 0.0, self.drained)
+        if request.path == "/deregister":
+            self.known = False
+        return web.Response(body=msgspec.json.encode(answer))
+
+    async def until(self, path: str, count: int = 1) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while self.paths().count(path) < count:
+            assert time.monotonic() < deadline, self.paths()
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def serving(master: Master) -> AsyncGenerator[Master, None]:
+    app = web.Application()
+    app.router.add_post("/{path}", master.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert runner.addresses
+    master.url = "http://{}:{}".format(*runner.addresses[0][:2])
+    try:
+        yield master
+    finally:
+        await runner.cleanup()
+
+
+async def test_every_master_is_told_and_one_that_is_down_or_silent_harms_none() -> None:
+    worker = Worker()
+    silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    hanging = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with serving(Master(60.0)) as one, serving(Master(60.0)) as two:
+        masters = [one.url, "http://127.0.0.1:9", hanging, two.url]
+        registration = Registration([worker], masters, 30.0)
+        registration.start()
+        await asyncio.gather(one.until("/heartbeat"), two.until("/heartbeat"))
+        assert one.paths() == two.paths() == ["/register", "/heartbeat"]
+        worker.draining = True
+        registration.tell()
+        await asyncio.gather(one.until("/heartbeat", 2), two.until("/heartbeat", 2))
+        assert one.calls[-1][1]["draining"] is True
+        await registration.close()
+        assert one.paths()[-1] == two.paths()[-1] == "/deregister"
+        await registration.close()
+    silent.close()
+
+
+async def test_beats_keep_to_a_third_of_the_lease_and_a_forgetful_master_hears_all_again() -> None:
+    async with serving(Master(0.3)) as master:
+        registration = Registration([Worker()], [master.url], 30.0)
+        registration.start()
+        await master.until("/heartbeat", 6)
+        times = [at for _, _, at in master.calls]
+        gaps = [b - a for a, b in pairwise(times[1:])]
+        assert sorted(gaps)[len(gaps) // 2] < 0.15
+        master.known = False
+        await master.until("/register", 2)
+        await registration.close()
+
+
+async def test_a_worker_that_a_master_drains_says_so_to_all_and_to_those_that_start_later() -> None:
+    worker = Worker()
+    async with serving(Master(0.3)) as one, serving(Master(0.3)) as two:
+        registration = Registration([worker], [one.url, two.url], 30.0)
+        registration.start()
+        await asyncio.gather(one.until("/heartbeat"), two.until("/heartbeat"))
+        assert not any(body.get("draining") for _, body, _ in one.calls + two.calls)
+        one.drained = True
+        await one.until("/heartbeat", one.paths().count("/heartbeat") + 2)
+        assert worker.draining
+        one.drained = one.known = two.known = False  # they have lost all they knew
+        heard = [(master, master.paths().count("/heartbeat")) for master in (one, two)]
+        for master, count in heard:
+            await master.until("/heartbeat", count + 2)
+            assert master.calls[-1][1]["draining"] is True
+        await registration.close()
+
+
+async def test_masters_that_hang_keep_no_worker_from_the_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_TIMEOUT_S", 0.5)
+    silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    hanging = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with serving(Master(60.0)) as master:
+        workers = Registration([Worker() for _ in range(50)], [hanging, master.url], 30.0)
+        workers.start()
+        await master.until("/heartbeat", 50)
+        assert master.paths().count("/register") == 50
+        await workers.close()
+    silent.close()
+    assert not any(master.url in record.getMessage() for record in caplog.records)
+
+
+async def test_an_error_does_not_end_a_registration() -> None:
+    class Frail(Worker):
+        asked = 0
+
+        async def info(self) -> InstanceInfo:
+            self.asked += 1
+            if self.asked == 1:
+                raise OverflowError("int too large")
+            return await super().info()
+
+    async with serving(Master(60.0)) as master:
+        registration = Registration([Frail()], [master.url], 30.0)
+        registration.start()
+        await master.until("/heartbeat")
+        await registration.close()
