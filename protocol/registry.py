@@ -216,13 +216,20 @@ class Placement(msgspec.Struct, omit_defaults=True):
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stage is over: `encode` of `mm_hashes`, `prefill`, or the whole `request`.
 
-    `failed`: instance ids that refused, hung or broke while at it.
+    `failed`: instance ids that refused, hung or broke while at it. `aborted`: it was given up, by
+    its client or at its deadline, so that nothing is known of those that were at it.
     """
 
     request_id: Name
     stage: Stage = "request"
     mm_hashes: Annotated[list[str], Meta(max_length=4096)] = []
     failed: Annotated[list[str], Meta(max_length=1024)] = []
+    aborted: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the work of the stage was done."""
+        return not (self.failed or self.aborted)
 
 
 class FinishedReports(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ _UNKNOWN_ROOM = 256
 @dataclass(frozen=True)
 class Plan:
     """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
-    embeddings or has them; items without one are placed by content. `held`: items whose embeddings
-    nobody will need, since the worker that prefills holds the KV of their whole span."""
+    embeddings or has them; items without one are placed by content. `held`: items that need no
+    encoder, since the worker that prefills has their embeddings or the KV of their whole span."""
 
     decode: Instance
     prefill: Instance | None = None

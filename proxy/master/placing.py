@@ -129,9 +129,11 @@ class MasterPlacing:
 
     def _plan(self, journey: Journey, placement: Placement) -> Plan:
         encoders, held = {}, set()
+        at = placement.prefill or placement.decode
         for item in placement.encoders:
-            if item.state == "prefix" and not journey.attempt:
-                held.add(item.mm_hash)  # should it be gone by then, the next attempt encodes it
+            if item.state == "prefix" or item.target == at:
+                if not journey.attempt:  # should it be gone by then, the next attempt encodes it
+                    held.add(item.mm_hash)
             elif item.target is not None:
                 encoders[item.mm_hash] = self._instance(item.target)
         return Plan(

@@ -7,7 +7,8 @@ sources     what the event sources of one worker hold
 expected    prefixes that a worker is about to hold
 predicted   what a cache without events is thought to hold
 foreign     other engines' blocks under our names
-pool        the load of all workers of a kind, in columns
+columns     what is known of workers, an array for each figure
+pool        the load of all workers of a kind
 fleet       workers, indices and pending encodes of one model
 claims      what workers may not claim
 registry    leases, drain, circuit breakers
@@ -15,6 +16,7 @@ roster      who has come, changed and left since when
 ledger      what placed requests hold until they end
 view        one stage of one request, priced on every worker
 media       where the embeddings of pictures come from
+choice      a worker chosen for a stage
 placement   one request onto the workers of its model
 explain     the numbers behind a choice
 admission   requests that wait because all are busy

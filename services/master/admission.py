@@ -13,6 +13,9 @@ from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavai
 from protocol.registry import Placement, ScheduleRequest
 
 _DEFAULT_PRIORITY = 50
+_NEWCOMERS = 32
+_ACCOUNTS = 1024
+_STRANGERS = "\0strangers"
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +25,7 @@ class Ticket:
     request: ScheduleRequest
     since: float
     until: float
+    lane: str = ""
     outcome: Placement | TriptychError | None = None
     wake: Callable[[], None] | None = None
 
@@ -45,8 +49,12 @@ class Ticket:
 
 @dataclass
 class AdmissionQueue:
-    """At most `limit` tickets. Higher priority first; within one, the tenant served least so far
-    (start-time fair queueing over prompt tokens, Goyal et al. 1996); within a tenant, the oldest.
+    """At most `limit` tickets. Higher priority first; within one, the lane served least so far
+    (start-time fair queueing over prompt tokens, Goyal et al. 1996); within a lane, the oldest.
+
+    A tenant has a lane of its own once it has been served, or if it was among the first to come
+    since the queue was last empty. All others share one, so that who comes under a new name with
+    each request gets one share of the workers and of the queue.
     """
 
     limit: int
@@ -55,6 +63,7 @@ class AdmissionQueue:
     _waiting: Counter[str] = field(default_factory=Counter)
     _served: dict[str, float] = field(default_factory=dict)
     _floor: float = 0.0
+    _newcomers: int = 0
     _count: int = 0
 
     def __len__(self) -> int:
@@ -62,33 +71,38 @@ class AdmissionQueue:
 
     def push(self, request: ScheduleRequest, now_ms: float, retry_after_s: float) -> Ticket:
         """Wait. If the queue is full, the newcomer or the request it displaces gets 429 where its
-        tenant holds more than a fair share of the queue or is outranked, 503 otherwise."""
+        lane holds more than a fair share of the queue or is outranked, 503 otherwise."""
         wait = self.timeout_ms
         if request.deadline_s is not None:
             wait = min(wait, request.deadline_s * 1e3)
-        ticket = Ticket(request, now_ms, now_ms + wait)
+        lane = self._lane(request.tenant)
+        ticket = Ticket(request, now_ms, now_ms + wait, lane)
         if self._count >= self.limit:
             self._make_room(ticket, retry_after_s)
-        tenant = request.tenant
-        self._lanes.setdefault(ticket.priority, {}).setdefault(tenant, deque()).append(ticket)
-        self._waiting[tenant] += 1
+        self._lanes.setdefault(ticket.priority, {}).setdefault(lane, deque()).append(ticket)
+        self._waiting[lane] += 1
         self._count += 1
-        self._served[tenant] = max(self._served.get(tenant, 0.0), self._floor)
+        self._newcomers += lane != _STRANGERS and lane not in self._served
+        self._served[lane] = max(self._served.get(lane, 0.0), self._floor)
         return ticket
 
+    def _lane(self, tenant: str) -> str:
+        known = tenant in self._served or self._newcomers < _NEWCOMERS
+        return tenant if known else _STRANGERS
+
     def _make_room(self, newcomer: Ticket, retry_after_s: float) -> None:
-        """Displace the youngest of the lowest priority, of the tenant that waits most there."""
+        """Displace the youngest of the lowest priority, of the lane that waits most there."""
         lowest = min(self._lanes, default=newcomer.priority)
         lanes = self._lanes.get(lowest, {})
-        tenant = max(lanes, key=lambda name: self._waiting[name], default="")
+        longest = max(lanes, key=lambda name: self._waiting[name], default="")
         outranked = lowest < newcomer.priority
-        mine, theirs = self._waiting[newcomer.request.tenant], self._waiting[tenant]
+        mine, theirs = self._waiting[newcomer.lane], self._waiting[longest]
         if (
             self.limit
             and lanes
             and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
         ):
-            victim = lanes[tenant][-1]
+            victim = lanes[longest][-1]
             self._discard(victim)
             message = "the queue is full and another request goes first"
             victim.end(RateLimited(message, code="preempted", retry_after_s=retry_after_s))
@@ -106,36 +120,46 @@ class AdmissionQueue:
         )
 
     def in_order(self) -> Iterator[Ticket]:
-        """The first ticket of each tenant in the order of service. `remove` ends the iteration."""
+        """The first ticket of each lane in the order of service. `remove` ends the iteration."""
         for priority in sorted(self._lanes, reverse=True):
             lanes = self._lanes[priority]
-            for tenant in sorted(
-                lanes, key=lambda name: (self._served[name], lanes[name][0].since)
-            ):
-                yield lanes[tenant][0]
+            for lane in sorted(lanes, key=lambda name: (self._served[name], lanes[name][0].since)):
+                yield lanes[lane][0]
 
     def remove(self, ticket: Ticket, *, served: bool) -> None:
-        """The ticket waits no more; if `served`, its tenant has had its turn."""
-        tenant = ticket.request.tenant
+        """The ticket waits no more; if `served`, its lane has had its turn."""
         if served:
-            self._floor = max(self._floor, self._served[tenant])
-            self._served[tenant] += ticket.request.prompt_tokens
+            self._floor = max(self._floor, self._served[ticket.lane])
+            self._served[ticket.lane] += ticket.request.prompt_tokens
+            self._served.setdefault(ticket.request.tenant, self._served[ticket.lane])
+            if len(self._served) > _ACCOUNTS + len(self._waiting):
+                self._forget()
         self._discard(ticket)
 
+    def _forget(self) -> None:
+        """Of lanes where nobody waits, those that would begin as new ones do; and if those are few,
+        the ones that have been served least."""
+        idle = [name for name in self._served if name not in self._waiting]
+        idle.sort(key=lambda name: self._served[name])
+        for i, name in enumerate(idle):
+            if self._served[name] > self._floor and i >= len(idle) - _ACCOUNTS // 2:
+                break
+            del self._served[name]
+
     def _discard(self, ticket: Ticket) -> None:
-        tenant, lanes = ticket.request.tenant, self._lanes[ticket.priority]
-        lanes[tenant].remove(ticket)
-        if not lanes[tenant]:
-            del lanes[tenant]
+        lane, lanes = ticket.lane, self._lanes[ticket.priority]
+        lanes[lane].remove(ticket)
+        if not lanes[lane]:
+            del lanes[lane]
         if not lanes:
             del self._lanes[ticket.priority]
         self._count -= 1
-        self._waiting[tenant] -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+        self._waiting[lane] -= 1
+        if not self._waiting[lane]:
+            del self._waiting[lane]
         if not self._count:  # nobody competes any more
             self._served.clear()
-            self._floor = 0.0
+            self._floor, self._newcomers = 0.0, 0
 
     def expire(self, now_ms: float) -> list[TriptychError]:
         """End the tickets that have waited too long; their errors."""

@@ -83,7 +83,7 @@ class Calls:
         answer = None if body is None else self._calls[scope["path"]](body, packed)
         if isinstance(answer, Ticket):
             ticket = answer
-            return await _unless_left(receive, lambda left: self._service.wait(ticket, left))
+            return await unless_left(receive, lambda left: self._service.wait(ticket, left))
         return answer
 
     async def _workers(self, scope: Scope, receive: Receive, packed: bool) -> Any:
@@ -91,7 +91,7 @@ class Calls:
         after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
         if await read_body(receive, 0) is None:
             return None
-        return await _unless_left(receive, lambda left: self._service.workers(after, wait_s, left))
+        return await unless_left(receive, lambda left: self._service.workers(after, wait_s, left))
 
 
 def _seconds(text: str) -> float:
@@ -153,10 +153,11 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
     return body
 
 
-async def _unless_left(
+async def unless_left(
     receive: Receive, answer: Callable[[asyncio.Future[Any]], Awaitable[Any]]
 ) -> Any:
-    """The answer, which may come early once its argument is done: the caller has left."""
+    """The answer, which may come early once its argument is done: the caller has left. `receive`:
+    of a request whose body has been read."""
     left = asyncio.ensure_future(_disconnected(receive))
     try:
         return await answer(left)

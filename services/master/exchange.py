@@ -69,6 +69,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.peers = Peers(self.master)
+        self.master.strayed = self.strayed
 
     def tell(self, change: Change) -> None:
         if not self.enabled or not (self.connected or isinstance(change, Left | Removed)):
@@ -140,8 +141,16 @@ class Exchange:
 
     def ended(self, report: Finished) -> None:
         if self.connected:
-            ok = not report.failed
-            self.tell(Ended(report.request_id, report.stage, report.mm_hashes, ok))
+            self.tell(Ended(report.request_id, report.stage, report.mm_hashes, report.done))
+
+    def strayed(self, report: Finished, now_ms: float) -> list[str]:
+        """Told here of a request that was placed elsewhere: who has done their part in it."""
+        if self.connected:
+            ended = Ended(
+                report.request_id, report.stage, report.mm_hashes, report.done, stray=True
+            )
+            self.tell(ended)
+        return self.peers.finish(report, now_ms)
 
     def own(self, now: float) -> list[Joined]:
         """Workers that speak to this master."""

@@ -22,7 +22,7 @@ from services.master.config import MasterConfig
 from services.master.expected import ExpectedPrefixes
 from services.master.foreign import ForeignBlocks
 from services.master.holders import HolderIndex
-from services.master.pool import Pool
+from services.master.pool import Charge, Pool
 from services.master.predicted import PredictedCache
 from services.master.sources import SourceHoldings
 
@@ -73,11 +73,13 @@ class Instance:
 
 @dataclass(slots=True)
 class PendingEncode:
-    """A picture that an encoder has been asked for. Joined until `expires_at` (ms)."""
+    """A picture that an encoder has been asked for. Joined until `expires_at` (ms). `charge`: what
+    it was counted for, by which its end is known."""
 
     slot: int
     ready_at: float
     expires_at: float
+    charge: Charge | None = None
 
 
 @dataclass

@@ -7,12 +7,20 @@ clock.
 
 from __future__ import annotations
 
+import logging
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, Unavailable
+from protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    TriptychError,
+    Unavailable,
+)
 from protocol.kv_events import EventBatch
 from protocol.registry import (
     Finished,
@@ -28,10 +36,12 @@ from services.master.config import MasterConfig
 from services.master.fleet import Fleet
 from services.master.ledger import Held, Ledger
 from services.master.media import AllBusy
+from services.master.placed import KEY_TYPE
 from services.master.placement import Placer
 from services.master.policies.loading import load_policy
 from services.master.registry import Registry
 
+logger = logging.getLogger(__name__)
 _HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
 
 
@@ -50,7 +60,8 @@ class Totals:
 
 class Master:
     """`joined` and `left` are told which workers' events to follow, `placed` what a request holds
-    once it is placed (ms), `over` what ends of it."""
+    once it is placed (ms), `over` what ends of it. `strayed` gets reports (ms) of requests that are
+    not known here; its answer is who has done their part in them."""
 
     def __init__(
         self,
@@ -64,6 +75,7 @@ class Master:
         self.config = config
         self.registry = Registry(config, joined, left)
         self.ledger = Ledger(over)
+        self.strayed: Callable[[Finished, float], list[str]] = lambda report, now_ms: []
         self.totals = Totals()
         self._placed = placed
         self.queues: dict[str, AdmissionQueue] = {}
@@ -132,7 +144,11 @@ class Master:
         self.ledger.release(request.request_id, now_ms, done=False)
         placement, held = self._placer.place(fleet, request, now_ms)
         self.ledger.hold(request.request_id, held, now_ms)
-        self._placed(request, held, now_ms)
+        try:
+            self._placed(request, held, now_ms)
+        except BaseException:
+            self.ledger.release(request.request_id, now_ms, done=False)
+            raise
         totals = self.totals
         totals.placed += 1
         totals.hit_tokens += placement.hit_tokens
@@ -145,9 +161,11 @@ class Master:
         """What was placed is over: load goes down, failures count towards breakers."""
         now_ms = now * 1e3
         self.registry.failed(report.failed, now_ms)
-        for name in self.ledger.finish(report, now_ms):
-            if name not in report.failed:
-                self.registry.succeeded(name)
+        workers = self.ledger.finish(report, now_ms)
+        if workers is None:
+            workers = self.strayed(report, now_ms)
+        for name in workers:
+            self.registry.succeeded(name)
 
     def pump(self, now: float) -> None:
         """Place waiting requests as far as workers have room."""
@@ -170,7 +188,10 @@ class Master:
             placement = self._place(fleet, ticket.remaining(now_ms), now_ms)
         except AllBusy:
             return False
-        except TriptychError as error:
+        except Exception as error:  # at the head of the queue it would be raised again and again
+            if not isinstance(error, TriptychError):
+                logger.exception("placing %s", ticket.request.request_id)
+                error = InternalError("the master failed to place the request")
             self.totals.refused[error.code] += 1
             queue.remove(ticket, served=False)
             ticket.end(error)
@@ -211,6 +232,11 @@ def _check(request: ScheduleRequest) -> None:
             f"than the prompt's {request.prompt_tokens}",
             param="block_keys",
         )
+    keys = request.block_keys
+    try:
+        array(KEY_TYPE, keys)
+    except OverflowError:
+        raise InvalidRequest("block_keys: a key is not of 64 bits", param="block_keys") from None
     if any(item.offset + item.tokens > request.prompt_tokens for item in request.items):
         raise InvalidRequest("items: an item ends after the prompt", param="items")
     if request.deadline_s is not None and request.deadline_s <= 0:

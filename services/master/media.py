@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,12 +31,16 @@ class AllBusy(Unavailable):
 
 @dataclass(slots=True)
 class ItemView:
-    """One picture and who has it. `holders`: slots. `ready_ms`: until it is there at the best."""
+    """One picture and who has it. `holders`: slots. `pending`: an encode that may be joined;
+    `coming`: whether any is under way. `ready_ms`: until it is there at the best, `alone_ms` the
+    same for a worker that encodes what nobody has by itself."""
 
     need: MediaNeed
     holders: int
     pending: PendingEncode | None
+    coming: bool
     ready_ms: float
+    alone_ms: float
 
     @property
     def end(self) -> int:
@@ -44,6 +48,39 @@ class ItemView:
 
     def bytes(self) -> int:
         return self.need.size_bytes or self.need.tokens * _EMBEDDING_BYTES
+
+
+@dataclass(slots=True)
+class Errand:
+    """The pictures of a request that prefills on `at`, where `hit_tokens` of its prompt are held.
+    Encodes are charged at once to `held`; `sends`, until when each slot will have sent what it was
+    asked for, count only once all is placed."""
+
+    fleet: Fleet
+    request: ScheduleRequest
+    at: Instance
+    hit_tokens: int
+    held: Held
+    now_ms: float
+    sends: dict[int, float] = field(default_factory=dict)
+
+    def sending_until(self, source: Instance) -> float:
+        until = self.sends.get(source.slot)
+        return float(source.pool.send_until[source.row]) if until is None else until
+
+    def fetch_ms(self, source: Instance, item: ItemView) -> float:
+        """What it takes to get an item from there, behind what is sent before it."""
+        waiting = max(0.0, self.sending_until(source) - self.now_ms)
+        return waiting + item.bytes() / float(source.pool.bandwidth[source.row])
+
+    def fetch(self, source: Instance, item: ItemView) -> None:
+        self.sends[source.slot] = self.now_ms + self.fetch_ms(source, item)
+
+    def commit(self) -> None:
+        """All is placed."""
+        for slot, until in self.sends.items():
+            source = self.fleet.by_slot[slot]
+            source.pool.send_until[source.row] = until
 
 
 class MediaPlacer:
@@ -56,7 +93,7 @@ class MediaPlacer:
     def look_up(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> list[ItemView]:
         """Every item with its holders and the soonest it can be ready."""
         pool = fleet.pools["encode"]
-        soonest, token_ms = math.inf, 0.0
+        soonest, token_ms = 0.0, self._config.encode_ms_per_token
         if pool.count:
             waits = np.maximum(pool.busy_until - now_ms, 0.0) + pool.base_ms + pool.penalty
             row = int(waits.argmin())
@@ -71,12 +108,16 @@ class MediaPlacer:
         pending = fleet.pending.get(need.mm_hash)
         if pending is not None and pending.expires_at <= now_ms:
             pending = None
-        ready = encoded_ms
+        coming = pending is not None
+        if pending is not None and not _serves(fleet.by_slot[pending.slot], now_ms):
+            pending = None
         if any(_serves(fleet.by_slot[slot], now_ms) for slot in slots_of(holders)):
-            ready = 0.0
+            ready = alone = 0.0
         elif pending is not None:
-            ready = max(0.0, pending.ready_at - now_ms)
-        return ItemView(need, holders, pending, ready)
+            ready = alone = max(0.0, pending.ready_at - now_ms)
+        else:
+            ready, alone = encoded_ms, need.tokens * self._config.encode_ms_per_token
+        return ItemView(need, holders, pending, coming, ready, alone)
 
     def ready(
         self, fleet: Fleet, items: list[ItemView], pool: Pool, hits: Floats
@@ -87,83 +128,75 @@ class MediaPlacer:
         """
         ready, first = np.zeros(len(pool)), math.inf
         for item in items:
-            if item.ready_ms in (0.0, math.inf):
+            if item.ready_ms == 0.0:
                 continue
             first = min(first, item.need.offset)
-            wait = np.where(hits < item.end, item.ready_ms, 0.0)
+            wait = np.where(pool.encodes > 0.0, item.alone_ms, item.ready_ms)
+            wait[hits >= item.end] = 0.0
             for slot in slots_of(item.holders):
                 if fleet.by_slot[slot].pool is pool:
                     wait[fleet.by_slot[slot].row] = 0.0
             ready = np.maximum(ready, wait)
         return ready, -1 if first == math.inf else int(first)
 
-    def place(
-        self, fleet: Fleet, request: ScheduleRequest, items: list[ItemView], at: Instance,
-        hit_tokens: int, held: Held, now_ms: float,
-    ) -> list[ItemPlacement]:  # fmt: skip
-        """A source for each item, for a request that prefills on `at`; encodes are charged."""
-        return [self._place(fleet, request, item, at, hit_tokens, held, now_ms) for item in items]
+    def place(self, errand: Errand, items: list[ItemView]) -> list[ItemPlacement]:
+        """A source for each item; encodes are charged."""
+        return [self._place(errand, item) for item in items]
 
-    def _place(
-        self, fleet: Fleet, request: ScheduleRequest, item: ItemView, at: Instance,
-        hit_tokens: int, held: Held, now_ms: float,
-    ) -> ItemPlacement:  # fmt: skip
-        name = item.need.mm_hash
+    def _place(self, errand: Errand, item: ItemView) -> ItemPlacement:
+        name, at = item.need.mm_hash, errand.at
         if self._policy.sees_media:
-            if hit_tokens >= item.end:
+            if errand.hit_tokens >= item.end:
                 return ItemPlacement(name, "prefix")
-            on_its_way = item.pending is not None and at.media is not None
+            on_its_way = item.coming and at.media is not None
             if item.holders >> at.slot & 1 and not on_its_way:
                 return ItemPlacement(name, "cached", at.target)
-        if name in held.encodes:
-            charge = held.encodes[name]
-            target = fleet.by_slot[int(charge.pool.slots[charge.row])].target
+        if name in errand.held.encodes:
+            charge = errand.held.encodes[name]
+            target = errand.fleet.by_slot[int(charge.pool.slots[charge.row])].target
             return ItemPlacement(name, "pending", target)
-        return self._fetch_or_encode(fleet, request, item, at, held, now_ms)
+        return self._fetch_or_encode(errand, item)
 
-    def _fetch_or_encode(
-        self, fleet: Fleet, request: ScheduleRequest, item: ItemView, at: Instance,
-        held: Held, now_ms: float,
-    ) -> ItemPlacement:  # fmt: skip
+    def _fetch_or_encode(self, errand: Errand, item: ItemView) -> ItemPlacement:
         """The cheapest of: fetch from a holder, join an encode under way, encode once more."""
-        name, pool = item.need.mm_hash, fleet.pools["encode"]
+        name, pool = item.need.mm_hash, errand.fleet.pools["encode"]
         fetch_ms, source = math.inf, None
         if self._policy.sees_media:
-            fetch_ms, source = self._source(fleet, request, item, now_ms)
-        if source is None and (not pool.count or at.info.role == "pdfusion"):
+            fetch_ms, source = self._source(errand, item)
+        if source is None and (not pool.count or errand.at.info.role == "pdfusion"):
             return ItemPlacement(name, "local")
         row, encode_ms = -1, math.inf
-        if source is None or fetch_ms > self._config.tie_ms:
-            row, encode_ms = self._encoder(pool, request, item, now_ms, must=source is None)
+        if pool.count and (source is None or fetch_ms > self._config.tie_ms):
+            row, encode_ms = self._encoder(errand, item, must=source is None)
         if source is not None and fetch_ms <= encode_ms:
             if item.holders >> source.slot & 1:
-                self._charge_fetch(source, item, now_ms)
+                errand.fetch(source, item)
                 return ItemPlacement(name, "cached", source.target)
             return ItemPlacement(name, "pending", source.target)
-        return self._encode(fleet, item, row, held, now_ms, again=source is not None)
+        return self._encode(errand, item, row, again=source is not None)
 
-    def _encode(
-        self, fleet: Fleet, item: ItemView, row: int, held: Held, now_ms: float, *, again: bool
-    ) -> ItemPlacement:
+    def _encode(self, errand: Errand, item: ItemView, row: int, *, again: bool) -> ItemPlacement:
         """Count the encode at once, and let later requests join it."""
+        fleet, now_ms = errand.fleet, errand.now_ms
         name, pool = item.need.mm_hash, fleet.pools["encode"]
         instance = fleet.by_slot[int(pool.slots[row])]
         work = float(pool.base_ms[row] + item.need.tokens * pool.token_ms[row])
         visible = now_ms + self._config.settle * 1e3
         charge = Charge(pool, row, visible, work, item.need.tokens)
         pool.charge(charge, now_ms)
-        held.encodes[name] = charge
+        errand.held.encodes[name] = charge
         if self._policy.sees_media and not again:
             done = float(pool.busy_until[row])
-            fleet.pending[name] = PendingEncode(instance.slot, done, done + _STALE_MS)
+            pending = PendingEncode(instance.slot, done, done + _STALE_MS, charge)
+            fleet.pending[name] = pending
         return ItemPlacement(name, "encode", instance.target)
 
-    def _encoder(
-        self, pool: Pool, request: ScheduleRequest, item: ItemView, now_ms: float, *, must: bool
-    ) -> tuple[int, float]:
+    def _encoder(self, errand: Errand, item: ItemView, *, must: bool) -> tuple[int, float]:
         """(row, its cost in ms as `CostPolicy` reckons). Without any: an error if `must`, else
         an infinite cost."""
-        view = encode_view(pool, item.need.tokens, pool.penalty, now_ms, request.session)
+        pool, request = errand.fleet.pools["encode"], errand.request
+        tokens, session = item.need.tokens, request.session
+        view = encode_view(pool, tokens, pool.penalty, errand.now_ms, session)
         view.penalty = without(busy(pool, ENCODE, view.queue_ms, self._config), pool, request.avoid)
         if least(view.penalty) > 0.0:
             if must:
@@ -173,34 +206,23 @@ class MediaPlacer:
         work = float(view.work_ms[row]) * (1.0 + self._config.work_weight)
         return row, float(view.queue_ms[row]) + work
 
-    def _source(
-        self, fleet: Fleet, request: ScheduleRequest, item: ItemView, now_ms: float
-    ) -> tuple[float, Instance | None]:
+    def _source(self, errand: Errand, item: ItemView) -> tuple[float, Instance | None]:
         """The cheapest worker to fetch the item from, holding it or about to."""
         best: tuple[float, Instance | None] = math.inf, None
+        fleet, avoid, now_ms = errand.fleet, errand.request.avoid, errand.now_ms
         for slot in slots_of(item.holders)[:_MAX_HOLDERS]:
             instance = fleet.by_slot[slot]
-            if _serves(instance, now_ms) and instance.info.instance_id not in request.avoid:
-                cost = self._fetch_ms(instance, item, now_ms)
+            if _serves(instance, now_ms) and instance.info.instance_id not in avoid:
+                cost = errand.fetch_ms(instance, item)
                 if cost < best[0]:
                     best = cost, instance
         pending = item.pending
         if pending is not None:
             instance = fleet.by_slot[pending.slot]
-            cost = max(0.0, pending.ready_at - now_ms) + self._fetch_ms(instance, item, now_ms)
-            if cost < best[0] and instance.info.instance_id not in request.avoid:
+            cost = max(0.0, pending.ready_at - now_ms) + errand.fetch_ms(instance, item)
+            if cost < best[0] and instance.info.instance_id not in avoid:
                 best = cost, instance
         return best
-
-    def _fetch_ms(self, instance: Instance, item: ItemView, now_ms: float) -> float:
-        pool, row = instance.pool, instance.row
-        waiting = max(0.0, float(pool.send_until[row]) - now_ms)
-        return waiting + item.bytes() / float(pool.bandwidth[row])
-
-    def _charge_fetch(self, instance: Instance, item: ItemView, now_ms: float) -> None:
-        pool, row = instance.pool, instance.row
-        start = max(float(pool.send_until[row]), now_ms)
-        pool.send_until[row] = start + item.bytes() / float(pool.bandwidth[row])
 
 
 def _serves(instance: Instance, now_ms: float) -> bool:

@@ -103,12 +103,14 @@ class Placed(Change, tag="placed"):
 
 
 class Ended(Change, tag="ended"):
-    """A stage of a placed request is over; `ok`: its work was done."""
+    """A stage of a placed request is over; `ok`: its work was done. `stray`: another master than
+    the one that tells it has placed it."""
 
     request_id: Name
     stage: Stage = "request"
     mm_hashes: list[str] = []
     ok: bool = True
+    stray: bool = False
 
 
 class Added(Change, tag="added"):

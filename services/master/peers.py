@@ -87,10 +87,22 @@ class Peers:
         peer.ledger.hold(placed.request_id, held, now * 1e3)
 
     def ended(self, sender: str, ended: Ended, now: float) -> None:
-        if sender in self._peers:
-            failed = [] if ended.ok else [sender]
-            report = Finished(ended.request_id, ended.stage, ended.mm_hashes, failed)
-            self._peers[sender].ledger.finish(report, now * 1e3)
+        peer, now_ms = self._peers.get(sender), now * 1e3
+        if peer is None:
+            return
+        report = Finished(ended.request_id, ended.stage, ended.mm_hashes, aborted=not ended.ok)
+        if not ended.stray:
+            peer.ledger.finish(report, now_ms)
+        elif self.master.ledger.finish(report, now_ms) is None:
+            self.finish(report, now_ms)
+
+    def finish(self, report: Finished, now_ms: float) -> list[str]:
+        """Whoever has placed it: who has done their part in it."""
+        for peer in self._peers.values():
+            workers = peer.ledger.finish(report, now_ms)
+            if workers is not None:
+                return workers
+        return []
 
     def expire(self, now: float) -> None:
         """Placements lapse in time, and all of a master that is not heard any more."""

@@ -13,7 +13,7 @@ from services.master.ledger import Held
 from services.master.peer_messages import MAX_KEYS, Placed, SharedCharge, SharedEncode
 from services.master.pool import Charge
 
-_KEY = "Q"
+KEY_TYPE = "Q"  # of block keys: 64 bits
 _LONGEST_MS = 86_400e3
 
 
@@ -32,7 +32,7 @@ def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
         _charge(held.prefill, now_ms),
         _charge(held.decode, now_ms),
         start,
-        array(_KEY, keys).tobytes(),
+        array(KEY_TYPE, keys).tobytes(),
         [item.mm_hash for item in request.items] if predicted else [],
         held.expected is not None,
     )
@@ -55,7 +55,7 @@ def _encode(held: Held, mm_hash: str, charge: Charge, now_ms: float) -> SharedEn
     told = _charge(charge, now_ms)
     assert told is not None
     pending = held.fleet.pending.get(mm_hash)
-    if pending is None or pending.slot != int(charge.pool.slots[charge.row]):
+    if pending is None or pending.charge is not charge:
         return SharedEncode(mm_hash, told)
     ready, expires = pending.ready_at - now_ms, pending.expires_at - now_ms
     return SharedEncode(mm_hash, told, max(0.0, ready), max(0.0, expires))
@@ -72,7 +72,7 @@ def restore(placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now
     second = _find(placed.decode, held, instances)
     held.prefill = _restore(placed.prefill, held, instances, now_ms)
     held.decode = _restore(placed.decode, held, instances, now_ms)
-    keys = array(_KEY)
+    keys = array(KEY_TYPE)
     keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
     if first is not None:
         _expect(placed, keys.tolist(), held, first, now_ms)
@@ -120,7 +120,8 @@ def _restore_encode(
         held.encodes[encode.mm_hash] = charge
         at = _find(encode.charge, held, instances)
     if at is not None and encode.expires_ms > 0:
-        pending = PendingEncode(at.slot, now_ms + encode.ready_ms, now_ms + encode.expires_ms)
+        ready, expires = now_ms + encode.ready_ms, now_ms + encode.expires_ms
+        pending = PendingEncode(at.slot, ready, expires, charge)
         held.fleet.pending.setdefault(encode.mm_hash, pending)
 
 

@@ -9,16 +9,26 @@ import numpy as np
 
 from protocol.errors import Unavailable
 from protocol.registry import ItemPlacement, Placement, ScheduleRequest
+from services.master.choice import Choice, chosen, total
 from services.master.config import MasterConfig
 from services.master.expected import Expected
 from services.master.explain import explain
-from services.master.fleet import Fleet, Instance
+from services.master.fleet import Fleet
 from services.master.holders import fill
-from services.master.ledger import Held, end_encodes
-from services.master.media import ItemView, MediaPlacer, refusal, without
+from services.master.ledger import Held, give_back
+from services.master.media import AllBusy, Errand, ItemView, MediaPlacer, refusal, without
 from services.master.policies.base import Policy
 from services.master.pool import Charge, Floats, Pool
-from services.master.view import COMBINED, DECODE, PREFILL, View, busy, decode_ms, least
+from services.master.view import (
+    COMBINED,
+    DECODE,
+    PREFILL,
+    View,
+    busy,
+    decode_ms,
+    least,
+    queue_ms,
+)
 
 
 @dataclass(slots=True)
@@ -39,34 +49,6 @@ class Job:
         return self.held.take(pool.slots)
 
 
-@dataclass(slots=True)
-class Choice:
-    """A row for the stage of a view."""
-
-    view: View
-    row: int
-
-    @property
-    def cost(self) -> float:
-        return self.ttft_ms + float(self.view.decode_ms[self.row])
-
-    @property
-    def ttft_ms(self) -> float:
-        view, row = self.view, self.row
-        own = float(view.queue_ms[row] + view.work_ms[row])
-        if not view.tail_tokens:
-            return own
-        tail = view.tail_tokens * float(view.pool.token_ms[row])
-        return max(own, float(view.ready_ms[row]) + tail)
-
-    @property
-    def hits(self) -> int:
-        return int(self.view.hits[self.row])
-
-    def instance(self, fleet: Fleet) -> Instance:
-        return fleet.by_slot[int(self.view.pool.slots[self.row])]
-
-
 class Placer:
     """Pure and synchronous: what it knows is in the fleet, what time it is the caller says."""
 
@@ -82,24 +64,21 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._choose(job)
-        if request.deadline_s is not None and prefill.ttft_ms > request.deadline_s * 1e3:
-            raise Unavailable(
-                f"the first token is {prefill.ttft_ms / 1e3:.1f} s away, the deadline "
-                f"{request.deadline_s:.1f} s",
-                code="deadline_unreachable",
-                retry_after_s=min(30.0, max(1.0, prefill.ttft_ms / 1e3 - request.deadline_s)),
-            )
         held = Held(fleet, now_ms + self._lifetime_ms(request))
-        at = prefill.instance(fleet)
         try:
-            items = self._media.place(
-                fleet, request, job.items, at, prefill.hits, held, now_ms
-            )  # fmt: skip
-        except Unavailable:
-            end_encodes(held, now_ms, ok=False)
+            return self._count(job, prefill, decode, held), held
+        except BaseException:
+            give_back(held, now_ms, done=False)
             raise
+
+    def _count(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> Placement:
+        errand = Errand(job.fleet, job.request, prefill.at, prefill.hits, held, job.now_ms)
+        items = self._media.place(errand, job.items)
+        _check_deadline(job.request, prefill.ttft_ms)
+        placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held)
-        return self._placement(job, prefill, decode, items), held
+        errand.commit()
+        return placement
 
     def _job(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Job:
         keys = request.block_keys
@@ -108,7 +87,8 @@ class Placer:
         fleet.expected.extend(blocks, runs, keys)
         new = min(request.max_tokens or self._config.expected_tokens, self._config.expected_tokens)
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
-        held = np.minimum(blocks * request.block_size, request.prompt_tokens - 1)
+        held = blocks * request.block_size
+        np.minimum(held, request.prompt_tokens - 1, out=held)
         return Job(request, fleet, now_ms, new, items, blocks, held)
 
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
@@ -116,26 +96,41 @@ class Placer:
         return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
 
     def _choose(self, job: Job) -> tuple[Choice, Choice | None]:
-        """(prefill, decode), or (both in one, None): the cheaper if there are both."""
-        pools = job.fleet.pools
-        split = pools["prefill"].able and pools["decode"].able
-        alone = pools["combined"] if pools["combined"].able or split else pools["decode"]
+        """(prefill, decode), or (both in one, None): the cheaper if there are both. A refusal that
+        a wait may help is the one that counts."""
         options: list[tuple[Choice, Choice | None]] = []
         refused: Unavailable | None = None
-        for separate in (True, False):
-            if not (split if separate else alone.count):
-                continue
+        for alone in self._layouts(job.fleet):
             try:
-                options.append(
-                    self._pair(job) if separate else (self._prefill(job, alone, COMBINED), None)
+                pair = (
+                    self._pair(job)
+                    if alone is None
+                    else (self._prefill(job, alone, COMBINED), None)
                 )
             except Unavailable as error:
-                refused = error
+                refused = refused if isinstance(refused, AllBusy) else error
+                continue
+            options.append(pair)
+            if not self.policy.compares:
+                break
         if not options:
             raise refused or _nobody(job.fleet)
-        if len(options) == 1 or not self.policy.sees_media:
-            return options[0]
-        return min(options, key=_total)
+        return options[0] if len(options) == 1 else min(options, key=total)
+
+    def _layouts(self, fleet: Fleet) -> list[Pool | None]:
+        """In the order to be tried: workers that do both, or None for a prefill and a decode
+        worker. Decode workers do both where there is nobody else."""
+        pools = fleet.pools
+        combined = pools["combined"]
+        if not (pools["prefill"].able and pools["decode"].able):
+            alone = combined if combined.able else pools["decode"]
+            return [alone] if alone.count else []
+        if not combined.able:
+            return [None]
+        if self.policy.compares:
+            return [None, combined]
+        parted = pools["prefill"].able + pools["decode"].able
+        return [None, combined] if self.policy.splits(parted, combined.able) else [combined, None]
 
     def _pair(self, job: Job) -> tuple[Choice, Choice]:
         pools = job.fleet.pools
@@ -143,10 +138,11 @@ class Placer:
 
     def _prefill(self, job: Job, pool: Pool, stage: str) -> Choice:
         request, hits = job.request, job.hits(pool)
-        queue = np.maximum(pool.busy_until - job.now_ms, 0.0)
-        missing = request.prompt_tokens - hits
-        work = pool.base_ms + missing * pool.token_ms + hits * pool.cached_ms
-        decode = np.zeros(len(pool))
+        queue, work = queue_ms(pool, job.now_ms), request.prompt_tokens - hits
+        work *= pool.token_ms
+        work += pool.base_ms
+        work += hits * pool.cached_ms
+        decode = pool.none
         if stage == COMBINED:
             decode = decode_ms(
                 pool, request.prompt_tokens, job.new_tokens, request.block_size, None
@@ -165,8 +161,7 @@ class Placer:
         return self._media.ready(job.fleet, job.items, pool, hits)
 
     def _decode(self, job: Job, pool: Pool) -> Choice:
-        request, hits = job.request, job.hits(pool)
-        none = np.zeros(len(pool))
+        request, hits, none = job.request, job.hits(pool), pool.none
         cost = decode_ms(pool, request.prompt_tokens, job.new_tokens, request.block_size, hits)
         view = View(
             DECODE, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
@@ -178,10 +173,10 @@ class Placer:
         penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
         if job.request.avoid:
             penalty = without(penalty, view.pool, job.request.avoid)
-        if least(penalty) > 0.0:
+        if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
             raise refusal(view.pool, view.stage, view.queue_ms)
         view.penalty = penalty
-        return Choice(view, self.policy.pick(view))
+        return chosen(view, self.policy.pick(view), job.fleet)
 
     def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> None:
         request, now_ms = job.request, job.now_ms
@@ -209,23 +204,21 @@ class Placer:
 
     def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> Expected | None:
         """The prompt's blocks will be there soon."""
-        keys, fleet = job.request.block_keys, job.fleet
-        for choice in (prefill, decode):
-            at = choice.instance(fleet) if choice is not None else None
-            if at is not None and at.blocks is not None:
-                at.blocks.use(keys, job.now_ms)
-            if job.items and choice is prefill and at is not None and at.media is not None:
-                at.media.use([item.need.mm_hash for item in job.items], job.now_ms)
-        at = prefill.instance(fleet)
+        keys, at = job.request.block_keys, prefill.at
+        if decode is not None and decode.at.blocks is not None:
+            decode.at.blocks.use(keys, job.now_ms)
+        if job.items and at.media is not None:
+            at.media.use([item.need.mm_hash for item in job.items], job.now_ms)
         if at.blocks is not None:
+            at.blocks.use(keys, job.now_ms)
             return None
-        return fleet.expected.add(at.slot, int(job.blocks[at.slot]), keys)
+        return job.fleet.expected.add(at.slot, int(job.blocks[at.slot]), keys)
 
     def _placement(
         self, job: Job, prefill: Choice, decode: Choice | None, items: list[ItemPlacement]
     ) -> Placement:
-        first = prefill.instance(job.fleet)
-        second = decode.instance(job.fleet) if decode is not None else first
+        first = prefill.at
+        second = first if decode is None else decode.at
         placement = Placement(
             job.request.request_id, second.target, first.target if decode else None, items,
             prefill.hits, prefill.ttft_ms,
@@ -238,8 +231,15 @@ class Placer:
         return placement
 
 
-def _total(option: tuple[Choice, Choice | None]) -> float:
-    return sum(choice.cost for choice in option if choice is not None)
+def _check_deadline(request: ScheduleRequest, ttft_ms: float) -> None:
+    """`Unavailable` if the first token cannot be there in time."""
+    if request.deadline_s is not None and ttft_ms > request.deadline_s * 1e3:
+        raise Unavailable(
+            f"the first token is {ttft_ms / 1e3:.1f} s away, the deadline "
+            f"{request.deadline_s:.1f} s",
+            code="deadline_unreachable",
+            retry_after_s=min(30.0, max(1.0, ttft_ms / 1e3 - request.deadline_s)),
+        )
 
 
 def _nobody(fleet: Fleet) -> Unavailable:

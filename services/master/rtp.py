@@ -18,11 +18,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
-from protocol.errors import TriptychError
+from protocol.errors import RequestAborted, TriptychError
 from protocol.kv_events import short_key
 from protocol.registry import Placement, ScheduleRequest, Target
 from services.master.admission import Ticket
-from services.master.calls import decode_body, read_body
+from services.master.calls import decode_body, read_body, unless_left
 from services.master.service import MasterService
 
 _ROLES = MappingProxyType(
@@ -64,11 +64,13 @@ class RtpContract:
     host: str
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    async def schedule(self, data: bytes) -> dict[str, Any]:
-        """The answer, errors included: RTP-LLM's clients read `success` and `error_code`."""
+    async def schedule(self, data: bytes, left: asyncio.Future[Any]) -> dict[str, Any] | None:
+        """The answer, errors included: RTP-LLM's clients read `success` and `error_code`; None if
+        the caller has `left`."""
         number = next(self._ids)
         try:
-            placement = await self._place(decode_body(_requests.decode, data), number)
+            request = decode_body(_requests.decode, data)
+            placement = await self._place(request, number, left)
         except TriptychError as error:
             self.service.metrics.errors.labels(error.code).inc()
             return {
@@ -76,13 +78,17 @@ class RtpContract:
                 "success": False, "code": error.status, "error_message": error.message,
                 "error_code": _ERRORS.get(error.code, _NO_WORKER), "real_master_host": self.host,
             }  # fmt: skip
+        if placement is None:
+            return None
         return {
             "server_status": self._servers(placement), "cache_local": _REMOTE,
             "inter_request_id": number, "success": True, "code": 200, "error_code": 0,
             "real_master_host": self.host,
         }  # fmt: skip
 
-    async def _place(self, asked: RtpScheduleRequest, number: int) -> Placement:
+    async def _place(
+        self, asked: RtpScheduleRequest, number: int, left: asyncio.Future[Any]
+    ) -> Placement | None:
         size = self._block_size(asked)
         timeout = asked.generate_timeout / 1e3
         request = ScheduleRequest(
@@ -97,10 +103,7 @@ class RtpContract:
         )
         placed = self.service.schedule(request)
         if isinstance(placed, Ticket):
-            never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waited = await self.service.wait(placed, never)
-            assert waited is not None
-            return waited
+            return await self.service.wait(placed, left)
         return placed
 
     def _block_size(self, asked: RtpScheduleRequest) -> int:
@@ -154,7 +157,11 @@ def rtp_routes(contract: RtpContract, max_body_bytes: int) -> APIRouter:
     async def schedule(request: Request) -> Response:
         """Prefill and decode workers for a request."""
         body = await read_body(request.receive, max_body_bytes)
-        answer = await contract.schedule(body or b"")
+        if body is None:
+            return Response(status_code=RequestAborted.status)
+        answer = await unless_left(request.receive, lambda left: contract.schedule(body, left))
+        if answer is None:
+            return Response(status_code=RequestAborted.status)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     @routes.post("/rtp_llm/master")

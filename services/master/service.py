@@ -202,19 +202,30 @@ class MasterService:
         return placed
 
     async def wait(self, ticket: Ticket, left: asyncio.Future[Any]) -> Placement | None:
-        """The placement of a waiting request, or its error raised; None if `left` came first."""
-        ended = asyncio.Event()
+        """The placement of a waiting request, or its error raised; None if the caller has `left`,
+        and what was placed for it is given back."""
+        ended, stays = asyncio.Event(), False
         ticket.wake = ended.set
-        if ticket.outcome is None:
-            waiting = asyncio.ensure_future(ended.wait())
-            try:
+        waiting = asyncio.ensure_future(ended.wait())
+        try:
+            if ticket.outcome is None:
                 await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-                self.master.cancel(ticket)
+            stays = not left.done()
+        finally:
+            waiting.cancel()
+            if not stays:
+                self._abandon(ticket)
+        if not stays:
+            return None
         if isinstance(ticket.outcome, TriptychError):
             raise ticket.outcome
         return ticket.outcome
+
+    def _abandon(self, ticket: Ticket) -> None:
+        self.master.cancel(ticket)
+        if isinstance(ticket.outcome, Placement):
+            gone = Finished(ticket.request.request_id, aborted=True)
+            self.finished(FinishedReports([gone]))
 
     def _pump_soon(self) -> None:
         """Waiting requests are tried once for many reports that come together."""

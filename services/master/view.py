@@ -48,10 +48,15 @@ class View:
 
 
 def encode_view(pool: Pool, tokens: int, penalty: Floats, now_ms: float, session: str) -> View:
-    none = np.zeros(len(pool))
-    queue = np.maximum(pool.busy_until - now_ms, 0.0)
+    none, queue = pool.none, queue_ms(pool, now_ms)
     work = pool.base_ms + tokens * pool.token_ms
     return View(ENCODE, pool, penalty, tokens, 0, 1, none, queue, work, none, none, 0, session)
+
+
+def queue_ms(pool: Pool, now_ms: float) -> Floats:
+    """Of work before the next request. [rows]"""
+    queue: Floats = pool.busy_until - now_ms
+    return np.maximum(queue, 0.0, out=queue)
 
 
 def decode_ms(pool: Pool, prompt: int, new: int, block_size: int, hits: Floats | None) -> Floats:
@@ -61,10 +66,12 @@ def decode_ms(pool: Pool, prompt: int, new: int, block_size: int, hits: Floats |
     worker without a free place or enough blocks makes the request wait for others to end. `hits`
     None: the KV is computed there and not transferred.
     """
-    mine = pool.step_context_ms * prompt + pool.step_request_ms
-    cost: Floats = ((pool.requests + 1.0) * mine + pool.step_now) * new
+    cost: Floats = pool.more_context_ms * prompt
+    cost += pool.more_step_ms
+    cost *= new
     blocks = math.ceil((prompt + new) / block_size)
     if least(pool.room) <= 0 or least(pool.free_blocks) < blocks:
+        mine = pool.step_context_ms * prompt + pool.step_request_ms
         waiting = np.maximum(1.0 - pool.room, 0.0) / pool.max_running
         waiting += np.maximum(blocks - pool.free_blocks, 0.0) / blocks
         cost += (pool.step_now + mine) * waiting * new
@@ -77,7 +84,7 @@ def busy(pool: Pool, stage: str, queue_ms: Floats, config: MasterConfig) -> Floa
     """`penalty`, and infinite where a worker has more to do than the thresholds allow. [rows]"""
     penalty = pool.penalty
     longest, most = config.busy_queue_ms, config.busy_requests
-    if longest and stage != DECODE and queue_ms[queue_ms.argmax()] > longest:
+    if longest and stage != DECODE and len(pool) and queue_ms[queue_ms.argmax()] > longest:
         penalty = np.where(queue_ms > longest, math.inf, penalty)
     if most:
         penalty = np.where(pool.requests >= most, math.inf, penalty)

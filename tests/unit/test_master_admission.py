@@ -119,3 +119,55 @@ def test_who_names_no_model_can_still_leave_when_a_second_model_has_come() -> No
     assert isinstance(ticket, Ticket) and made.waiting == 1
     made.cancel(ticket)
     assert made.waiting == 0
+
+
+def test_who_changes_its_name_with_every_request_gets_one_share() -> None:
+    queue = AdmissionQueue(500, 1e4)
+    push(queue, "honest0", "honest")
+    for i in range(200):
+        push(queue, f"new{i}", f"name{i}", now_ms=i)
+    served(queue, 40)  # those whom nobody could tell from tenants that had just come
+    for i in range(40):
+        push(queue, f"honest{i + 1}", "honest", now_ms=1e3)
+        push(queue, f"late{i}", f"late{i}", now_ms=1e3)
+    order = served(queue, 40)
+    assert 18 <= sum(name.startswith("honest") for name in order) <= 22
+
+
+def test_who_changes_its_name_cannot_fill_the_queue_for_others() -> None:
+    queue = AdmissionQueue(100, 1e4)
+    for i in range(100):
+        push(queue, f"new{i}", f"name{i}")
+    for i in range(20):
+        push(queue, f"honest{i}", "name0")
+    assert sum(ticket.request.tenant == "name0" for ticket in tickets(queue)) == 21
+    with pytest.raises(RateLimited):
+        push(queue, "more", "another")
+
+
+def test_names_are_not_remembered_for_ever() -> None:
+    queue = AdmissionQueue(10, 1e4)
+    push(queue, "stays", "stays", priority=1)
+    for i in range(5_000):
+        push(queue, f"r{i}", f"name{i}")
+        served(queue, 1)
+    assert len(queue) == 1
+    assert len(queue._served) < 1100
+
+
+def test_a_tenant_that_has_been_served_has_a_lane_of_its_own() -> None:
+    queue = AdmissionQueue(500, 1e4)
+    for i in range(60):
+        push(queue, f"new{i}", f"name{i}")
+    push(queue, "late", "late")
+    while "late" not in served(queue, 1):
+        push(queue, f"more{len(queue)}", f"{id(queue)}{len(queue)}")
+    for i in range(50):
+        push(queue, f"again{i}", "late", now_ms=1.0)
+        push(queue, f"other{i}", f"other{i}", now_ms=1.0)
+    order = served(queue, 30)
+    assert 12 <= sum(name.startswith("again") for name in order) <= 18
+
+
+def tickets(queue: AdmissionQueue) -> list[Ticket]:
+    return [t for lanes in queue._lanes.values() for lane in lanes.values() for t in lane]

@@ -306,3 +306,47 @@ def test_what_is_kept_of_others_is_bounded() -> None:
     node.now = 11.0
     node.expire()
     assert node.exchange.peers.in_flight == 0
+
+
+@pytest.mark.parametrize("told", ["b", "c"])
+def test_the_end_of_a_request_may_be_told_to_a_master_that_did_not_place_it(told: str) -> None:
+    """A proxy has gone over to another master, while the one that placed the request lives."""
+    fleet = fleet_of("w", count=3, settle=60.0)
+    fleet.nodes[0].place("r")
+    fleet.deliver()
+    assert [node.requests("w") for node in fleet.nodes] == [1.0] * 3
+    other = fleet.nodes["abc".index(told)]
+    other.master.registry.instances["w"].failures = 1
+    other.master.finished(Finished("r"), 0.0)
+    fleet.deliver()
+    assert [node.requests("w") for node in fleet.nodes] == [0.0] * 3
+    assert len(fleet.nodes[0].master.ledger) == 0
+    assert [node.exchange.peers.in_flight for node in fleet.nodes] == [0] * 3
+    assert other.master.registry.instances["w"].failures == 0, "it has done its work"
+    fleet.deliver()
+    assert [node.exchange.take() for node in fleet.nodes] == [[], [], []], "and it stays said"
+
+
+def test_a_placement_that_was_not_heard_of_ends_where_it_was_made() -> None:
+    fleet = fleet_of("w", settle=60.0)
+    a, b = fleet.nodes
+    a.place("r")
+    a.exchange.take()  # lost
+    b.master.finished(Finished("r", "prefill"), 0.0)
+    b.master.finished(Finished("r"), 0.0)
+    fleet.deliver()
+    assert (a.requests("w"), len(a.master.ledger)) == (0.0, 0)
+
+
+def test_a_request_placed_anew_elsewhere_outlives_what_lapses_of_it() -> None:
+    fleet = fleet_of("w", settle=60.0)
+    a, b = fleet.nodes
+    a.place("r", deadline_s=5.0)
+    fleet.deliver()
+    b.place("r")
+    fleet.deliver()
+    for now in (3.0, 6.0):
+        for node in fleet.nodes:
+            node.beat("w")
+        fleet.at(now)
+    assert [len(node.master.ledger) for node in fleet.nodes] == [0, 1]

@@ -1,5 +1,6 @@
 """How long a worker is thought to be busy: charges, reports, and what ends."""
 
+import msgspec
 import pytest
 
 from protocol.registry import InstanceInfo, Load
@@ -73,3 +74,12 @@ def test_the_end_of_a_request_keeps_what_others_have_placed() -> None:
     report(made, 150.0, 4, 0, 400)
     made.release(first, 200.0, done=True)
     assert float(made.busy_until[0]) == pytest.approx(150.0 + 200.0 + 20.0)
+
+
+def test_a_worker_that_claims_to_receive_nothing_has_a_price() -> None:
+    made = Pool("decode", MasterConfig())
+    load = Load(rates=msgspec.structs.replace(RATES, transfer_bytes_per_ms=1e-320))
+    made.add(
+        InstanceInfo("w", "decode", "http://w:1", "m", load=load, kv_bytes_per_token=1), 0, 0.0
+    )
+    assert float(made.kv_ms[0]) == 1.0

@@ -119,3 +119,39 @@ def test_encoders_that_are_all_down_are_an_error_and_count_nothing() -> None:
     with pytest.raises(Unavailable):
         made.schedule(asking("a", items=[picture("x")]), 0.0)
     assert float(made.registry.fleet("m").pools["prefill"].requests.sum()) == 0.0
+
+
+def test_a_store_without_encoders_serves_what_it_holds() -> None:
+    made = master("store", "prefill", "decode")
+    hear(made, "s0", EmbeddingStored("x"))
+    large = MediaNeed("x", 32, 0, size_bytes=50_000_000)  # dearer to fetch than a tie
+    placed = sources(place(made, asking("a", blocks=0, items=[large, picture("y", 64)])))
+    assert placed == [("cached", "s0"), ("local", "")]
+
+
+def test_an_encode_at_a_broken_encoder_is_not_joined() -> None:
+    made = master("encode", "encode", "prefill", "decode", breaker_failures=1)
+    ((_, first),) = sources(place(made, asking("a", items=[picture("x")])))
+    made.finished(Finished("other", failed=[first]), 0.0)
+    other = {"e0": "e1", "e1": "e0"}[first]
+    assert sources(place(made, asking("b", blocks=0, items=[picture("x")]))) == [("encode", other)]
+
+
+@pytest.mark.parametrize("gone", ["drain", "deregister"])
+def test_a_picture_that_only_a_prefill_worker_has_is_used_there(gone: str) -> None:
+    made = master("encode", *["prefill"] * 4, "decode")
+    hear(made, "p3", EmbeddingStored("x"))
+    getattr(made, gone)(InstanceName("e0"), 0.0)
+    for i in range(5):
+        placement = place(
+            made, asking(f"r{i}", blocks=0, items=[picture("x", tokens=150)]), float(i)
+        )
+        assert (prefill_of(placement), sources(placement)) == ("p3", [("cached", "p3")])
+        made.finished(Finished(f"r{i}"), i + 0.5)
+
+
+def test_a_worker_that_encodes_by_itself_is_no_worse_without_encoders() -> None:
+    made = master("encode", "prefill", "decode", "pdfusion")
+    made.drain(InstanceName("e0"), 0.0)
+    placement = place(made, asking("a", blocks=0, items=[picture("x")]))
+    assert (prefill_of(placement), sources(placement)) == ("p3", [("local", "")])

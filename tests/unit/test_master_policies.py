@@ -188,3 +188,22 @@ def test_encoders_chosen_at_random(name: str) -> None:
     view.pool.allow(2, False)
     counts = Counter(picks(policy(name), view, 200))
     assert set(counts) == {0, 1} and min(counts.values()) > 60
+
+
+def test_rtp_counts_what_was_placed_where_no_blocks_are_told() -> None:
+    loads = [Load(), Load(), Load(free_blocks=37, total_blocks=100)]
+    view = view_of(loads, stage=DECODE)
+    view.pool.context_tokens[1] = 63.0 * 16
+    counts = Counter(picks(policy("rtp"), view, 3000))
+    assert set(counts) == {0, 1, 2}
+    assert counts[0] / counts[1] == pytest.approx(np.exp(0.001 * 63 * 16), rel=0.15)
+    assert counts[1] / counts[2] == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_row_that_is_none_is_never_chosen_whatever_the_price() -> None:
+    """The only worker left has no finite price."""
+    view = view_of([Load()] * 3, stage=DECODE)
+    view.decode_ms = np.full(len(view.pool), np.inf)
+    view.pool.allow(0, False)
+    view.pool.allow(2, False)
+    assert set(picks(policy("cost"), view, 40)) == {1}

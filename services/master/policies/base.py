@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import random
 from typing import ClassVar
 
@@ -18,10 +19,13 @@ class Policy(abc.ABC):
     """Chooses a worker for each stage of a request.
 
     `sees_media`: it is asked only for pictures that no cache has and no encoder is at work on.
-    Others are asked for every picture and left with the encoder's own cache.
+    Others are asked for every picture and left with the encoder's own cache. `compares`: where
+    some workers prefill or decode and others do both, it chooses among each kind, and the cheaper
+    choice is taken; with others `splits` decides beforehand.
     """
 
     sees_media: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         self.config = config
@@ -35,12 +39,20 @@ class Policy(abc.ABC):
         """The row to use. At least one row has no penalty."""
         return self.least(self.scores(view) + view.penalty, view)
 
+    def splits(self, parted: int, combined: int) -> bool:
+        """Whether a request is split, of `parted` workers that prefill or decode and `combined`
+        ones that do both: by lot, so that each worker gets as much work."""
+        return self.rng.random() * (parted + combined) < parted
+
     def least(self, scores: Floats, view: View, slack: float = 0.0) -> int:
-        """A row within `slack` of the least score: by session if there is one, else by lot.
+        """A row within `slack` of the least score, which is infinite where there is a penalty: by
+        session if there is one, else by lot.
 
         Several masters, or one with stale reports, would otherwise all send to the same worker.
         """
-        near = (scores <= least(scores) + slack).nonzero()[0]
+        lowest = least(scores)
+        priced = math.isfinite(lowest)
+        near = (scores <= lowest + slack if priced else view.penalty == 0.0).nonzero()[0]
         if len(near) == 1:
             return int(near[0])
         if view.session:

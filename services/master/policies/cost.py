@@ -18,6 +18,7 @@ class CostPolicy(Policy):
     """
 
     sees_media: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def scores(self, view: View) -> Floats:
         if view.stage == DECODE:
@@ -29,9 +30,11 @@ class CostPolicy(Policy):
         """What a ms of computing costs others: with more requests on every worker, more of them
         stand behind it, and a prefix computed twice is time that nobody gets back. The average is
         harmonic: a few idle workers count for more than a crowded one."""
+        pool, weight = view.pool, self.config.work_weight
+        if view.penalty is pool.penalty:
+            return weight * pool.able / float(pool.share.sum())
         able = view.penalty == 0.0
-        shares = float((able / (1.0 + view.pool.requests)).sum())
-        return self.config.work_weight * np.count_nonzero(able) / shares
+        return weight * np.count_nonzero(able) / float(pool.share.dot(able))
 
     def pick(self, view: View) -> int:
         scores = self.scores(view) + view.penalty

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import random
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.policies.base import Policy
-from services.master.pool import Floats
+from services.master.pool import Floats, Pool
 from services.master.view import View
 
 
 class RoundRobinPolicy(Policy):
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
-        self._last: dict[str, int] = {}
+        self._last: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 
     def scores(self, view: View) -> Floats:
         """Rows after the last one used come first."""
         rows = len(view.pool)
-        start = self._last.get(view.pool.kind, -1) + 1
+        start = self._last.get(view.pool, -1) + 1
         return np.roll(np.arange(rows, dtype=np.float64), start)
 
     def pick(self, view: View) -> int:
         row = int((self.scores(view) + view.penalty).argmin())
-        self._last[view.pool.kind] = row
+        self._last[view.pool] = row
         return row

@@ -18,7 +18,8 @@ class RTPPolicy(Policy):
     """Prefill: a cached token costs `rtp_hit_weight` of a missing one, and the wait is added.
     Workers with more than three times the mean of requests or of wait are left out; any within
     max(`rtp_slack` of the least, 20 ms) is drawn. Decode: weighted by exp(-`rtp_decay` * tokens of
-    KV used beyond the least). Encoders are drawn at random.
+    KV used beyond the least); of a worker that tells no blocks, the context placed there. Encoders
+    are drawn at random.
 
     It reserves for a decode the prompt and at most 1000 tokens: `expected_tokens` 1000.
     """
@@ -28,8 +29,9 @@ class RTPPolicy(Policy):
         if view.stage == ENCODE:
             return np.zeros(len(pool))
         if view.stage == DECODE:
-            used = np.where(view.penalty > 0.0, 0.0, pool.total_blocks - pool.free_blocks)
-            return used * view.block_size
+            told = pool.total_blocks > 0.0
+            used = np.where(told, pool.total_blocks - pool.free_blocks, 0.0) * view.block_size
+            return np.where(told, used, pool.context_tokens)
         missing = view.tokens - view.hits
         work = (missing + self.config.rtp_hit_weight * view.hits) * pool.token_ms
         return pool.base_ms + work + view.queue_ms
@@ -37,7 +39,8 @@ class RTPPolicy(Policy):
     def pick(self, view: View) -> int:
         scores = self.scores(view) + view.penalty
         if view.stage == DECODE:
-            weights = np.exp(-self.config.rtp_decay * (scores - least(scores)))
+            beyond = np.where(view.penalty > 0.0, 0.0, scores - least(scores))
+            weights = np.exp(-self.config.rtp_decay * beyond) * (view.penalty == 0.0)
         else:
             if view.stage != ENCODE:
                 scores = scores + _overloaded(view)

@@ -1,0 +1,118 @@
+"""What is known of workers, in columns: one array for each figure, one row for each worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_UNUSED = MappingProxyType(
+    {
+        "penalty": math.inf, "max_running": 1.0, "bandwidth": 1.0, "free_blocks": math.inf,
+        "room": math.inf, "spare": math.inf,
+    }
+)  # fmt: skip
+_COLUMNS = (
+    "penalty", "least_free", "busy_until", "others_until", "send_until", "requests",
+    "queued_tokens", "context_tokens", "free_blocks", "total_blocks", "max_running", "base_ms",
+    "token_ms", "cached_ms", "step_ms", "step_request_ms", "step_context_ms", "bandwidth",
+    "kv_bytes", "kv_ms", "step_now", "more_step_ms", "more_context_ms", "room", "spare", "share",
+    "encodes",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Cells:
+    """Columns of a `Pool`, cell by cell: to read one of an array, and to reckon with what that
+    gives, takes several times as long."""
+
+    penalty: memoryview[float]
+    busy_until: memoryview[float]
+    requests: memoryview[float]
+    queued_tokens: memoryview[float]
+    context_tokens: memoryview[float]
+    free_blocks: memoryview[float]
+    max_running: memoryview[float]
+    least_free: memoryview[float]
+    step_ms: memoryview[float]
+    step_request_ms: memoryview[float]
+    step_context_ms: memoryview[float]
+    step_now: memoryview[float]
+    more_step_ms: memoryview[float]
+    more_context_ms: memoryview[float]
+    room: memoryview[float]
+    spare: memoryview[float]
+    share: memoryview[float]
+
+
+class Columns:
+    """Every column is a float64 array [rows]. Times are ms of the caller's clock.
+
+    `penalty` 0: may be used; inf: drained, broken or no worker at all. `busy_until`: when the work
+    counted so far is done, `others_until` that of it which was not placed here; `send_until`: the
+    same of embeddings to send. `requests`, tokens and blocks: the last report and what was placed
+    since; free blocks below 0 are promised twice.
+    With `least_free` blocks or fewer a worker is full. `base_ms`, `token_ms`, `cached_ms` price
+    the work of this kind of worker, media tokens of an encoder, prompt tokens of others; `kv_ms`
+    the transfer of one token's KV. Derived: `step_now`, a decode step as it is, and what one more
+    request with n tokens of context makes of it, its own and the others' time: `more_step_ms` + n *
+    `more_context_ms`; `room`, requests until some must wait; `spare`, free blocks until full;
+    `share` of one more request, 0 for those with a penalty. `encodes` 1: encodes media by itself.
+    `none` [rows] are zeros.
+    """
+
+    penalty: Floats
+    least_free: Floats
+    busy_until: Floats
+    others_until: Floats
+    send_until: Floats
+    requests: Floats
+    queued_tokens: Floats
+    context_tokens: Floats
+    free_blocks: Floats
+    total_blocks: Floats
+    max_running: Floats
+    base_ms: Floats
+    token_ms: Floats
+    cached_ms: Floats
+    step_ms: Floats
+    step_request_ms: Floats
+    step_context_ms: Floats
+    bandwidth: Floats
+    kv_bytes: Floats
+    kv_ms: Floats
+    step_now: Floats
+    more_step_ms: Floats
+    more_context_ms: Floats
+    room: Floats
+    spare: Floats
+    share: Floats
+    encodes: Floats
+
+    def __init__(self) -> None:
+        for name in _COLUMNS:
+            setattr(self, name, np.zeros(0))
+        self.none = np.zeros(0)
+        self.cells = self._by_cell()
+
+    def _add_rows(self, count: int) -> None:
+        for name in _COLUMNS:
+            column = np.append(getattr(self, name), np.full(count, _UNUSED.get(name, 0.0)))
+            setattr(self, name, column)
+        self.none = np.zeros(len(self.penalty))
+        self.none.flags.writeable = False
+        self.cells = self._by_cell()
+
+    def _by_cell(self) -> Cells:
+        columns = (memoryview(getattr(self, field.name)) for field in fields(Cells))
+        return Cells(*cast("Iterator[memoryview[float]]", columns))
+
+    def _reset(self, row: int, *, used: bool) -> None:
+        for name in _COLUMNS:
+            getattr(self, name)[row] = 0.0 if used else _UNUSED.get(name, 0.0)
