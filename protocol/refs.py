@@ -148,6 +148,14 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
             ) from None
 
 
+def compatibility_of(params: dict[str, Any] | None) -> str:
+    """What two workers must agree on to hand over KV, as a handle or an endpoint says; "" if it
+    does not."""
+    own = (params or {}).get("triptych")
+    found = own.get("compatibility") if isinstance(own, dict) else None
+    return found if isinstance(found, str) else ""
+
+
 def wants_remote_decode(params: dict[str, Any] | None) -> bool:
     """True if the caller asks this worker to prefill and keep the KV for another to fetch."""
     return bool(params and params.get("do_remote_decode"))

@@ -27,10 +27,10 @@ from proxy.placing import Placing, StaticPlacing, room_of
 from proxy.probing import probe, probe_once
 from proxy.stages import Stages
 from services.frontend.render import Frontend
+from services.http.background import supervised
 
 logger = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, Any]]
-_PAUSE_S = 1.0
 
 
 def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
@@ -59,13 +59,13 @@ def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: Upstrea
 
 @contextlib.asynccontextmanager
 async def running(
-    first: Mapping[str, Work], beside: Mapping[str, Work], pause_s: float = _PAUSE_S
+    first: Mapping[str, Work], beside: Mapping[str, Work]
 ) -> AsyncGenerator[None, None]:
     """`first` one after the other, then `beside` at once, as long as the context lasts. What fails
     is logged by its name; what goes on beside is begun again after a pause."""
     for name, work in first.items():
         await _tried(name, work)
-    tasks = [asyncio.create_task(_kept_up(name, work, pause_s)) for name, work in beside.items()]
+    tasks = [asyncio.create_task(supervised(name, work)) for name, work in beside.items()]
     try:
         yield
     finally:
@@ -79,12 +79,6 @@ async def _tried(name: str, work: Work) -> None:
         await work()
     except Exception:
         logger.exception("%s has failed", name)
-
-
-async def _kept_up(name: str, work: Work, pause_s: float) -> None:
-    while True:
-        await _tried(name, work)
-        await asyncio.sleep(pause_s)
 
 
 def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> StaticPlacing:

@@ -127,6 +127,10 @@ class Fleet:
         able = self.usable(role, avoid)
         if not able:
             raise self.nobody(role)
+        return self.lightest(able)
+
+    def lightest(self, able: Sequence[Instance]) -> Instance:
+        """Of these, which are some, the one with the fewest calls of ours, ties at random."""
         fewest = min(instance.in_flight for instance in able)
         return self.random.choice([i for i in able if i.in_flight == fewest])
 

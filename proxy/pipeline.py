@@ -84,7 +84,7 @@ class Pipeline:
                         if journey.complete:
                             return
             finally:
-                self.placing.over(wanted, failed)
+                self.placing.over(wanted, failed, aborted=not journey.complete)
             raise UpstreamError("the workers ended the request early")
         except TriptychError as error:
             await self._again(journey, error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.errors import Unavailable
+from protocol.refs import compatibility_of
 from protocol.types import GenerateRequest
 from proxy.admission import Admission
 from proxy.fleet import Fleet
@@ -49,8 +50,8 @@ class Placing(Protocol):
         """An item of the attempt is encoded, or without `mm_hash` its prompt is prefilled."""
         ...
 
-    def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
-        """The attempt has ended; `failed` are workers at fault."""
+    def over(self, wanted: GenerateRequest, failed: Sequence[Instance], *, aborted: bool) -> None:
+        """The attempt has ended, `aborted` before its last token; `failed` are workers at fault."""
         ...
 
 
@@ -70,19 +71,29 @@ class StaticPlacing:
     def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:
         """Nothing is planned by it."""
 
-    def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
+    def over(self, wanted: GenerateRequest, failed: Sequence[Instance], *, aborted: bool) -> None:
         """Nothing is planned by it."""
 
 
 def by_load(fleet: Fleet, wanted: GenerateRequest, avoid: Sequence[Instance]) -> Plan:
-    """The least loaded workers; if all of one stage are down, those of the other do both."""
-    splits = fleet.prefill and wanted.sampling.max_tokens > 1
-    prefill = fleet.least_loaded("prefill", avoid) if splits and fleet.usable("prefill") else None
-    if fleet.usable("decode"):
-        return Plan(fleet.least_loaded("decode", avoid), prefill)
-    if fleet.usable("prefill"):
-        return Plan(fleet.least_loaded("prefill", avoid))
-    raise fleet.nobody("decode")
+    """The least loaded workers, of which one can take the other's KV; if all of one stage are down,
+    or none fits, those of the other do both."""
+    if not fleet.usable("decode"):
+        if fleet.usable("prefill"):
+            return Plan(fleet.least_loaded("prefill", avoid))
+        raise fleet.nobody("decode")
+    decode = fleet.least_loaded("decode", avoid)
+    if wanted.sampling.max_tokens <= 1:
+        return Plan(decode)
+    others = [one for one in fleet.prefill if not hands_over(one, decode)]
+    usable = [one for one in fleet.usable("prefill", [*others, *avoid]) if one not in others]
+    return Plan(decode, fleet.lightest(usable) if usable else None)
+
+
+def hands_over(prefill: Instance, decode: Instance) -> bool:
+    """Whether their KV is of one compatibility; whoever does not say fits all."""
+    kinds = {compatibility_of(one.kv_endpoint) for one in (prefill, decode)} - {""}
+    return len(kinds) < 2
 
 
 def room_of(fleet: Fleet, per_worker: int) -> int:

@@ -84,7 +84,7 @@ class MasterPlacing:
             try:
                 return await self._by_master(journey, wanted)
             except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
-                self.over(wanted, ())  # it may have been placed, and will not run there
+                self.over(wanted, (), aborted=True)  # placed perhaps, but it will not run there
                 raise
             except TriptychError as error:
                 if _is_refusal(error):
@@ -131,7 +131,7 @@ class MasterPlacing:
         encoders, held = {}, set()
         at = placement.prefill or placement.decode
         for item in placement.encoders:
-            if item.state == "prefix" or item.target == at:
+            if item.state == "prefix" or item.target == at or _is_store(item.target):
                 if not journey.attempt:  # should it be gone by then, the next attempt encodes it
                     held.add(item.mm_hash)
             elif item.target is not None:
@@ -156,9 +156,14 @@ class MasterPlacing:
         else:
             self._reports.add(Finished(wanted.request_id, "encode", [mm_hash]))
 
-    def over(self, wanted: GenerateRequest, failed: Sequence[Instance]) -> None:
+    def over(self, wanted: GenerateRequest, failed: Sequence[Instance], *, aborted: bool) -> None:
         names = [instance.instance_id for instance in failed if instance.instance_id]
-        self._reports.add(Finished(wanted.request_id, "request", failed=names))
+        self._reports.add(Finished(wanted.request_id, "request", failed=names, aborted=aborted))
+
+
+def _is_store(target: Target | None) -> bool:
+    """Whoever needs an embedding finds it there by itself."""
+    return target is not None and target.role == "store"
 
 
 def _is_refusal(error: TriptychError) -> bool:

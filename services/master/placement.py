@@ -17,6 +17,7 @@ from services.master.fleet import Fleet
 from services.master.holders import fill
 from services.master.ledger import Held, give_back
 from services.master.media import AllBusy, Errand, ItemView, MediaPlacer, refusal, without
+from services.master.pairs import apart, mixed, partnered, takers
 from services.master.policies.base import Policy
 from services.master.pool import Charge, Floats, Pool
 from services.master.view import (
@@ -119,10 +120,11 @@ class Placer:
 
     def _layouts(self, fleet: Fleet) -> list[Pool | None]:
         """In the order to be tried: workers that do both, or None for a prefill and a decode
-        worker. Decode workers do both where there is nobody else."""
+        worker. Decode workers do both where there is nobody else who fits."""
         pools = fleet.pools
         combined = pools["combined"]
-        if not (pools["prefill"].able and pools["decode"].able):
+        split = pools["prefill"].able and pools["decode"].able
+        if not split or apart(pools["prefill"], pools["decode"]):
             alone = combined if combined.able else pools["decode"]
             return [alone] if alone.count else []
         if not combined.able:
@@ -133,10 +135,13 @@ class Placer:
         return [None, combined] if self.policy.splits(parted, combined.able) else [combined, None]
 
     def _pair(self, job: Job) -> tuple[Choice, Choice]:
-        pools = job.fleet.pools
-        return self._prefill(job, pools["prefill"], PREFILL), self._decode(job, pools["decode"])
+        prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
+        if not mixed(prefill, decode):
+            return self._prefill(job, prefill, PREFILL), self._decode(job, decode)
+        first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode))
+        return first, self._decode(job, decode, takers(decode, prefill.kv_kinds[first.row]))
 
-    def _prefill(self, job: Job, pool: Pool, stage: str) -> Choice:
+    def _prefill(self, job: Job, pool: Pool, stage: str, barred: Floats | None = None) -> Choice:
         request, hits = job.request, job.hits(pool)
         queue, work = queue_ms(pool, job.now_ms), request.prompt_tokens - hits
         work *= pool.token_ms
@@ -153,24 +158,26 @@ class Placer:
             stage, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
             hits, queue, work, decode, ready, tail, request.session,
         )  # fmt: skip
-        return self._pick(view, job)
+        return self._pick(view, job, barred)
 
     def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
         if not job.items:
             return hits, -1
         return self._media.ready(job.fleet, job.items, pool, hits)
 
-    def _decode(self, job: Job, pool: Pool) -> Choice:
+    def _decode(self, job: Job, pool: Pool, barred: Floats | None = None) -> Choice:
         request, hits, none = job.request, job.hits(pool), pool.none
         cost = decode_ms(pool, request.prompt_tokens, job.new_tokens, request.block_size, hits)
         view = View(
             DECODE, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
             hits, none, none, cost, none, 0, request.session,
         )  # fmt: skip
-        return self._pick(view, job)
+        return self._pick(view, job, barred)
 
-    def _pick(self, view: View, job: Job) -> Choice:
+    def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
         penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
+        if barred is not None:
+            penalty = penalty + barred
         if job.request.avoid:
             penalty = without(penalty, view.pool, job.request.avoid)
         if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):

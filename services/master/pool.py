@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load, Rates
 from services.master.columns import Columns, Floats
 from services.master.config import MasterConfig
@@ -46,7 +47,8 @@ class Pool(Columns):
     """Rows of workers of one kind.
 
     `slots` [rows], integers, number the workers in the cache indices; `ids` are their names,
-    `lives` counts the workers that a row has had; `able`, how many rows have no penalty.
+    `lives` counts the workers that a row has had; `able`, how many rows have no penalty. `kv_kinds`
+    are the workers' KV compatibilities, "" where they do not say.
     """
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
@@ -57,6 +59,8 @@ class Pool(Columns):
         self._open: list[list[Charge]] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
+        self.kv_kinds: list[str] = []
+        self.kinds_of_kv: frozenset[str] = frozenset()
         self.slots = np.zeros(0, np.intp)
         self.count = 0
         self.able = 0
@@ -72,6 +76,7 @@ class Pool(Columns):
         row = self._free.pop()
         self.ids[row] = info.instance_id
         self.count += 1
+        self._be_of_kind(row, compatibility_of(info.kv_endpoint))
         self._reset(row, used=True)
         self.slots[row] = slot
         self.max_running[row] = info.max_running or math.inf
@@ -93,6 +98,7 @@ class Pool(Columns):
         self.slots = np.append(self.slots, np.zeros(_STEP, np.intp))
         self.ids += [""] * _STEP
         self.lives += [0] * _STEP
+        self.kv_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
         self._free += range(start + _STEP - 1, start - 1, -1)
 
@@ -102,8 +108,13 @@ class Pool(Columns):
         self._reset(row, used=False)
         self.allow(row, False)
         self.ids[row] = ""
+        self._be_of_kind(row, "")
         self._free.append(row)
         self.count -= 1
+
+    def _be_of_kind(self, row: int, kind: str) -> None:
+        self.kv_kinds[row] = kind
+        self.kinds_of_kv = frozenset(self.kv_kinds)
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
         """A worker's own view, plus what was placed there and cannot be in it yet."""
