@@ -123,7 +123,7 @@ def test_an_engine_that_ends_gives_its_pictures_back(model_dir: ModelDir, tmp_pa
 
     embeddings = worker.generate.scheduler.embeddings
     until(lambda: bool(store.wanted(missing)) and embeddings.ready(kept), worker.step)
-    assert store._entries[kept].pinned, "it is kept for a request that is not done"
+    assert store._pinned(kept), "it is kept for a request that is not done"
 
     def broken() -> None:
         raise OSError("cannot be closed")
@@ -132,7 +132,7 @@ def test_an_engine_that_ends_gives_its_pictures_back(model_dir: ModelDir, tmp_pa
     worker.kv.close = broken  # type: ignore[method-assign]
     with pytest.raises(OSError, match="cannot be closed"):
         worker.close()
-    until(lambda: not store.wanted(missing) and not store._entries[kept].pinned)
+    until(lambda: not store.wanted(missing) and not store._pinned(kept))
     assert store.grants.expired == store.lapsed == 0
     producer.close()
     assert list(tmp_path.iterdir()) == []

@@ -133,7 +133,7 @@ async def test_a_worker_that_a_master_drains_says_so_to_all_and_to_those_that_st
 async def test_masters_that_hang_keep_no_worker_from_the_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(registration, "_TIMEOUT_S", 3.0)
     silent = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     hanging = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with serving(Master(60.0)) as master:
