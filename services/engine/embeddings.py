@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from connectors.base import ECConnector, ECLoad, Tensors
+from connectors.base import ECConnector, ECLoad, Tensors, nobody_listens
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
 from services.engine.embedding_layout import MISMATCH, EmbeddingLayout
@@ -29,7 +29,8 @@ class EmbeddingCache:
 
     Room is reserved before an embedding is asked for, for the oldest request first, its items in
     prompt order; what no request needs makes room (LRU), then what only younger ones need. So the
-    oldest request always gets what it needs next, however little room there is.
+    oldest request always gets what it needs next, however little room there is. `changed` hears of
+    what is here and what no more, as of `ECConnector`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EmbeddingCache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._requests: dict[RequestKey, Request] = {}
         self._unmet: set[RequestKey] = set()
+        self.changed: Callable[[str, int, int], None] = nobody_listens
         self.size = 0
         self.hits = 0
         self.queries = 0
@@ -176,11 +178,14 @@ class EmbeddingCache:
         tensors = self._layout.fitted(mm_hash, tensors, entry.length)
         entry.tensors = {name: t.to(self._device) for name, t in tensors.items()}
         entry.load = None
+        self.changed(mm_hash, entry.length, entry.size)
 
     def _drop(self, mm_hash: str) -> None:
         entry = self._entries.pop(mm_hash)
         if entry.load is not None:
             entry.load.cancel()
+        if entry.tensors is not None:
+            self.changed(mm_hash, 0, 0)
         self.size -= entry.size
 
     def clear(self) -> None:

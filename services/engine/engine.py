@@ -60,23 +60,25 @@ class Engine:
         )
         if self._log is not None and "vision" in config.parts:
             self.ec.listen(self._log.embedding_changed)
+        self._media = "vision" in config.parts
         self.kv: KVConnector | None = None
         self.generate = self._language() if "language" in config.parts else None
         self.encode = self._vision(wake) if "vision" in config.parts else None
         self._events = self._publish()
 
     def _publish(self) -> EventThread | None:
-        """Blocks if tokens are generated here, embeddings if they are made here."""
+        """Blocks if tokens are generated here, embeddings if they are made or taken here."""
         events = self.config.events
         if events is None:
             return None
         kv = events.blocks() if self.generate is not None else None
-        return EventThread(kv, events.embeddings() if self.encode is not None else None)
+        return EventThread(kv, events.embeddings() if self._media else None)
 
     def _language(self) -> GenerateCore:
         config = self.config
         model = LanguageModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
         self.parameter_bytes["language"] = parameter_bytes(model.module)
+        self._media = self._media or model.takes_media
         layout = model.kv_layout(config.block_size)
         self.layout = layout
         num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes(layout)
@@ -90,6 +92,8 @@ class Engine:
         )
         if self._log is not None:
             blocks.forgotten = self._log.block_removed
+            if "vision" not in config.parts:  # else its store tells, which holds them longer
+                embeddings.changed = self._log.embedding_changed
         limits = Limits(
             config.max_num_seqs, config.max_num_batched_tokens, model.bidirectional_media
         )

@@ -80,6 +80,10 @@ class LanguageModel:
         return int(getattr(self.config.vision_config, "spatial_merge_size", 1))
 
     @property
+    def takes_media(self) -> bool:
+        return self._vision_language
+
+    @property
     def bidirectional_media(self) -> bool:
         """True if the tokens of a picture see one another in both directions."""
         return bool(self.config.model_type == "gemma3")

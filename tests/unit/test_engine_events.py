@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from connectors.config import ECConfig
 from protocol.keys import BlockKeyChain, root_key
 from protocol.kv_events import (
     AllBlocksCleared,
@@ -120,6 +122,35 @@ def test_a_picture_s_blocks_can_be_named_from_their_events_alone(model_dir: Mode
         assert add_up(heard)[1] == set()
     finally:
         worker.close()
+
+
+def test_an_engine_without_an_encoder_tells_of_the_embeddings_it_has(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    folder, events = model_dir("qwen2_5_vl"), parse_events("", "127.0.0.1", default=True)
+    ec = ECConfig("shared_storage", path=str(tmp_path))
+    encoder = engine(folder, parts=("vision",), ec=ec, events=events)
+    worker = engine(folder, parts=("language",), ec=ec, events=events, num_blocks=64)
+    try:
+        heard = listening(worker)
+        pairs = [
+            request_of(folder, asking(picture(40 + n), "What?"), f"r{n}", max_tokens=2)
+            for n in range(3)
+        ]
+        assert encoder.encode is not None
+        for _, encode in pairs:
+            encoder.encode.add(encode)
+        made = 0
+        while made < len(pairs):
+            made += len(encoder.step()[1])
+        run(worker, pairs)
+        assert add_up(heard)[1] == {g.mm_items[0].mm_hash for g, _ in pairs}
+        worker.reset_caches(prefix=True, encoder=True)
+        worker.step()
+        assert add_up(heard)[1] == set()
+    finally:
+        worker.close()
+        encoder.close()
 
 
 def test_load_and_rates_are_those_of_the_engine(model_dir: ModelDir) -> None:
