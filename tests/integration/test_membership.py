@@ -155,7 +155,7 @@ def test_workers_register_as_what_they_are(fleet: Fleet) -> None:
     assert prefill["kv_bytes_per_token"] == per_token * 4
     assert prefill["kv_endpoint"]["do_remote_prefill"] and encode["ec_endpoint"]["peer_port"]
     assert "kv_layout" not in encode or encode["kv_layout"] is None
-    assert [s["topic"] for s in prefill["events"]] == ["kv-events"]
+    assert [s["topic"] for s in prefill["events"]] == ["kv-events", "ec-events"]
     assert [s["topic"] for s in encode["events"]] == ["ec-events"]
 
 
@@ -170,8 +170,9 @@ def test_the_master_knows_what_a_request_has_left_behind(fleet: Fleet) -> None:
     assert item.end <= placed["hit_tokens"] < len(prompt.token_ids)
     assert placed["encoders"] == [{"mm_hash": item.mm_hash, "state": "prefix"}]
     other = asking("Another question about", picture(901))
+    until(lambda: indexed(fleet, fleet.prefill)[1] == 1)
     (source,) = fleet.schedule(other)["encoders"]
-    assert (source["state"], source["target"]["url"]) == ("cached", fleet.encode.url)
+    assert (source["state"], source["target"]["url"]) == ("cached", fleet.prefill.url)
 
 
 def test_evicted_blocks_leave_the_index(fleet: Fleet) -> None:
