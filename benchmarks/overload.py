@@ -38,7 +38,7 @@ TIMES = 10
 BATCH, TOKENS = 16, 16
 WAIT_S = 1.0
 REFUSAL_BAR_S = 0.1
-LATENCY_BAR, MEMORY_BAR = 1.25, 1.5
+LATENCY_BAR, QUEUE_BAR, MEMORY_BAR = 1.25, 1.5, 1.5
 _PACE = ("--max-num-seqs", str(BATCH), "--decode-base-ms", "20", "--log-level", "warning")
 _TIMEOUT_S = 120.0
 
@@ -78,7 +78,14 @@ class Client:
         self.replies: list[Reply] = []
 
     async def ask(self) -> None:
+        """Status 0 if there is no answer."""
         sent = time.monotonic()
+        try:
+            await self._ask(sent)
+        except aiohttp.ClientError:
+            self.replies.append(Reply(sent, 0, 0.0, time.monotonic() - sent))
+
+    async def _ask(self, sent: float) -> None:
         body = self._chance.choice(self._bodies)
         async with self._session.post(self._url, json=body) as response:
             first, tokens = 0.0, 0
@@ -139,7 +146,7 @@ def serving(folder: Path, master: bool) -> Iterator[list[Service]]:
             one.stop()
 
 
-_MASTER = ("--queue-timeout", str(WAIT_S), "--log-level", "warning")
+_MASTER = ("--max-queue-wait", str(WAIT_S), "--log-level", "warning")
 
 
 async def load(url: str, stack: Sequence[Service], seconds: float) -> list[Row]:
@@ -189,7 +196,7 @@ def _rows(
     return [
         at_least(f"answered at {TIMES}x, requests/s beside full load", len(good) / span, rate, 0.9),
         at_most("first token p99, s, beside full load's + the queue's bound",
-                _at(99, good, "first_s"), least, 1),
+                _at(99, good, "first_s"), least, QUEUE_BAR),
         at_most("time per token p99, ms, beside full load's", _at(99, good, "token_s") * 1e3,
                 _at(99, full, "token_s") * 1e3, LATENCY_BAR),
         at_most("refusal p99, s, beside what is at once", _at(99, refused, "whole_s"),
@@ -197,8 +204,8 @@ def _rows(
         at_most("neither answered nor refused by 429 or 503", other, 0, 1),
         at_most("refused without Retry-After", mute, 0, 1),
         at_most("not answered at half load afterwards", sum(r.status != 200 for r in after), 0, 1),
-        at_most("first token p99 at half load, s, after beside before", _at(99, after, "first_s"),
-                _at(99, calm, "first_s"), LATENCY_BAR),
+        at_most("first token p99 at half load afterwards, s, beside full load's",
+                _at(99, after, "first_s"), _at(99, full, "first_s"), 1),
         at_most("memory of proxy and master, MiB, at the end of it beside before", memory[1],
                 memory[0], MEMORY_BAR),
     ]  # fmt: skip

@@ -176,15 +176,15 @@ def running(
     stack = Stack(workers, doors, masters, root, segments)
     try:
         for group in (masters, workers, doors):
-            for service in group:
-                service.start()
-            for service in group:
-                service.wait_ready()
+            for one in group:
+                one.start()
+            for one in group:
+                one.wait_ready()
         yield stack
     finally:
-        for service in (*doors, *workers, *masters):
-            if hasattr(service, "process") and service.process.poll() is None:
-                service.stop()
+        for one in (*doors, *workers, *masters):
+            if hasattr(one, "process") and one.process.poll() is None:
+                one.stop()
 
 
 def _lists(workers: Sequence[Service]) -> list[str]:

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import DeadlineExceeded, Unavailable
+from services.http.pace import Pace
 
-_SMOOTHING = 0.1
 _LEAST_RETRY_S = 1.0
+_A_FEW = 32
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ class Admission:
         self._clock = clock
         self._queue: list[_Waiting] = []
         self._order = itertools.count()
-        self._gap_began = 0.0
-        self._gaps = 0
-        self._between_s = 0.0
+        self._paced = Pace()
         self.under_way = 0
         self.waiting = 0
         self.refused = 0
@@ -58,7 +57,7 @@ class Admission:
     @property
     def foreseen_s(self) -> float:
         """How long the last in the queue will wait, by the pace at which requests have ended."""
-        return (self.waiting + 1) * self._between_s
+        return self._paced.wait(self.waiting + 1)
 
     @contextlib.asynccontextmanager
     async def admitted(self, priority: int, left_s: float) -> AsyncGenerator[None, None]:
@@ -78,19 +77,24 @@ class Admission:
             self.under_way += 1
             return
         foreseen = self.foreseen_s
-        # The first in the queue is never refused: by its wait a pace that was slow is learnt anew.
-        too_long = self.waiting and foreseen > self._limits.wait_s
-        if too_long or self.waiting >= self._limits.queue:
+        if self._too_long(foreseen) or self.waiting >= self._limits.queue:
             self.refused += 1
             retry = max(_LEAST_RETRY_S, foreseen)
             raise Unavailable("all workers are busy", code="overloaded", retry_after_s=retry)
         await self._turn(priority, left_s)
 
+    def _too_long(self, foreseen_s: float) -> bool:
+        """Never for the first in the queue, by whose wait a pace that was slow is learnt anew. As
+        long as no pace is known, as many wait as are under way, or a few."""
+        if self._paced.known:
+            return self.waiting > 0 and foreseen_s > self._limits.wait_s
+        return self.waiting >= max(_A_FEW, self._room())
+
     async def _turn(self, priority: int, left_s: float) -> None:
         """Wait for it; `under_way` is counted by whoever gives it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self.waiting:
-            self._gap_began = self._clock()
+            self._paced.begin(self._clock())
         heapq.heappush(self._queue, _Waiting(priority, next(self._order), turn))
         self.waiting += 1
         limit = min(left_s, self._limits.timeout_s)
@@ -135,10 +139,5 @@ class Admission:
                 turn.set_result(None)
 
     def _pace(self) -> None:
-        """Learnt only while somebody waits: else the pace is that of arrivals."""
-        if not self.waiting:
-            return
-        now = self._clock()
-        between, self._gap_began = now - self._gap_began, now
-        self._gaps += 1
-        self._between_s += max(_SMOOTHING, 1 / self._gaps) * (between - self._between_s)
+        if self.waiting:
+            self._paced.leave(self._clock())

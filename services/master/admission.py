@@ -11,10 +11,12 @@ import msgspec
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
 from protocol.registry import Placement, ScheduleRequest
+from services.http.pace import Pace
 
 _DEFAULT_PRIORITY = 50
 _NEWCOMERS = 32
 _ACCOUNTS = 1024
+_A_FEW = 32
 _STRANGERS = "\0strangers"
 
 
@@ -49,7 +51,10 @@ class Ticket:
 
 @dataclass
 class AdmissionQueue:
-    """At most `limit` tickets. Higher priority first; within one, the lane served least so far
+    """At most `limit` tickets, and no more than seem to be served within `wait_ms`, but always one:
+    by its wait a pace that was slow is learnt anew.
+
+    Higher priority first; within one, the lane served least so far
     (start-time fair queueing over prompt tokens, Goyal et al. 1996); within a lane, the oldest.
 
     A tenant has a lane of its own once it has been served, or if it was among the first to come
@@ -59,6 +64,8 @@ class AdmissionQueue:
 
     limit: int
     timeout_ms: float
+    wait_ms: float = math.inf
+    _pace: Pace = field(default_factory=Pace)
     _lanes: dict[int, dict[str, deque[Ticket]]] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
     _served: dict[str, float] = field(default_factory=dict)
@@ -69,16 +76,29 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return self._count
 
-    def push(self, request: ScheduleRequest, now_ms: float, retry_after_s: float) -> Ticket:
-        """Wait. If the queue is full, the newcomer or the request it displaces gets 429 where its
-        lane holds more than a fair share of the queue or is outranked, 503 otherwise."""
+    def push(
+        self,
+        request: ScheduleRequest,
+        now_ms: float,
+        retry_after_s: float,
+        at_first: float = math.inf,
+    ) -> Ticket:
+        """Wait; at most `at_first`, or a few, as long as no pace is known. If the queue is full,
+        the newcomer or the request it displaces gets 429 where its lane holds more than a fair
+        share of the queue or is outranked, 503 otherwise."""
         wait = self.timeout_ms
         if request.deadline_s is not None:
             wait = min(wait, request.deadline_s * 1e3)
         lane = self._lane(request.tenant)
         ticket = Ticket(request, now_ms, now_ms + wait, lane)
-        if self._count >= self.limit:
-            self._make_room(ticket, retry_after_s)
+        foreseen_ms = self._pace.wait(self._count + 1)
+        late = (
+            foreseen_ms > self.wait_ms if self._pace.known else self._count >= max(_A_FEW, at_first)
+        )
+        if self._count >= self.limit or (self._count and late):
+            self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3))
+        if not self._count:
+            self._pace.begin(now_ms)
         self._lanes.setdefault(ticket.priority, {}).setdefault(lane, deque()).append(ticket)
         self._waiting[lane] += 1
         self._count += 1
@@ -103,7 +123,7 @@ class AdmissionQueue:
             and (outranked or (lowest == newcomer.priority and theirs > mine + 1))
         ):
             victim = lanes[longest][-1]
-            self._discard(victim)
+            self.remove(victim)
             message = "the queue is full and another request goes first"
             victim.end(RateLimited(message, code="preempted", retry_after_s=retry_after_s))
             return
@@ -126,15 +146,15 @@ class AdmissionQueue:
             for lane in sorted(lanes, key=lambda name: (self._served[name], lanes[name][0].since)):
                 yield lanes[lane][0]
 
-    def remove(self, ticket: Ticket, *, served: bool) -> None:
-        """The ticket waits no more; if `served`, its lane has had its turn."""
-        if served:
-            self._floor = max(self._floor, self._served[ticket.lane])
-            self._served[ticket.lane] += ticket.request.prompt_tokens
-            self._served.setdefault(ticket.request.tenant, self._served[ticket.lane])
-            if len(self._served) > _ACCOUNTS + len(self._waiting):
-                self._forget()
-        self._discard(ticket)
+    def serve(self, ticket: Ticket, now_ms: float) -> None:
+        """The ticket waits no more, and its lane has had its turn."""
+        self._pace.leave(now_ms)
+        self._floor = max(self._floor, self._served[ticket.lane])
+        self._served[ticket.lane] += ticket.request.prompt_tokens
+        self._served.setdefault(ticket.request.tenant, self._served[ticket.lane])
+        if len(self._served) > _ACCOUNTS + len(self._waiting):
+            self._forget()
+        self.remove(ticket)
 
     def _forget(self) -> None:
         """Of lanes where nobody waits, those that would begin as new ones do; and if those are few,
@@ -146,7 +166,8 @@ class AdmissionQueue:
                 break
             del self._served[name]
 
-    def _discard(self, ticket: Ticket) -> None:
+    def remove(self, ticket: Ticket) -> None:
+        """The ticket waits no more."""
         lane, lanes = ticket.lane, self._lanes[ticket.priority]
         lanes[lane].remove(ticket)
         if not lanes[lane]:
@@ -167,7 +188,7 @@ class AdmissionQueue:
         late = [ticket for ticket in waiting if ticket.until <= now_ms]
         errors = [self._late(ticket) for ticket in late]
         for ticket, error in zip(late, errors, strict=True):
-            self._discard(ticket)
+            self.remove(ticket)
             ticket.end(error)
         return errors
 

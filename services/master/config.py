@@ -68,9 +68,12 @@ class MasterConfig:
     max_queue: int = _count(
         1024, "requests that wait for a worker of a model to be less busy, 0: none waits", 0
     )
+    max_queue_wait: float = _some(5.0, "foreseen wait there at which a request is refused at once")
     queue_timeout: float = _some(30.0, "longest wait there")
     busy_queue_ms: float = _weight(10_000.0, "a worker with so much before it is busy, 0: never")
-    busy_requests: int = _count(0, "a worker with so many requests is busy, 0: never", 0)
+    busy_requests: int = _count(
+        0, "a worker with so many requests is busy; 0: one that decodes, at twice what it runs", 0
+    )
     busy_kv_usage: float = _weight(
         0.95, "a decode worker with this share of blocks used is busy, 0: never", 1
     )

@@ -119,6 +119,11 @@ class Fleet:
         """One more than the largest slot in use."""
         return len(self.by_slot) + len(self._free_slots)
 
+    def running_at_once(self) -> float:
+        """Requests that all who decode run at once; inf if one does not say."""
+        decoding = (self.pools["decode"], self.pools["combined"])
+        return sum(float(p.max_running[p.penalty == 0.0].sum()) for p in decoding)
+
     def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         pool = self.pools[_KIND_OF.get(info.role, info.role)]

@@ -136,9 +136,13 @@ class Master:
     ) -> Ticket:
         queue = self.queues.get(fleet.model)
         if queue is None:
-            queue = AdmissionQueue(self.config.max_queue, self.config.queue_timeout * 1e3)
+            queue = AdmissionQueue(
+                self.config.max_queue,
+                self.config.queue_timeout * 1e3,
+                self.config.max_queue_wait * 1e3,
+            )
             self.queues[fleet.model] = queue
-        return queue.push(request, now_ms, retry_after_s)
+        return queue.push(request, now_ms, retry_after_s, fleet.running_at_once())
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
@@ -193,10 +197,10 @@ class Master:
                 logger.exception("placing %s", ticket.request.request_id)
                 error = InternalError("the master failed to place the request")
             self.totals.refused[error.code] += 1
-            queue.remove(ticket, served=False)
+            queue.remove(ticket)
             ticket.end(error)
             return True
-        queue.remove(ticket, served=True)
+        queue.serve(ticket, now_ms)
         placement.queued_ms = now_ms - ticket.since
         ticket.end(placement)
         return True
@@ -205,7 +209,7 @@ class Master:
         """The caller has left."""
         queue = self.queues.get(ticket.request.model)
         if queue is not None and ticket.outcome is None:
-            queue.remove(ticket, served=False)
+            queue.remove(ticket)
 
     def expire(self, now: float) -> None:
         """Let leases, predictions, charges and waiting requests lapse; then `pump`. Call often."""

@@ -88,6 +88,8 @@ def busy(pool: Pool, stage: str, queue_ms: Floats, config: MasterConfig) -> Floa
         penalty = np.where(queue_ms > longest, math.inf, penalty)
     if most:
         penalty = np.where(pool.requests >= most, math.inf, penalty)
+    elif stage in (DECODE, COMBINED) and least(pool.room) <= -1.0:
+        penalty = np.where(pool.room <= -pool.max_running, math.inf, penalty)
     if stage in (DECODE, COMBINED) and least(pool.spare) <= 0:
         penalty = np.where(pool.spare <= 0, math.inf, penalty)
     return penalty

@@ -25,7 +25,7 @@ def served(queue: AdmissionQueue, count: int) -> list[str]:
     names = []
     for _ in range(count):
         ticket = next(queue.in_order())
-        queue.remove(ticket, served=True)
+        queue.serve(ticket, 0.0)
         ticket.end(DONE)
         names.append(ticket.request.request_id)
     return names
