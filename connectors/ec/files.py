@@ -19,9 +19,10 @@ from typing import Any
 
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
 from connectors.base import Entry as NewEntry
+from connectors.ec import file_format
 from connectors.ec.file_load import FileLoad
 from connectors.ec.folders import FILE_NAME, Folders
-from connectors.ec.marks import Marks, short
+from connectors.ec.marks import Marks, kept_in, short
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest, TransferError
 
@@ -136,10 +137,15 @@ class FileEC(ECConnector):
             if self._fits(size):
                 break
             holders = self._entries[mm_hash].holders
-            with contextlib.suppress(TransferError):
-                tensors = self._folders.load(mm_hash)
-                left[mm_hash] = NewEntry(tensors, tuple(holders), holders)
-            self._remove(mm_hash)
+            self._forget(mm_hash)
+            with self._folders.taken_away(mm_hash) as folder:
+                if folder is None:
+                    continue
+                marks = kept_in(folder)
+                still = {name: until for name, until in holders.items() if short(name) in marks}
+                with contextlib.suppress(TransferError):
+                    tensors = file_format.load(folder / FILE_NAME)
+                    left[mm_hash] = NewEntry(tensors, tuple(still), still)
         return self._fits(size)
 
     def _pinned(self, mm_hash: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from connectors.base import Tensors
@@ -31,10 +32,6 @@ class Folders:
     def exists(self, mm_hash: str) -> bool:
         return self.file(mm_hash).exists()
 
-    def load(self, mm_hash: str) -> Tensors:
-        """Errors as of `file_format.load`."""
-        return file_format.load(self.file(mm_hash))
-
     def left(self) -> list[str]:
         """The entries of instances that died, oldest first."""
         found = []
@@ -48,7 +45,7 @@ class Folders:
         """Answer for an entry of an instance that died: its tensors, and its size on disk in bytes.
         None if it is of no use, or the disk is full; it is gone in the first case."""
         try:
-            tensors = self.load(mm_hash)
+            tensors = file_format.load(self.file(mm_hash))
             self._claim(self._root / mm_hash)
             return tensors, self.file(mm_hash).stat().st_size
         except TransferError:
@@ -88,14 +85,28 @@ class Folders:
             raise
 
     def remove(self, mm_hash: str) -> None:
-        """Remove an entry, unless another writer has taken it over. It goes in one piece: who
-        writes it at this moment makes a folder of its own."""
+        """Remove an entry, unless another writer has taken it over."""
+        with self.taken_away(mm_hash):
+            pass
+
+    @contextlib.contextmanager
+    def taken_away(self, mm_hash: str) -> Iterator[Path | None]:
+        """The folder of an entry that is being removed, None if that is not ours to do. It goes in
+        one piece: who writes the entry at this moment makes a folder of its own, and nobody's marks
+        change in this one."""
         folder, away = self._root / mm_hash, self._owner.temporary()
-        if self._ours(folder):
-            with contextlib.suppress(OSError):
-                folder.rename(away)
-                if not self._ours(away):
-                    away.rename(folder)
+        if not self._ours(folder):
+            yield None
+            return
+        gone = False
+        with contextlib.suppress(OSError):
+            folder.rename(away)
+            gone = self._ours(away)
+            if not gone:
+                away.rename(folder)
+        try:
+            yield away if gone else None
+        finally:
             shutil.rmtree(away, ignore_errors=True)
 
     def _ours(self, folder: Path) -> bool:

@@ -42,23 +42,26 @@ class Marks:
 
     def kept(self, mm_hash: str) -> set[str]:
         """The requests, by short name, that an entry is kept for, whoever has put it."""
-        return {
-            name.removeprefix(_KEPT)
-            for name in _names(self._root / mm_hash)
-            if name.startswith(_KEPT)
-        }
+        return kept_in(self._root / mm_hash)
 
     def keep(self, mm_hash: str, holder: str) -> bool:
         """Keep an entry for a request; False if that was done with it before, or the disk is
-        full."""
-        done = self._done(mm_hash, holder)
-        if done.exists():
+        full.
+
+        The mark is there before it is seen whether the request was done, and `done` looks in the
+        other order: whichever comes second sees the first.
+        """
+        kept, done = self._kept(mm_hash, holder), self._done(mm_hash, holder)
+        try:
+            kept.touch()
+        except OSError:
             done.unlink(missing_ok=True)
             return False
-        with contextlib.suppress(OSError):
-            self._kept(mm_hash, holder).touch()
-            return True
-        return False
+        if done.exists():
+            done.unlink(missing_ok=True)
+            kept.unlink(missing_ok=True)
+            return False
+        return True
 
     def lapse(self, mm_hash: str, holder: str) -> None:
         """Nobody waits for a request any more."""
@@ -66,11 +69,14 @@ class Marks:
 
     def done(self, mm_hash: str, holder: str) -> None:
         """A request does not need an entry any more."""
-        try:
-            self._kept(mm_hash, holder).unlink()
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._done(mm_hash, holder).touch()
+        kept, done = self._kept(mm_hash, holder), self._done(mm_hash, holder)
+        with contextlib.suppress(OSError):
+            kept.unlink()
+            return
+        with contextlib.suppress(OSError):
+            done.touch()
+            kept.unlink()
+            done.unlink()
 
     def _kept(self, mm_hash: str, holder: str) -> Path:
         return self._root / mm_hash / f"{_KEPT}{short(holder)}"
@@ -111,6 +117,11 @@ class Marks:
         """Remove what nobody is there for."""
         for path in self._waiting():
             unwant(path)
+
+
+def kept_in(folder: Path) -> set[str]:
+    """The requests, by short name, that the entry in a folder is kept for."""
+    return {name.removeprefix(_KEPT) for name in _names(folder) if name.startswith(_KEPT)}
 
 
 def unwant(path: Path) -> None:

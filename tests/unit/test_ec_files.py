@@ -1,6 +1,7 @@
 """Embeddings on shared storage: whole files or none, whatever happens to them."""
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from connectors.base import Entry, Tensors
+from connectors.ec import file_format
 from connectors.ec.files import FILE_NAME, FileEC, FileStoreOptions
+from connectors.ec.marks import Marks
 from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 
 SIZE = 4096
@@ -126,6 +129,44 @@ def test_a_wanted_entry_takes_the_place_of_one_that_waits(tmp_path: Path) -> Non
     assert writer.swap("b", entry(2, "s"), left)
     assert left["a"].holders == ("r",)
     assert torch.equal(left["a"].tensors["ec_cache"], entry(1).tensors["ec_cache"])
+
+
+def test_a_request_that_ends_while_its_entry_is_pushed_out_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader, load = store(tmp_path, count=1), store(tmp_path), file_format.load
+    writer.put("a", entry(1, "r"))
+
+    def loaded_while_the_request_ends(path: Path) -> Tensors:
+        reader.forget("a", None, "r")
+        return load(path)
+
+    monkeypatch.setattr(file_format, "load", loaded_while_the_request_ends)
+    left: dict[str, Entry] = {}
+    assert writer.swap("b", entry(2, "s"), left)
+    reader.forget("b", None, "s")
+    assert writer.put("a", left["a"])
+    assert writer.put("c", entry(3)), "nobody needs a"
+
+
+def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: Path) -> None:
+    marks, rounds = Marks(tmp_path, 30.0), 3000
+    meet = threading.Barrier(2)
+
+    def done() -> None:
+        for i in range(rounds):
+            meet.wait(30.0)
+            marks.done("a", f"{i}")
+
+    (tmp_path / "a").mkdir()
+    other = threading.Thread(target=done)
+    other.start()
+    for i in range(rounds):
+        meet.wait(30.0)
+        marks.keep("a", f"{i}")
+    other.join()
+    assert marks.kept("a") == set()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def truncate(path: Path) -> None:
