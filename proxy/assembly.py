@@ -98,7 +98,7 @@ def make_pipeline(
 ) -> Pipeline:
     """By the proxy's own view unless `placing` is given."""
     placing = placing or make_static(config, fleet, metrics)
-    encode_stage = EncodeStage(fleet, client, config.encode_timeout, at_once=config.encode_at_once)
+    encode_stage = EncodeStage(fleet, client, config.encode_timeout)
     times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
     stages = Stages(Calls(client, metrics, times), encode_stage, placing)
     retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)

@@ -42,7 +42,7 @@ class ProxyConfig(FrontendOptions):
     retry_backoff: float = option(0.05, "before the first further try, then doubled")
     breaker_failures: int = option(5, "failures in a row before a worker is left alone")
     breaker_cooldown: float = option(10.0, "for how long it is left alone")
-    encode_at_once: int = option(32, "encode calls at one encoder at once")
+    encode_at_once: int = option(32, "encode calls at one encoder of another engine at once")
     max_answer_bytes: int = option(64 << 20, "largest answer of a worker, not streamed")
     probe_interval: float = option(1.0, "between health probes of a worker")
     log_level: str = option("info", "debug, info, warning or error")

@@ -48,17 +48,18 @@ class _Item:
 @dataclass
 class EncodeStage:
     """`known` remembers which encoder held an item last; bytes are sent again only if it says that
-    it does no longer. At most `at_once` calls are at one encoder."""
+    it does no longer.
+
+    An encoder hears of every picture at once: one that its store has no room for is answered when
+    consumers have come for others, which may wait for any of those that are still to be sent."""
 
     fleet: Fleet
     client: UpstreamClient
     timeout_s: float
     most_encoders: int = 4
-    at_once: int = 64
     _flights: dict[str, _Flight] = field(default_factory=dict)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
-    _turns: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def run(
         self,
@@ -166,8 +167,7 @@ class EncodeStage:
             if flight is not None:
                 flight.encoder = encoder
             try:
-                async with self._turn(encoder):
-                    return await self._encode_at(encoder, item)
+                return await self._encode_at(encoder, item)
             except TriptychError as error:
                 failed.append(encoder)
                 if at_fault(error):
@@ -181,9 +181,6 @@ class EncodeStage:
         place = None if failed else item.place
         first = None if failed else self._first(item.mm_hash, place)
         return first or self.fleet.by_content(item.mm_hash, failed)
-
-    def _turn(self, encoder: Instance) -> asyncio.Semaphore:
-        return self._turns.setdefault(encoder.url, asyncio.Semaphore(self.at_once))
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> None:
         send = None if self._known.get(item.mm_hash) == encoder.url else item.data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from connectors.base import ECLoad, Tensors
 from connectors.ec import file_format
-from connectors.ec.marks import Marks, unwant
+from connectors.ec.marks import Marks, drop
 from connectors.meter import Meter
 from protocol.errors import TransferError, TransferTimeout
 
@@ -52,5 +52,5 @@ class FileLoad(ECLoad):
 
     def cancel(self) -> None:
         if self._want is not None:
-            unwant(self._want)
+            drop(self._want)
             self._want = None

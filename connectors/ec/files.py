@@ -84,7 +84,7 @@ class FileEC(ECConnector):
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
-        return _NAME.fullmatch(mm_hash) is not None and self._marks.wanted(mm_hash)
+        return self._marks.wanted(mm_hash)
 
     def swap(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]

@@ -2,7 +2,7 @@
 
 `{mm_hash}/.kept-…`   the entry is kept for a request, whose consumer takes the mark away
 `.done-{mm_hash}.…`   a request was done with an entry before the encoder heard of the request
-`.want-{mm_hash}/…`   a consumer waits for an entry that is not there
+`.want/{mm_hash}.…`   a consumer waits for an entry that is not there
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 _KEPT = ".kept-"
 _DONE = ".done-"
-_WANT = ".want-"
+_WANT = ".want"
 _SWEEP_S = 5.0
 _TRIES = 3
 _SHORT = re.compile(r"[0-9a-f]{32}")
@@ -39,6 +39,7 @@ class Marks:
         self._longest_s = longest_s
         self._next_sweep = 0.0
         self._seen: dict[Path, float] = {}
+        self._wanted: set[str] | None = None
 
     def kept(self, mm_hash: str) -> set[str]:
         """The requests, by short name, that an entry is kept for, whoever has put it."""
@@ -85,10 +86,10 @@ class Marks:
         return self._root / f"{_DONE}{mm_hash}.{short(holder)}"
 
     def want(self, mm_hash: str) -> Path | None:
-        """A new mark of a consumer that waits, which is the consumer's to remove (`unwant`); None
-        if the disk is full."""
-        path = self._root / f"{_WANT}{mm_hash}" / uuid.uuid4().hex
-        for _ in range(_TRIES):  # the last one that waited may remove the folder at this moment
+        """A new mark of a consumer that waits, which is the consumer's to remove; None if the disk
+        is full."""
+        path = self._root / _WANT / f"{mm_hash}.{uuid.uuid4().hex}"
+        for _ in range(_TRIES):  # the last instance that ends may remove the folder at this moment
             with contextlib.suppress(OSError):
                 path.parent.mkdir(exist_ok=True)
                 path.touch()
@@ -96,27 +97,33 @@ class Marks:
         return None
 
     def wanted(self, mm_hash: str) -> bool:
-        """Whether a consumer waits for an entry."""
-        return bool(_names(self._root / f"{_WANT}{mm_hash}"))
+        """Whether a consumer waits for an entry, or did when this was first asked after `sweep`."""
+        if self._wanted is None:
+            self._wanted = {name.partition(".")[0] for name in _names(self._root / _WANT)}
+        return mm_hash in self._wanted
 
     def sweep(self) -> None:
-        """Now and then, remove what was left by requests that never came and readers that died."""
+        """Look anew; now and then, remove what was left by requests that never came and readers
+        that died."""
+        self._wanted = None
         now = time.monotonic()
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_S
         self._seen = {path: self._seen.get(path, now) for path in self._waiting()}
         for path in [path for path, seen in self._seen.items() if now - seen > self._longest_s]:
-            unwant(path)
+            drop(path)
 
     def _waiting(self) -> list[Path]:
-        patterns = (f"{_DONE}*", f"{_WANT}*/*")
+        patterns = (f"{_DONE}*", f"{_WANT}/*")
         return [path for pattern in patterns for path in self._root.glob(pattern)]
 
     def clear(self) -> None:
         """Remove what nobody is there for."""
         for path in self._waiting():
-            unwant(path)
+            drop(path)
+        with contextlib.suppress(OSError):
+            (self._root / _WANT).rmdir()
 
 
 def kept_in(folder: Path) -> set[str]:
@@ -124,12 +131,10 @@ def kept_in(folder: Path) -> set[str]:
     return {name.removeprefix(_KEPT) for name in _names(folder) if name.startswith(_KEPT)}
 
 
-def unwant(path: Path) -> None:
-    """Remove a mark, and its folder if that was the last."""
+def drop(path: Path) -> None:
+    """Remove a mark."""
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        if path.parent.name.startswith(_WANT):
-            path.parent.rmdir()
+        path.unlink()
 
 
 def _names(folder: Path) -> list[str]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
+from services.engine.preparing import Preparing
 from services.engine.rates import RateMeter
 from services.engine.run_bound import RunBound
 from services.engine.vision import Prepared, VisionModel
 
-_NICE = 10
+_RUNS_AHEAD = 2  # prepared pictures, in runs of the largest size
+_PATCHES_PER_TOKEN = 4  # of most models
 
 
 @dataclass
@@ -28,10 +28,9 @@ class _Waiter:
 
 @dataclass
 class _Job:
-    """One picture, however many requests wait for it. `prepared` is None and there are no `tokens`
-    to be made if it has been encoded."""
+    """One picture, however many requests wait for it. There are no `tokens` to be made if it has
+    been encoded."""
 
-    prepared: Future[Prepared] | None
     tokens: int = 0
     waiters: list[_Waiter] = field(default_factory=list)
 
@@ -39,8 +38,7 @@ class _Job:
 class EncodeQueue:
     """Encodes each mm_hash once; later requests for it join or are served from the EC store.
 
-    A run takes what is prepared, oldest first, as far as its bound allows; it never waits to fill
-    up.
+    A run takes what is prepared, oldest first, as far as its bound allows, and waits for nothing.
     While the store has no room for what has been encoded, only what a consumer waits for is: so
     pictures pile up in the queue alone, which its requests' deadlines bound. What the store pushed
     out waits here to be put again, as long as the leases last that it was kept for.
@@ -53,16 +51,15 @@ class EncodeQueue:
         max_patches: int,
         wake: Callable[[], None],
         meter: RateMeter,
-        threads: int = 2,
     ) -> None:
         """`wake` is called, from another thread, whenever a picture becomes ready to run."""
         self._vision = vision
         self._store = store
         store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self.bound = RunBound(max_patches)
-        self._wake = wake
         self._meter = meter
-        self._pool = ThreadPoolExecutor(threads, "prepare", initializer=_stand_back)
+        ahead = _RUNS_AHEAD * max_patches // _PATCHES_PER_TOKEN
+        self._preparing = Preparing(vision.prepare, ahead, wake)
         self._jobs: dict[str, _Job] = {}
         self._unstored: dict[str, Entry] = {}
         self.encoded = 0
@@ -85,7 +82,8 @@ class EncodeQueue:
         if request.deadline_s is not None:
             deadline = time.monotonic() + request.deadline_s
         waiter = _Waiter(request.request_id, request.holder, deadline)
-        outputs = (self._add_item(item, waiter) for item in request.items)
+        outputs = [self._add_item(item, waiter) for item in request.items]
+        self._prepare()
         return [output for output in outputs if output is not None]
 
     def _add_item(self, item: EncodeItem, waiter: _Waiter) -> EncodeOutput | None:
@@ -107,10 +105,12 @@ class EncodeQueue:
     def _job(self, item: EncodeItem) -> _Job:
         if item.mm_hash in self._unstored:
             self.hits += 1
-            return _Job(None)
-        prepared = self._pool.submit(self._vision.prepare, item)
-        prepared.add_done_callback(lambda _: self._wake())
-        return _Job(prepared, item.length)
+            return _Job()
+        self._preparing.add(item)
+        return _Job(item.length)
+
+    def _prepare(self) -> None:
+        self._preparing.advance(self._store.wanted if self._unstored else None)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """The requests wait no longer; a job nobody waits for is dropped if it has not begun."""
@@ -121,9 +121,8 @@ class EncodeQueue:
                 self._discard(mm_hash)
 
     def _discard(self, mm_hash: str) -> None:
-        prepared = self._jobs.pop(mm_hash).prepared
-        if prepared is not None:
-            prepared.cancel()
+        del self._jobs[mm_hash]
+        self._preparing.discard(mm_hash)
 
     def step(self) -> list[EncodeOutput]:
         """Encode one batch of what is prepared; returns every answer that is due."""
@@ -137,16 +136,14 @@ class EncodeQueue:
             elif not batch or patches + prepared.patches <= self.bound.room:
                 batch.append(prepared)
                 patches += prepared.patches
-        return outputs + self._run(batch)
+        outputs += self._run(batch)
+        self._prepare()
+        return outputs
 
     def _runnable(self) -> list[tuple[str, Future[Prepared]]]:
         """What can be encoded now, oldest first. While results wait for room in the store, only
         what a consumer is waiting for, as its place will be free again at once."""
-        ready = [
-            (mm_hash, job.prepared)
-            for mm_hash, job in self._jobs.items()
-            if job.prepared is not None and job.prepared.done() and mm_hash not in self._unstored
-        ]
+        ready = self._preparing.ready()
         if not self._unstored:
             return ready
         return [pair for pair in ready if self._store.wanted(pair[0])]
@@ -172,6 +169,7 @@ class EncodeQueue:
         self._meter.encoded(tokens, seconds)
         self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
+            self._preparing.discard(prepared.item.mm_hash)
             if isinstance(result, TriptychError):
                 outputs += self._fail(prepared.item.mm_hash, result)
             else:
@@ -228,6 +226,7 @@ class EncodeQueue:
 
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
         job = self._jobs.pop(mm_hash, None)
+        self._preparing.discard(mm_hash)
         self._unstored.pop(mm_hash, None)
         return [_failed(waiter, mm_hash, error) for waiter in (job.waiters if job else ())]
 
@@ -244,13 +243,7 @@ class EncodeQueue:
         return expired
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _stand_back() -> None:
-    """Where cores are few, pictures that wait to be prepared must not slow down the run of those
-    that are: this thread takes what is left (Linux counts priorities by thread)."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        self._preparing.close()
 
 
 def _failed(waiter: _Waiter, mm_hash: str, error: BaseException) -> EncodeOutput:

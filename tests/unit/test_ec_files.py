@@ -64,6 +64,7 @@ def test_a_reader_waits_for_a_file_and_is_seen_to(tmp_path: Path) -> None:
     tensors = load.poll()
     assert tensors is not None
     assert tensors["deepstack_00"].dtype is torch.bfloat16
+    writer.poll()
     assert not writer.wanted("a")
 
 

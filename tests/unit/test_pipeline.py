@@ -26,7 +26,6 @@ from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline
 
 _T = TypeVar("_T")
-MEDIA = {"a" * 64: b"picture"}
 
 
 class Workers:
@@ -79,13 +78,13 @@ class Workers:
             await runner.cleanup()
 
 
-def asking(request_id: str) -> GenerateRequest:
-    item = MMItem("a" * 64, "image", 0, 1)
+def asking(request_id: str, mm_hash: str) -> GenerateRequest:
+    item = MMItem(mm_hash, "image", 0, 1)
     return GenerateRequest(request_id, [5], SamplingParams(max_tokens=1), [item])
 
 
-async def tokens(pipeline: Pipeline, request_id: str) -> list[int]:
-    steps = pipeline.run(asking(request_id), MEDIA)
+async def tokens(pipeline: Pipeline, request_id: str, mm_hash: str = "a" * 64) -> list[int]:
+    steps = pipeline.run(asking(request_id, mm_hash), {mm_hash: b"picture"})
     return [token async for outputs in steps for out in outputs for token in out.token_ids]
 
 
@@ -131,5 +130,22 @@ def test_a_client_that_leaves_ends_its_encode_call() -> None:
             client.cancel()
             await until(lambda: workers.dropped == 1)
             assert not pipeline.stages.encode_stage.busy
+
+    run(work)
+
+
+def test_an_encoder_hears_of_every_picture_at_once() -> None:
+    """Its store may have no room for the first ones before a consumer has come for the last."""
+
+    async def work() -> None:
+        workers = Workers()
+        workers.generating.clear()
+        async with workers.pipeline() as pipeline:
+            names = [f"{i:064}" for i in range(200)]
+            clients = [asyncio.create_task(tokens(pipeline, name, name)) for name in names]
+            await until(lambda: len(workers.asked) == len(names))
+            workers.encoded.set()
+            workers.generating.set()
+            assert await asyncio.gather(*clients) == [[7]] * len(names)
 
     run(work)
