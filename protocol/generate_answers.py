@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import InvalidRequest
-from protocol.generate import ChoiceBody, GenerateAnswer, LogprobsBody, UsageBody
+from protocol.generate import ChoiceBody, GenerateAnswer, LogprobsBody, UsageBody, answer_of
 from protocol.types import GenerateRequest, RequestOutput
 
 
@@ -19,6 +19,12 @@ class Usage:
         for output in outputs:
             self.completion += len(output.token_ids)
             self.cached = max(self.cached, output.cached_tokens or 0)
+
+    def step(self, outputs: list[RequestOutput]) -> GenerateAnswer:
+        """One event of a stream, counted. It has the usage so far if it tells what was cached."""
+        self.count(outputs)
+        tells = any(output.cached_tokens is not None for output in outputs)
+        return answer_of(outputs, self.body() if tells else None)
 
     def body(self) -> UsageBody:
         return UsageBody(self.prompt, self.completion, self.cached)

@@ -150,11 +150,15 @@ class EncodeStage:
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
     def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
-        """The encoder to be asked first; a flight that is under way decides."""
+        """The encoder to be asked first; a flight that is under way decides. One that drains still
+        hands out what it has."""
         flight = self._flights.get(mm_hash)
         if flight is not None and flight.encoder is not None:
             return flight.encoder
-        if place is not None and place.usable(time.monotonic()) and not place.suspect:
+        known = self._known.get(mm_hash)
+        if place is None and known is not None:
+            place = next((i for i in self.fleet.encode if i.draining and i.url == known), None)
+        if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         return self.fleet.by_content(mm_hash) if self.fleet.usable("encode") else None
 

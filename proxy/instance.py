@@ -58,8 +58,11 @@ class Instance:
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
-        there = self.up and not self.draining and not self.departed
-        return there and self.breaker.admits(now)
+        return not self.draining and self.serves(now)
+
+    def serves(self, now: float) -> bool:
+        """Whether it may be asked for what it holds, even if it drains."""
+        return self.up and not self.departed and self.breaker.admits(now)
 
     def answered(self) -> None:
         """A probe has found it well."""

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.simulate import mooncake
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, TraceRequest
-from benchmarks.simulate.simulation import Shape
+from benchmarks.simulate.records import Shape
 from benchmarks.simulate.study import Case
 from benchmarks.simulate.traces import TRACES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ from services.master.config import MasterConfig
 
 OURS = "cost"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_APART: Mapping[str, Any] = MappingProxyType({"decode_prefill_tokens": 0})
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Contender:
 
     @property
     def name(self) -> str:
+        if self.options is _APART:
+            return f"{self.policy}, always apart"
         return f"{self.policy} (tuned)" if self.tuned else self.policy
 
     def config(self, seed: int) -> MasterConfig:
@@ -48,6 +51,11 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType(
 )
 
 PEERS = ("kv", "rtp", "cache_aware", "least_loaded", "round_robin", "random")
+
+
+def apart(contender: Contender) -> Contender:
+    """Ours, but every prompt is computed by a prefill worker, as with peers."""
+    return replace(contender, options=_APART)
 
 
 def grid(policy: str) -> list[Contender]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import TraceRequest
-from benchmarks.simulate.simulation import Record, Simulation
+from benchmarks.simulate.records import Record
+from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.stage import WINDOW_S, Stage
 
 TTFT_TIMES = 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from benchmarks.simulate.encode import EncodeWorker
 from benchmarks.simulate.prefill import PrefillJob, PrefillWorker
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest
+from benchmarks.simulate.records import Record, Shape
 from benchmarks.simulate.stage import Stage
 from protocol.errors import TriptychError
 from protocol.kv_events import CacheEvent, EventBatch, EventSource
@@ -35,40 +35,6 @@ _PUMP_S = 0.005
 _DRAIN_S = 120.0
 _MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
 _SOURCE = EventSource("inproc://simulated")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Workers by role."""
-
-    encode: int
-    prefill: int
-    decode: int
-
-    def times(self, factor: int) -> Shape:
-        return Shape(self.encode * factor, self.prefill * factor, self.decode * factor)
-
-
-@dataclass(eq=False, slots=True)
-class Record:
-    """What became of a request. Times are seconds; inf for what has not happened."""
-
-    request: TraceRequest
-    arrival: float
-    first: float = math.inf
-    last: float = math.inf
-    cached: int = 0
-    refused: str = ""
-
-    @property
-    def ttft(self) -> float:
-        return self.first - self.arrival
-
-    @property
-    def tpot(self) -> float:
-        if math.isinf(self.last):
-            return math.inf
-        return (self.last - self.first) / max(1, self.request.output - 1)
 
 
 @dataclass
@@ -198,9 +164,11 @@ class Simulation:
 
     def _start(self, record: Record, placement: Placement) -> None:
         """The proxy's part: every stage is asked at once."""
-        assert placement.prefill is not None, "every simulated fleet has prefill workers"
-        prefill = self.prefills[placement.prefill.instance_id]
         decode = self.decodes[placement.decode.instance_id]
+        if placement.prefill is None:
+            self._alone(record, decode)
+            return
+        prefill = self.prefills[placement.prefill.instance_id]
         job = PrefillJob(record.request, lambda job: self._prefilled(record, job, prefill, decode))
         charged = {e.mm_hash for e in placement.encoders if e.state == "encode"}
         for item, source in zip(record.request.items, placement.encoders, strict=True):
@@ -211,6 +179,16 @@ class Simulation:
             charged.discard(item.mm_hash)
         decode.announced += 1
         self.clock.after(self.profile.message_s, prefill.add, job)
+
+    def _alone(self, record: Record, decode: DecodeWorker) -> None:
+        """The decode worker has nearly the whole prompt, and computes the rest."""
+
+        def first(job: DecodeJob) -> None:
+            record.first = self.clock.now + self.profile.message_s
+            record.cached = job.cached
+
+        job = DecodeJob(record.request, first, lambda _: self._done(record), alone=True)
+        self.clock.after(self.profile.message_s, decode.add, job)
 
     def _encode(
         self, record: Record, item: Picture, target: Target | None, prefill: PrefillWorker,
@@ -248,7 +226,7 @@ class Simulation:
         record.cached = job.cached
         self._report(Finished(record.request.name, "prefill"))
 
-        def copied() -> None:
+        def copied(_: DecodeJob) -> None:
             self.clock.after(delay, prefill.release, job)
 
         def offered() -> None:

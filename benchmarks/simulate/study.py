@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.simulate.contenders import OURS, PEERS, Contender, grid
+from benchmarks.simulate.contenders import OURS, PEERS, Contender, apart, grid
 from benchmarks.simulate.metrics import Objectives, Outcome, outcome
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import TraceRequest
-from benchmarks.simulate.simulation import Shape, Simulation
+from benchmarks.simulate.records import Shape
+from benchmarks.simulate.simulation import Simulation
 
 GOOD = 0.9
 LONG = 8
@@ -140,7 +141,8 @@ def study(
     start = case.pace
     for policy in (OURS, *PEERS):
         start = bench.sustained(Contender(policy), tuning[0], start)
-        for contender in tuned(bench, policy, tuning, start):
+        contenders = tuned(bench, policy, tuning, start)
+        for contender in [*contenders, *map(apart, contenders)] if policy == OURS else contenders:
             loads = _loads(bench, contender, seeds, start)
             found.append((contender, loads))
             say(f"{case.name:12} {contender.name:22} {np.mean(loads):8.2f} requests/s")

@@ -19,10 +19,6 @@ class Choice:
     hits: int
     ttft_ms: float
 
-    @property
-    def cost(self) -> float:
-        return self.ttft_ms + float(self.view.decode_ms[self.row])
-
 
 def chosen(view: View, row: int, fleet: Fleet) -> Choice:
     """The row of a view that a policy has picked."""
@@ -34,6 +30,5 @@ def chosen(view: View, row: int, fleet: Fleet) -> Choice:
     return Choice(view, row, at, int(view.hits[row]), ttft)
 
 
-def total(option: tuple[Choice, Choice | None]) -> float:
-    """What a request costs in ms, on one worker or on two."""
-    return sum(choice.cost for choice in option if choice is not None)
+Option = tuple[Choice, Choice | None]
+"""Workers for prefill and decode, or one for both."""

@@ -52,6 +52,9 @@ class MasterConfig:
     balance_abs: float = _weight(64.0, "cache_aware: requests between most and fewest in balance")
     balance_rel: float = _weight(1.5, "cache_aware: most over fewest requests in balance")
     expected_tokens: int = _count(256, "output tokens expected of a request, max_tokens at most", 0)
+    decode_prefill_tokens: int = _count(
+        1024, "cost: prompt tokens that a decode worker may compute beside what it holds", 0
+    )
     encode_ms_per_token: float = _weight(0.5, "of an encoder that has not measured itself")
     prefill_ms_per_token: float = _weight(0.2, "of a prefill worker that has not measured itself")
     decode_ms_per_step: float = _weight(20.0, "of a decode worker that has not measured itself")

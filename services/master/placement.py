@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from protocol.errors import Unavailable
 from protocol.registry import ItemPlacement, Placement, ScheduleRequest
-from services.master.choice import Choice, chosen, total
+from services.master.choice import Choice
 from services.master.config import MasterConfig
 from services.master.expected import Expected
 from services.master.explain import explain
 from services.master.fleet import Fleet
 from services.master.holders import fill
+from services.master.layouts import Job, Layouts
 from services.master.ledger import Held, give_back
-from services.master.media import AllBusy, Errand, ItemView, MediaPlacer, refusal, without
-from services.master.pairs import apart, mixed, partnered, takers
+from services.master.media import Errand, MediaPlacer
 from services.master.policies.base import Policy
-from services.master.pool import Charge, Floats, Pool
-from services.master.view import (
-    COMBINED,
-    DECODE,
-    PREFILL,
-    View,
-    busy,
-    decode_ms,
-    least,
-    queue_ms,
-)
-
-
-@dataclass(slots=True)
-class Job:
-    """A request while it is placed. `blocks`: prefix length in blocks at every slot; `held`: prompt
-    tokens whose KV is there, of which the last is always computed."""
-
-    request: ScheduleRequest
-    fleet: Fleet
-    now_ms: float
-    new_tokens: int
-    items: list[ItemView]
-    blocks: Floats
-    held: Floats
-
-    def hits(self, pool: Pool) -> Floats:
-        """`held` by the rows of a pool. [rows]"""
-        return self.held.take(pool.slots)
+from services.master.pool import Charge
 
 
 class Placer:
@@ -57,6 +28,7 @@ class Placer:
         self._config = config
         self.policy = policy
         self._media = MediaPlacer(config, policy)
+        self._layouts = Layouts(config, policy, self._media)
 
     def place(
         self, fleet: Fleet, request: ScheduleRequest, now_ms: float
@@ -64,7 +36,7 @@ class Placer:
         """Choose, and count the load at once. Nothing is counted if an error is raised:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
-        prefill, decode = self._choose(job)
+        prefill, decode = self._layouts.choose(job)
         held = Held(fleet, now_ms + self._lifetime_ms(request))
         try:
             return self._count(job, prefill, decode, held), held
@@ -95,95 +67,6 @@ class Placer:
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
         ttl = self._config.request_ttl
         return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
-
-    def _choose(self, job: Job) -> tuple[Choice, Choice | None]:
-        """(prefill, decode), or (both in one, None): the cheaper if there are both. A refusal that
-        a wait may help is the one that counts."""
-        options: list[tuple[Choice, Choice | None]] = []
-        refused: Unavailable | None = None
-        for alone in self._layouts(job.fleet):
-            try:
-                pair = (
-                    self._pair(job)
-                    if alone is None
-                    else (self._prefill(job, alone, COMBINED), None)
-                )
-            except Unavailable as error:
-                refused = refused if isinstance(refused, AllBusy) else error
-                continue
-            options.append(pair)
-            if not self.policy.compares:
-                break
-        if not options:
-            raise refused or _nobody(job.fleet)
-        return options[0] if len(options) == 1 else min(options, key=total)
-
-    def _layouts(self, fleet: Fleet) -> list[Pool | None]:
-        """In the order to be tried: workers that do both, or None for a prefill and a decode
-        worker. Decode workers do both where there is nobody else who fits."""
-        pools = fleet.pools
-        combined = pools["combined"]
-        split = pools["prefill"].able and pools["decode"].able
-        if not split or apart(pools["prefill"], pools["decode"]):
-            alone = combined if combined.able else pools["decode"]
-            return [alone] if alone.count else []
-        if not combined.able:
-            return [None]
-        if self.policy.compares:
-            return [None, combined]
-        parted = pools["prefill"].able + pools["decode"].able
-        return [None, combined] if self.policy.splits(parted, combined.able) else [combined, None]
-
-    def _pair(self, job: Job) -> tuple[Choice, Choice]:
-        prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
-        if not mixed(prefill, decode):
-            return self._prefill(job, prefill, PREFILL), self._decode(job, decode)
-        first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode))
-        return first, self._decode(job, decode, takers(decode, prefill.kv_kinds[first.row]))
-
-    def _prefill(self, job: Job, pool: Pool, stage: str, barred: Floats | None = None) -> Choice:
-        request, hits = job.request, job.hits(pool)
-        queue, work = queue_ms(pool, job.now_ms), request.prompt_tokens - hits
-        work *= pool.token_ms
-        work += pool.base_ms
-        work += hits * pool.cached_ms
-        decode = pool.none
-        if stage == COMBINED:
-            decode = decode_ms(
-                pool, request.prompt_tokens, job.new_tokens, request.block_size, None
-            )
-        ready, first = self._ready(job, pool, hits)
-        tail = request.prompt_tokens - first if first >= 0 else 0
-        view = View(
-            stage, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
-            hits, queue, work, decode, ready, tail, request.session,
-        )  # fmt: skip
-        return self._pick(view, job, barred)
-
-    def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
-        if not job.items:
-            return hits, -1
-        return self._media.ready(job.fleet, job.items, pool, hits)
-
-    def _decode(self, job: Job, pool: Pool, barred: Floats | None = None) -> Choice:
-        request, hits, none = job.request, job.hits(pool), pool.none
-        cost = decode_ms(pool, request.prompt_tokens, job.new_tokens, request.block_size, hits)
-        view = View(
-            DECODE, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
-            hits, none, none, cost, none, 0, request.session,
-        )  # fmt: skip
-        return self._pick(view, job, barred)
-
-    def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
-        penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
-        if barred is not None:
-            penalty = penalty + barred
-        if job.request.avoid:
-            penalty = without(penalty, view.pool, job.request.avoid)
-        if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
-            raise refusal(view.pool, view.stage, view.queue_ms)
-        view.penalty = penalty
-        return chosen(view, self.policy.pick(view), job.fleet)
 
     def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> None:
         request, now_ms = job.request, job.now_ms
@@ -247,8 +130,3 @@ def _check_deadline(request: ScheduleRequest, ttft_ms: float) -> None:
             code="deadline_unreachable",
             retry_after_s=min(30.0, max(1.0, ttft_ms / 1e3 - request.deadline_s)),
         )
-
-
-def _nobody(fleet: Fleet) -> Unavailable:
-    wanted = "prefill" if fleet.pools["decode"].able else "decode"
-    return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)

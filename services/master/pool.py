@@ -47,8 +47,8 @@ class Pool(Columns):
     """Rows of workers of one kind.
 
     `slots` [rows], integers, number the workers in the cache indices; `ids` are their names,
-    `lives` counts the workers that a row has had; `able`, how many rows have no penalty. `kv_kinds`
-    are the workers' KV compatibilities, "" where they do not say.
+    `lives` counts the workers that a row has had; `able`, how many rows have no penalty; `shares`,
+    the sum of their `share`. `kv_kinds` are the workers' KV compatibilities, "" if they do not say.
     """
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
@@ -64,6 +64,7 @@ class Pool(Columns):
         self.slots = np.zeros(0, np.intp)
         self.count = 0
         self.able = 0
+        self.shares = 0.0
 
     def __len__(self) -> int:
         """Rows, unused ones included."""
@@ -91,6 +92,7 @@ class Pool(Columns):
         self.penalty[row] = 0.0 if allowed else math.inf
         self.able = int(np.count_nonzero(self.penalty == 0.0))
         self._derive(row)
+        self.shares = float(self.share.sum())  # anew, now and then, as small errors add up
 
     def _grow(self) -> None:
         start = len(self.ids)
@@ -158,7 +160,9 @@ class Pool(Columns):
         cells.step_now[row] = step
         cells.more_step_ms[row] = more * each + step
         cells.more_context_ms[row] = more * context
-        cells.share[row] = 0.0 if cells.penalty[row] else 1.0 / more
+        share = 0.0 if cells.penalty[row] else 1.0 / more
+        self.shares += share - cells.share[row]
+        cells.share[row] = share
         cells.room[row] = cells.max_running[row] - requests
         cells.spare[row] = cells.free_blocks[row] - cells.least_free[row]
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequ
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from protocol.draining import held_only
 from protocol.errors import ModelNotFound, RequestAborted, TriptychError, Unavailable
 from protocol.registry import InstanceInfo
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
@@ -80,7 +81,15 @@ class Instance:
     def admitted(self) -> Iterator[None]:
         """Count a request in while it is here; `Unavailable` if the worker is full or drains."""
         if self.draining:
-            raise Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+            raise self._no_more()
+        with self._open():
+            yield
+
+    def _no_more(self) -> Unavailable:
+        return Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
         if self.in_flight >= self.config.max_num_queued:
             raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
         self.in_flight += 1
@@ -101,7 +110,10 @@ class Instance:
                     yield outputs
 
     async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
-        with self.admitted():
+        """As of `services.worker`: one that drains hands out what it has."""
+        with self._open():
+            if self.draining:
+                return await held_only(request, self.driver.encode)
             return await self.driver.encode(request)
 
     def observe(self, error: TriptychError) -> None:

@@ -14,7 +14,6 @@ from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.generate import (
     EncodeAnswer,
     GenerateAnswer,
-    answer_of,
     decode_encode,
     decode_generate,
 )
@@ -65,9 +64,8 @@ async def _stream(
 
 
 def _events(usage: Usage, outputs: list[RequestOutput]) -> list[tuple[bytes, int]]:
-    usage.count(outputs)
     return [
-        (msgspec.json.encode(answer_of(step)), sum(len(output.token_ids) for output in step))
+        (msgspec.json.encode(usage.step(step)), sum(len(output.token_ids) for output in step))
         for step in singles(outputs)
     ]
 

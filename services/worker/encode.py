@@ -17,7 +17,7 @@ def router(worker: Worker) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(ENCODE_PATH)
-    @counted(worker.admitted)
+    @counted(worker.open)
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""
         wanted = decode_encode(await read_body(request, worker.config.max_body_bytes))

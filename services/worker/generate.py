@@ -12,7 +12,6 @@ from protocol.errors import TriptychError, error_info
 from protocol.generate import (
     GENERATE_PATH,
     GenerateAnswer,
-    answer_of,
     decode_generate,
 )
 from protocol.generate_answers import Usage, whole_answer
@@ -68,5 +67,4 @@ async def _events(
 
 
 def _event(usage: Usage, outputs: list[RequestOutput]) -> bytes:
-    usage.count(outputs)
-    return sse(msgspec.json.encode(answer_of(outputs)))
+    return sse(msgspec.json.encode(usage.step(outputs)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fastapi import APIRouter
 
+from protocol.draining import held_only
 from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from services.engine.config import Part
@@ -66,8 +67,16 @@ class Worker:
 
     def check_room(self) -> None:
         """`Unavailable` if the worker is full, drains or has no engine."""
-        if self.draining or self.engine.dead.is_set():
-            raise Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        if self.draining:
+            raise self._no_more()
+        self._check_open()
+
+    def _no_more(self) -> Unavailable:
+        return Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+
+    def _check_open(self) -> None:
+        if self.engine.dead.is_set():
+            raise self._no_more()
         if self.in_flight >= self.config.max_num_queued:
             raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
 
@@ -75,6 +84,13 @@ class Worker:
     def admitted(self) -> Iterator[None]:
         """Count a request in while it is here, its way in and its answer included."""
         self.check_room()
+        with self.open():
+            yield
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """As `admitted`, for requests that a draining worker may still have an answer to."""
+        self._check_open()
         self.in_flight += 1
         self.metrics.set_in_flight(self.in_flight)
         try:
@@ -100,9 +116,12 @@ class Worker:
                     raise
 
     async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
-        """Encode pictures here; see `EngineClient.encode`."""
+        """Encode pictures here; see `EngineClient.encode`. A worker that drains hands out those it
+        has, and is `Unavailable` for others."""
         if "vision" not in self.role.parts:
             raise InvalidRequest(f"a worker of role '{self.role.name}' encodes no media")
+        if self.draining:
+            return await held_only(request, self.engine.encode)
         start = time.monotonic()
         tokens = sum(item.length for item in request.items)
         with self.tasks.task(request.request_id, tokens):

@@ -30,11 +30,11 @@ def body_of(messages: Messages, **params: Any) -> dict[str, Any]:
     }
 
 
-def all_up(server: Process) -> bool:
-    """Whether a proxy takes every worker it knows to be up."""
+def all_up(server: Process, count: int = 1) -> bool:
+    """Whether a proxy takes every worker it knows, at least so many, to be up."""
     body = call(f"{server.url}/health")[1]
     states = [state for role in ("encode", "prefill", "decode") for state in body[role].values()]
-    return bool(states) and set(states) == {"up"}
+    return len(states) >= count and set(states) == {"up"}
 
 
 def complete(server: Process, messages: Messages, **params: Any) -> Any:

@@ -11,7 +11,8 @@ from benchmarks.simulate.metrics import Objectives, outcome
 from benchmarks.simulate.prefill import PrefillJob, PrefillWorker
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Prompt, TraceRequest
-from benchmarks.simulate.simulation import Shape, Simulation
+from benchmarks.simulate.records import Shape
+from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.stage import Stage
 from benchmarks.simulate.traces import TRACES
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput, SamplingParams
@@ -36,9 +37,9 @@ def nothing_lost(job: PrefillJob, item: Picture) -> None:
     raise AssertionError(f"{item} was thought to be here")
 
 
-def requests(count: int) -> list[TraceRequest]:
+def requests(count: int, seed: int = 3) -> list[TraceRequest]:
     """Random prompts, of which many begin alike, close together."""
-    rng, time, found = random.Random(3), 0.0, []
+    rng, time, found = random.Random(seed), 0.0, []
     for number in range(count):
         prompt = Prompt(16)
         prompt.add(1 + rng.randrange(3), 16 * rng.randrange(12))
@@ -110,7 +111,7 @@ def in_simulated_workers(trace: list[TraceRequest]) -> dict[str, tuple[float, fl
 
     def prefilled(job: PrefillJob) -> None:
         first[job.request.name] = clock.now
-        decode.add(DecodeJob(job.request, lambda: prefill.release(job), done))
+        decode.add(DecodeJob(job.request, lambda _: prefill.release(job), done))
 
     for request in trace:
         clock.at(request.arrival, prefill.add, PrefillJob(request, prefilled))
@@ -126,6 +127,55 @@ def test_simulated_workers_take_the_time_of_the_mock_engine() -> None:
     for name, (first, last) in expected.items():
         assert found[name][0] == pytest.approx(first, abs=1e-6), name
         assert found[name][1] == pytest.approx(last, abs=1e-6), name
+
+
+def alone_in_a_mock_engine(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
+    """First and last token of each request: one engine computes prompts and answers."""
+    times: dict[str, list[float]] = {}
+    settings = EngineSettings(
+        role="prefill_decode", instance_id="pd", host="h", port=0, num_blocks=4096,
+        max_num_seqs=64, max_num_batched_tokens=256, lease_s=1e6,
+    )  # fmt: skip
+    engine = Engine(settings, TIMING, Noise())
+
+    def told(engine: Engine, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
+        for output in outputs:
+            times.setdefault(output.request_id, []).append(fleet.now)
+
+    fleet = VirtualFleet([engine], told)
+    for request in trace:
+        fleet.run(until=request.arrival)
+        sampling = SamplingParams(max_tokens=request.output, temperature=0.0)
+        fleet.add(engine, GenerateRequest(request.name, tokens_of(request), sampling))
+    fleet.run()
+    return {name: (found[0], found[-1]) for name, found in times.items()}
+
+
+def alone_in_a_simulated_worker(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
+    clock = Clock()
+    worker = DecodeWorker("decode", SMALL, clock, 0)
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+
+    def begun(job: DecodeJob) -> None:
+        first[job.request.name] = clock.now
+
+    def done(job: DecodeJob) -> None:
+        last[job.request.name] = clock.now
+
+    for request in trace:
+        clock.at(request.arrival, worker.add, DecodeJob(request, begun, done, alone=True))
+    clock.run(1e6)
+    return {name: (first[name], last[name]) for name in first}
+
+
+def test_a_decode_worker_that_prefills_takes_the_time_of_the_mock_engine() -> None:
+    # The mock prices the last token of a prompt, if computed alone, as one of an answer. None is.
+    trace = [request for request in requests(60, seed=4) if request.tokens % 16 != 1]
+    expected, found = alone_in_a_mock_engine(trace), alone_in_a_simulated_worker(trace)
+    assert found.keys() == expected.keys()
+    for name, (first, last) in expected.items():
+        assert found[name] == (pytest.approx(first, abs=1e-6), pytest.approx(last, abs=1e-6)), name
 
 
 def test_a_prefill_worker_stops_before_a_picture_and_goes_on_when_it_comes() -> None:

@@ -12,7 +12,7 @@ from benchmarks.simulate.contenders import GRIDS, OURS, PEERS, Contender, grid
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.probes import Points
 from benchmarks.simulate.profile import Profile, calibrated, gpu_like
-from benchmarks.simulate.simulation import Shape
+from benchmarks.simulate.records import Shape
 from benchmarks.simulate.study import Bench, Case, Line, Result, tuned
 from services.master.policies.loading import load_policy
 

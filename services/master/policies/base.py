@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 from blake3 import blake3
 
+from services.master.choice import Choice
 from services.master.config import MasterConfig
 from services.master.pool import Floats
 from services.master.view import View, least
@@ -34,6 +35,10 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def scores(self, view: View) -> Floats:
         """What each worker would cost, [rows]; `view.penalty` need not be in it."""
+
+    def price(self, choice: Choice) -> float:
+        """What a choice costs, beside choices of other stages and pools."""
+        return float(self.scores(choice.view)[choice.row])
 
     def pick(self, view: View) -> int:
         """The row to use. At least one row has no penalty."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from services.master.choice import Choice
 from services.master.policies.base import Policy
 from services.master.pool import Floats
 from services.master.view import COMBINED, DECODE, View, least
@@ -26,13 +27,20 @@ class CostPolicy(Policy):
         scores = view.ttft_ms + self._weight(view) * view.work_ms
         return scores + view.decode_ms if view.stage == COMBINED else scores
 
+    def price(self, choice: Choice) -> float:
+        view, row = choice.view, choice.row
+        if view.stage == DECODE:
+            return float(view.decode_ms[row])
+        price = choice.ttft_ms + self._weight(view) * float(view.work_ms[row])
+        return price + float(view.decode_ms[row]) if view.stage == COMBINED else price
+
     def _weight(self, view: View) -> float:
         """What a ms of computing costs others: with more requests on every worker, more of them
         stand behind it, and a prefix computed twice is time that nobody gets back. The average is
         harmonic: a few idle workers count for more than a crowded one."""
         pool, weight = view.pool, self.config.work_weight
         if view.penalty is pool.penalty:
-            return weight * pool.able / float(pool.share.sum())
+            return weight * pool.able / pool.shares
         able = view.penalty == 0.0
         return weight * np.count_nonzero(able) / float(pool.share.dot(able))
 

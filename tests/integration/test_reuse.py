@@ -1,0 +1,124 @@
+"""Real workers, two of each role, with a master: what the fleet has computed once it does not
+compute again, wherever that is, and even if its owner drains."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.conversations import LONG, asking, picture
+from tests.integration.clients import all_up, complete
+from tests.reference import Messages, reference_generate
+from tests.stack import Process, Stack, call, idle, running
+
+TOKENS = 4
+BLOCK = 16
+WAIT_S = 20.0
+SEEN = picture(701)
+PREFIX = ("Of this picture", SEEN, LONG, LONG)
+
+
+@dataclass
+class Fleet:
+    stack: Stack
+    master: Process
+    encode: list[Process]
+    prefill: list[Process]
+    decode: list[Process]
+    proxy: Process
+
+    @property
+    def workers(self) -> list[Process]:
+        return [*self.encode, *self.prefill, *self.decode]
+
+    def encoded(self) -> list[int]:
+        """Pictures encoded so far, by encoder."""
+        return [int(counters(encoder)["mm_encoded"]) for encoder in self.encode]
+
+    def ask(self, messages: Messages) -> int:
+        """Prompt tokens that were cached, once the master knows what the answer left behind."""
+        answer = complete(self.proxy, messages, max_tokens=TOKENS)
+        expected = reference_generate(self.stack.model, messages, TOKENS)
+        assert answer["choices"][0]["token_ids"] == expected
+        self.settle()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def settle(self) -> None:
+        """Until nothing runs, and what the master knows does not change any more."""
+        seen: list[list[Any]] = []
+
+        def still() -> bool:
+            names = ("requests", "indexed_blocks", "indexed_media")
+            seen.append([[view.get(name, 0) for name in names] for view in self.views()])
+            return (
+                len(seen) > 4
+                and all(s == seen[-1] for s in seen[-5:])
+                and not any(requests for requests, _, _ in seen[-1])
+            )
+
+        until(still)
+
+    def views(self) -> list[Any]:
+        return list(call(f"{self.master.url}/workers")[1]["workers"])
+
+    def drain(self, worker: Process) -> None:
+        assert call(f"{worker.url}/drain", {})[0] == 200
+        until(
+            lambda: any(v.get("draining") for v in self.views() if v["info"]["url"] == worker.url)
+        )
+
+
+def counters(worker: Process) -> Any:
+    return call(f"{worker.url}/integrity")[1]["counters"]
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def fleet(model_dir: ModelDir) -> Iterator[Fleet]:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        master = stack.start_plain("services.master", "--lease", "5")
+        told = ("--master-url", master.wait_ready(), "--heartbeat-interval", "0.2")
+        encode, prefill, decode = (
+            [stack.start(f"services.{role}", *told) for _ in range(2)]
+            for role in ("encoder", "prefill", "decode")
+        )
+        for worker in (*encode, *prefill, *decode):
+            worker.wait_ready()
+        proxy = stack.start("proxy", "--master-url", master.url, "--probe-interval", "0.2")
+        proxy.wait_ready()
+        fleet = Fleet(stack, master, encode, prefill, decode, proxy)
+        until(lambda: len(fleet.views()) == 6)
+        until(lambda: all_up(proxy, 6))
+        yield fleet
+        for worker in fleet.workers:
+            idle(worker)
+
+
+def test_a_picture_is_encoded_once_and_a_prefix_with_it_prefilled_once(fleet: Fleet) -> None:
+    """Also after the encoder and the prefill worker that have them drain."""
+    assert fleet.ask(asking(*PREFIX, "How many are there?")) == 0
+    common = complete(fleet.proxy, asking(*PREFIX), max_tokens=1)["usage"]["prompt_tokens"]
+    fleet.settle()
+    shared = (common - 8) // BLOCK * BLOCK  # but for what the template puts behind a text
+    assert shared > 6 * BLOCK
+    for question in ("And of these?", "Which colour is the first?", "Is it day or night there?"):
+        assert fleet.ask(asking(*PREFIX, question)) >= shared
+    for before in ("Now look", "Once more, look", "Look for the last time"):
+        assert fleet.ask(asking(before, SEEN, "What is this?")) < shared
+    assert sorted(fleet.encoded()) == [0, 1]
+
+    fleet.drain(fleet.encode[fleet.encoded().index(1)])
+    computed = [counters(worker)["prompt_tokens"] for worker in fleet.prefill]
+    fleet.drain(fleet.prefill[computed.index(max(computed))])
+    assert fleet.ask(asking(*PREFIX, "What was it about?")) >= shared
+    assert fleet.ask(asking("Somebody else looks", SEEN, "What is this?")) < shared
+    assert sorted(fleet.encoded()) == [0, 1]
