@@ -163,10 +163,12 @@ def test_the_master_knows_what_a_request_has_left_behind(fleet: Fleet) -> None:
     complete(fleet.proxy, DESCRIBED, max_tokens=4)
     prompt = fleet.render(DESCRIBED)
     (item,) = prompt.mm_items
-    until(lambda: indexed(fleet, fleet.prefill)[0] >= len(prompt.token_ids) // 16)
+    for worker in (fleet.prefill, fleet.decode):
+        until(lambda worker=worker: indexed(fleet, worker)[0] >= len(prompt.token_ids) // 16)
     until(lambda: indexed(fleet, fleet.encode) == (0, 1))
     placed = fleet.schedule(DESCRIBED)
-    assert placed["prefill"]["url"] == fleet.prefill.url
+    assert "prefill" not in placed, "decode needs nobody for the last token"
+    assert placed["decode"]["url"] == fleet.decode.url
     assert item.end <= placed["hit_tokens"] < len(prompt.token_ids)
     assert placed["encoders"] == [{"mm_hash": item.mm_hash, "state": "prefix"}]
     other = asking("Another question about", picture(901))
