@@ -97,9 +97,3 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
             await work()
 
     asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.005)

@@ -5,7 +5,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,9 +21,11 @@ from protocol.kv_events import (
     event_frames,
     parse_replay_request,
 )
+from tests import waiting
 from tests.stack import Process, call
 
 WAIT_S = 30.0
+until = partial(waiting.until, bound_s=WAIT_S)
 KEYS = list(range(10))
 
 
@@ -104,14 +106,6 @@ def schedule(master: Process, name: str = "r", **fields: Any) -> Any:
     status, answer = call(f"{master.url}/schedule", body)
     assert status == 200, answer
     return answer
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait until it is so; a test fails if it takes too long."""
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def workers(master: Process) -> dict[str, Any]:

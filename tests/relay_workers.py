@@ -23,7 +23,6 @@ from proxy.metrics import ProxyMetrics
 from proxy.relay.edge import edge_for
 from proxy.relay.relay import Relay
 from tests.listening import run as run
-from tests.listening import until as until
 
 CHAT = "/v1/chat/completions"
 PICTURE = base64.b64encode(bytes(range(256)) * 200).decode()

@@ -191,12 +191,6 @@ def gather(outputs: list[RequestOutput], found: dict[int, list[int]]) -> bool:
     return any(output.finish_reason is not None for output in outputs)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.005)
-
-
 def fleet_of(way: str) -> dict[str, list[Worker]]:
     """One worker that does both, or prefill and decode, decode placed ahead of prefill or not."""
     stages = {"decode": [Worker()], "prefill": [Worker()]}

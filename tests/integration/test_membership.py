@@ -5,7 +5,7 @@ The tests share one fleet, and the last of them take it apart.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.frontend_helpers import chat, frontend
 from tests.integration.clients import complete, openai_messages
 from tests.reference import Messages
 from tests.stack import Process, Stack, call, proxy, running
+from tests.waiting import until
 
 WAIT_S = 10.0
 LEASE_S = 1.5
@@ -93,13 +94,6 @@ def fleet(model_dir: ModelDir) -> Iterator[Fleet]:
         encode, prefill, decode = workers
         server = proxy(stack, [encode], [prefill], [decode])
         yield Fleet(stack, master, encode, prefill, decode, server, frontend(stack.model))
-
-
-def until(done: Callable[[], bool], what: object = "") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def known_keys(worker: Process) -> set[int]:

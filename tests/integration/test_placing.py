@@ -3,20 +3,23 @@
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.conftest import ModelDir
 from tests.conversations import asking, picture
 from tests.integration.clients import body_of, complete, tokens
 from tests.stack import Process, Stack, call, idle, running
 
 PATIENT_S = 20.0
+until = partial(waiting.until, bound_s=PATIENT_S)
 
 
 @dataclass
@@ -34,13 +37,6 @@ def metric(process: Process, name: str) -> float:
     with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"triptych_{name}"))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def workers_up(process: Process) -> int:

@@ -23,8 +23,8 @@ from tests.relay_workers import (
     run,
     saying,
     text,
-    until,
 )
+from tests.waiting import eventually
 
 
 def test_a_clients_own_fault_is_told_in_the_workers_words() -> None:
@@ -45,7 +45,7 @@ def test_kv_that_decode_did_not_take_is_given_back() -> None:
             relayed.workers["decode"][0].script = [drop]
             status, answer = await relayed.post(text())
             assert status == 502 and json.loads(answer)["error"]["code"] == "upstream_error"
-            await until(lambda: relayed.workers["prefill"][0].aborted == ["held"])
+            await eventually(lambda: relayed.workers["prefill"][0].aborted == ["held"])
 
     run(work)
 
@@ -87,13 +87,13 @@ def test_a_full_proxy_says_so_at_once() -> None:
             (decode,) = relayed.workers["decode"]
             decode.script = [hang]
             first = asyncio.create_task(relayed.post(text()))
-            await until(lambda: bool(decode.asked))
+            await eventually(lambda: bool(decode.asked))
             body = json.dumps(pictures(data_url("A"))).encode()
             async with relayed.session.post(relayed.url + CHAT, data=body) as response:
                 assert response.status == 503 and response.headers["retry-after"] == "1"
                 assert (await response.json())["error"]["code"] == "unavailable"
             first.cancel()
-            await until(lambda: relayed.relay.in_flight == 0)
+            await eventually(lambda: relayed.relay.in_flight == 0)
             assert (await relayed.post(text()))[0] == 200
 
     run(work)
@@ -213,7 +213,7 @@ def test_workers_that_have_left_are_forgotten() -> None:
                     assert (await relayed.post(text()))[0] == 200
                 assert set(lanes) == {instance.url for instance in fleet.decode}
                 worker = next(w for w in relayed.workers["decode"] if w.url == gone.url)
-                await until(lambda: worker.closed == worker.connections)
+                await eventually(lambda: worker.closed == worker.connections)
 
     run(work)
 
@@ -253,7 +253,7 @@ def test_a_client_that_does_not_read_holds_nothing_past_its_deadline() -> None:
             response = await relayed.session.post(
                 relayed.url + CHAT, json=text(stream=True), headers=headers
             )
-            await until(lambda: relayed.relay.in_flight == 0 and decode.left == 1)
+            await eventually(lambda: relayed.relay.in_flight == 0 and decode.left == 1)
             response.close()
 
     run(work)

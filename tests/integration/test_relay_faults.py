@@ -24,8 +24,8 @@ from tests.relay_workers import (
     run,
     streaming,
     text,
-    until,
 )
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("role", ["encode", "prefill", "decode"])
@@ -42,7 +42,7 @@ def test_a_failing_worker_is_not_noticed(role: str, failure: str) -> None:
             assert relayed.metric("upstream_failures_total") == 2
             assert relayed.metric("retries_total") >= 1
             if failure in UNASKED:
-                await until(lambda: all(w.left == 1 for w in relayed.workers[role]))
+                await eventually(lambda: all(w.left == 1 for w in relayed.workers[role]))
 
     run(work)
 
@@ -96,7 +96,7 @@ def test_an_endless_stream_ends_at_the_deadline() -> None:
             assert status == 200 and answer.startswith(EVENTS[0] * 3)
             error = answer.split(b"\n\n")[-3].removeprefix(b"data: ")
             assert json.loads(error)["error"]["code"] == "deadline_exceeded"
-            await until(lambda: decode.left == 1)
+            await eventually(lambda: decode.left == 1)
 
     run(work)
 
@@ -112,7 +112,7 @@ def test_an_answer_that_never_ends_is_cut_off() -> None:
             for decode in relayed.workers["decode"]:
                 decode.script = [endless]
             assert (await relayed.post(text()))[0] == 200
-            await until(lambda: sum(w.left for w in relayed.workers["decode"]) == 2)
+            await eventually(lambda: sum(w.left for w in relayed.workers["decode"]) == 2)
 
     run(work)
 
@@ -125,12 +125,12 @@ def test_a_client_that_leaves_ends_the_stage_it_is_in(role: str, stream: bool) -
             (worker,) = relayed.workers[role]
             worker.script = [hang]
             client = asyncio.create_task(relayed.post(pictures(data_url("A"), stream=stream)))
-            await until(lambda: bool(worker.asked))
+            await eventually(lambda: bool(worker.asked))
             client.cancel()
-            await until(lambda: worker.left == 1)
-            await until(lambda: relayed.relay.in_flight == 0)
+            await eventually(lambda: worker.left == 1)
+            await eventually(lambda: relayed.relay.in_flight == 0)
             if role == "decode":
-                await until(lambda: relayed.workers["prefill"][0].aborted == ["held"])
+                await eventually(lambda: relayed.workers["prefill"][0].aborted == ["held"])
             assert relayed.metric("request_aborted_total") == 1
 
     run(work)
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_a_stream_ends_it() -> None:
             response = await relayed.session.post(relayed.url + CHAT, json=text(stream=True))
             assert await response.content.readuntil(b"\n\n") == EVENTS[0]
             response.close()
-            await until(lambda: decode.left == 1)
+            await eventually(lambda: decode.left == 1)
             assert relayed.workers["prefill"][0].aborted == []  # decode has taken the KV
 
     run(work)

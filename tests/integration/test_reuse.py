@@ -1,13 +1,14 @@
 """Real workers, two of each role, with a master: what the fleet has computed once it does not
 compute again, wherever that is, and even if its owner drains."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.conftest import ModelDir
 from tests.conversations import LONG, asking, picture
 from tests.integration.clients import all_up, complete
@@ -17,6 +18,7 @@ from tests.stack import Process, Stack, call, idle, running
 TOKENS = 4
 BLOCK = 16
 WAIT_S = 20.0
+until = partial(waiting.until, bound_s=WAIT_S)
 SEEN = picture(701)
 PREFIX = ("Of this picture", SEEN, LONG, LONG)
 
@@ -73,13 +75,6 @@ class Fleet:
 
 def counters(worker: Process) -> Any:
     return call(f"{worker.url}/integrity")[1]["counters"]
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from services.http.deadline import NEVER, Deadline
 from services.http.listener import Listener, Pace, framing_fits
 from services.http.openai import read_body
 from services.http.streams import DONE, EventStream, sse
-from tests.listening import Client, code_of, listening, post, run, until
+from tests.listening import Client, code_of, listening, post, run
+from tests.waiting import eventually
 
 
 class Brisk(Listener):
@@ -220,9 +221,9 @@ def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
 
         async with listening(large, Noted) as address, Client(address, narrow=True) as client:
             await client.send(post("/x", b""))
-            await until(lambda: bool(states))
+            await eventually(lambda: bool(states))
             assert states[0] in states[0].connections
-            await until(lambda: states[0] not in states[0].connections)
+            await eventually(lambda: states[0] not in states[0].connections)
             assert len(await client.rest()) < 10_000_000
 
     run(work)

@@ -21,7 +21,8 @@ from services.http.listener import Listener
 from services.http.openai import Service, generating
 from services.http.tokens import MAX_BODY, informing
 from tests.frontend_helpers import NAME, frontend, user, write_model
-from tests.listening import Client, listening, post, run, until
+from tests.listening import Client, listening, post, run
+from tests.waiting import eventually
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -120,17 +121,17 @@ def test_requests_count_from_their_headers_on(front: Frontend) -> None:
             body = post(CHAT, chat())
             for upload in uploads:
                 await upload.send(body[:-5])
-            await until(lambda: server.inside == 2)
+            await eventually(lambda: server.inside == 2)
             status, answer = await ask(CHAT, chat())
             assert (status, answer["error"]["code"]) == (503, "unavailable")
             await uploads[0].send(body[-5:])
             assert (await uploads[0].answer())[0] == 200
-            await until(lambda: server.inside == 1)
+            await eventually(lambda: server.inside == 1)
             await uploads[1].__aexit__()
-            await until(lambda: server.inside == 0)
+            await eventually(lambda: server.inside == 0)
             assert (await ask(CHAT, chat()))[0] == 200
             assert server.most == 2
-            await until(lambda: server.inside == 0)
+            await eventually(lambda: server.inside == 0)
             # a client that leaves while it sends is no internal error
             assert [error.code for error in server.seen] == ["unavailable", "aborted"]
 
@@ -143,10 +144,10 @@ def test_a_stream_counts_until_its_end(front: Frontend) -> None:
         async with asking(server) as (_, address), Client(address) as client:
             await client.send(post(CHAT, chat(stream=True, max_tokens=4), "connection: close"))
             rest = asyncio.ensure_future(client.rest())
-            await until(lambda: server.running == 1)
+            await eventually(lambda: server.running == 1)
             assert server.inside == 1
             assert b"[DONE]" in await rest
-            await until(lambda: server.inside == 0)
+            await eventually(lambda: server.inside == 0)
 
     run(work)
 
@@ -162,9 +163,9 @@ def test_a_streaming_client_that_does_not_read_is_given_up(
             for _ in range(5):
                 client = await stack.enter_async_context(Client(address, narrow=True))
                 await client.send(post(CHAT, chat(stream=True, return_token_ids=True)))
-            await until(lambda: server.running == 5)
+            await eventually(lambda: server.running == 5)
             assert (await ask(CHAT, chat()))[0] == 503
-            await until(lambda: server.inside == 0 and server.running == 0)
+            await eventually(lambda: server.inside == 0 and server.running == 0)
             server.endless = False
             assert (await ask(CHAT, chat()))[0] == 200
 
@@ -182,7 +183,7 @@ def test_prompts_share_one_deadline(front: Frontend) -> None:
             assert time.monotonic() - start < 5.0
             given = [deadline for deadline in server.deadlines if deadline is not None]
             assert len(given) == len(server.deadlines) and min(given) < 0.7
-            await until(lambda: server.running == 0 and server.inside == 0)
+            await eventually(lambda: server.running == 0 and server.inside == 0)
 
     run(work)
 
@@ -195,7 +196,7 @@ def test_the_deadline_runs_while_the_body_comes(front: Frontend, path: str) -> N
             await client.send(post(path, chat(prompt="Hi"), "x-request-timeout: 0.2")[:-1])
             status, answer = await client.answer()
             assert status == 504 and b"deadline_exceeded" in answer
-            await until(lambda: server.inside == 0)
+            await eventually(lambda: server.inside == 0)
             assert not server.deadlines
 
     run(work)

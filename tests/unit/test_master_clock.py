@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -10,16 +9,9 @@ from protocol.registry import Heartbeat, InstanceInfo
 from services.master.config import MasterConfig
 from services.master.master import Master
 from services.master.service import MasterService
+from tests.waiting import eventually
 
 LEASE_S = 0.2
-WAIT_S = 10.0
-
-
-async def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 def service() -> MasterService:
@@ -44,10 +36,10 @@ async def test_leases_wait_for_a_loop_that_was_held_up() -> None:
             0.2, lambda: beats.append(made.heartbeat(Heartbeat("w")).known)
         )
         hold_up(2 * LEASE_S)
-        await until(lambda: bool(beats))
+        await eventually(lambda: bool(beats))
         assert beats == [True]
         assert "w" in registry.instances and "other" in peers
-        await until(lambda: not registry.instances and not len(peers))
+        await eventually(lambda: not registry.instances and not len(peers))
 
 
 async def test_an_error_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,5 +54,5 @@ async def test_an_error_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Master, "expire", fails_at_first)
     made = service()
     async with made.running():
-        await until(lambda: bool(failed))
-        await until(lambda: not made.master.registry.instances)
+        await eventually(lambda: bool(failed))
+        await eventually(lambda: not made.master.registry.instances)

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -17,15 +16,7 @@ from services.master.config import MasterConfig
 from services.master.prober import ProbedInstance, Prober
 from services.master.probing import ProbeClient
 from services.master.service import MasterService
-
-WAIT_S = 10.0
-
-
-async def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
+from tests.waiting import eventually
 
 
 class Worker:
@@ -103,7 +94,7 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
         for number in range(20):
             prober.add(body(f"{deaf}/{number}", model="m"))
         prober.add(body(worker.url, model="m"))
-        await until(lambda: all(s["failures"] >= 2 for s in prober.list() if deaf in s["url"]))
+        await eventually(lambda: all(s["failures"] >= 2 for s in prober.list() if deaf in s["url"]))
         assert [info.url for info in known(prober).values()] == [worker.url]
         shown = state(prober, body(worker.url))
         assert (shown["healthy"], shown["failures"]) == (True, 0)
@@ -113,9 +104,9 @@ async def test_suspects_that_hang_do_not_slow_the_others_down() -> None:
     async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=5.0) as prober:
         prober.add(body(deaf, model="m"))
         prober.add(body(worker.url, model="m"))
-        await until(lambda: state(prober, body(worker.url))["healthy"])
+        await eventually(lambda: state(prober, body(worker.url))["healthy"])
         worker.healthy = False
-        await until(lambda: not known(prober))
+        await eventually(lambda: not known(prober))
         assert state(prober, body(deaf))["failures"] == 0, "still waiting for its first answer"
 
 
@@ -141,7 +132,7 @@ async def test_a_worker_that_names_no_model_is_not_registered(answer: bytes) -> 
     async with serving() as worker, probing_with() as prober:
         worker.answer = answer
         prober.add(body(worker.url))
-        await until(lambda: state(prober, body(worker.url))["failures"] > 1)
+        await eventually(lambda: state(prober, body(worker.url))["failures"] > 1)
         assert known(prober) == {}
         assert "names no model" in state(prober, body(worker.url))["error"]
 
@@ -149,20 +140,20 @@ async def test_a_worker_that_names_no_model_is_not_registered(answer: bytes) -> 
 async def test_another_model_at_the_same_url_is_known_by_its_own_name() -> None:
     async with serving() as worker, probing_with(probe_failures=1) as prober:
         prober.add(body(worker.url))
-        await until(lambda: [i.model for i in known(prober).values()] == ["first"])
+        await eventually(lambda: [i.model for i in known(prober).values()] == ["first"])
         (told,) = prober.bodies().values()
         assert msgspec.json.decode(told).get("model", "") == "", "a guess is not told as if given"
         assert state(prober, body(worker.url))["model"] == "first"
         worker.healthy, worker.answer = False, b'{"data": [{"id": "second"}]}'
-        await until(lambda: not known(prober))
+        await eventually(lambda: not known(prober))
         worker.healthy = True
-        await until(lambda: [i.model for i in known(prober).values()] == ["second"])
+        await eventually(lambda: [i.model for i in known(prober).values()] == ["second"])
 
 
 async def test_a_worker_that_also_registers_itself_speaks_for_itself() -> None:
     async with serving() as worker, probing_with() as prober:
         prober.add(body(worker.url))
-        await until(lambda: len(known(prober)) == 1)
+        await eventually(lambda: len(known(prober)) == 1)
         left: list[str] = []
         prober.service.master.registry.left = lambda info: left.append(info.instance_id)
         itself = InstanceInfo("itself", "decode", worker.url, "first")
@@ -170,9 +161,9 @@ async def test_a_worker_that_also_registers_itself_speaks_for_itself() -> None:
         probed = prober._probed[body(worker.url).name]
         for _ in range(5):
             seen = probed.seen
-            await until(lambda before=seen: probed.seen > before)
+            await eventually(lambda before=seen: probed.seen > before)
         assert known(prober) == {"itself": itself}
         assert left == [body(worker.url).name], "once, for the one that can say more"
         assert state(prober, body(worker.url))["healthy"]
         prober.service.deregister(InstanceName("itself"))
-        await until(lambda: list(known(prober)) == [body(worker.url).name])
+        await eventually(lambda: list(known(prober)) == [body(worker.url).name])

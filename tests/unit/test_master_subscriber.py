@@ -25,15 +25,9 @@ from services.master import subscriber, turns
 from services.master.config import MasterConfig
 from services.master.master import Master
 from services.master.subscriber import Subscriber
+from tests.waiting import eventually
 
 WAIT_S = 10.0
-
-
-async def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 class Publisher:
@@ -57,7 +51,7 @@ class Publisher:
             self.pub.send_multipart(event_frames("", self.sequence, payload))
 
     async def asked(self) -> tuple[bytes, int]:
-        await until(lambda: bool(self.router.poll(0)))
+        await eventually(lambda: bool(self.router.poll(0)))
         return parse_replay_request(self.router.recv_multipart())
 
     async def serve(self) -> None:
@@ -106,7 +100,7 @@ async def following(publisher: Publisher) -> Follower:
     follower = Follower(publisher.source)
     await publisher.serve()
     await publisher.serve()
-    await until(lambda: not follower.subscriber._open["w"][0].follower.waiting)
+    await eventually(lambda: not follower.subscriber._open["w"][0].follower.waiting)
     deadline = time.monotonic() + WAIT_S
     while not follower.keys:
         assert time.monotonic() < deadline
@@ -122,19 +116,19 @@ async def test_after_lost_replays_a_source_is_asked_until_it_answers(
 ) -> None:
     follower = await following(publisher)
     publisher.publish(1)
-    await until(lambda: 1 in follower.keys)
+    await eventually(lambda: 1 in follower.keys)
     publisher.publish(2, lose=True)
     publisher.publish(3)
     for _ in range(3):
         await publisher.asked()
     assert follower.counts["replay_timeout"] >= 2 and follower.keys == {3}
     publisher.publish(4)
-    await until(lambda: 4 in follower.keys)
+    await eventually(lambda: 4 in follower.keys)
     await publisher.serve()
-    await until(lambda: follower.keys == {0, 1, 2, 3, 4})
+    await eventually(lambda: follower.keys == {0, 1, 2, 3, 4})
     questions = follower.counts["replays"]
     publisher.publish(5)
-    await until(lambda: 5 in follower.keys)
+    await eventually(lambda: 5 in follower.keys)
     assert follower.counts["replays"] == questions, "nothing is missing any more"
     follower.subscriber.close()
 
@@ -150,7 +144,7 @@ async def test_a_question_for_which_there_is_no_socket_is_asked_later(
     placeholder.close(0)
     publisher.keys, publisher.sequence = [1, 2], 7
     await publisher.serve()
-    await until(lambda: follower.keys == {1, 2})
+    await eventually(lambda: follower.keys == {1, 2})
     follower.subscriber.close()
 
 
@@ -162,7 +156,7 @@ async def test_messages_nobody_was_prepared_for_do_not_end_the_reading(
     publisher.send(b"\x91" * 200_000)
     publisher.sequence -= 2
     publisher.publish(1)
-    await until(lambda: 1 in follower.keys)
+    await eventually(lambda: 1 in follower.keys)
     assert follower.counts["garbage"] == 2
     apply = Master.apply
 
@@ -174,12 +168,12 @@ async def test_messages_nobody_was_prepared_for_do_not_end_the_reading(
     monkeypatch.setattr(Master, "apply", fails_for_13)
     publisher.publish(13)
     publisher.publish(14)
-    await until(lambda: 14 in follower.keys)
+    await eventually(lambda: 14 in follower.keys)
     assert follower.counts["failed"] == 1
     publisher.keys.remove(13)
     publisher.keys.append(15)
     await publisher.serve()
-    await until(lambda: 15 in follower.keys)
+    await eventually(lambda: 15 in follower.keys)
     follower.subscriber.close()
 
 
@@ -198,7 +192,7 @@ async def test_a_turn_of_the_loop_is_bounded_over_all_sockets(
         pull.connect(f"tcp://127.0.0.1:{port}")
         for _ in range(50):
             push.send(b"x")
-        await until(lambda at=pull: bool(at.poll(0)))
+        await eventually(lambda at=pull: bool(at.poll(0)))
         readers.append((number, pull))
 
     def take(number: int) -> Callable[[list[bytes]], None]:

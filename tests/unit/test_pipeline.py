@@ -24,6 +24,7 @@ from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline
+from tests.waiting import eventually
 
 _T = TypeVar("_T")
 
@@ -88,12 +89,6 @@ async def tokens(pipeline: Pipeline, request_id: str, mm_hash: str = "a" * 64) -
     return [token async for outputs in steps for out in outputs for token in out.token_ids]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 — what is awaited has no event
-            await asyncio.sleep(0.01)
-
-
 def run(work: Callable[[], Awaitable[_T]]) -> _T:
     async def bounded() -> _T:
         async with asyncio.timeout(20):
@@ -110,11 +105,11 @@ def test_an_encoder_slower_than_prefill_is_still_heard() -> None:
         workers = Workers()
         async with workers.pipeline() as pipeline:
             assert await tokens(pipeline, "1") == [7]
-            await until(lambda: len(workers.asked) == 1)
+            await eventually(lambda: len(workers.asked) == 1)
             workers.encoded.set()
-            await until(lambda: not pipeline.stages.encode_stage.busy)
+            await eventually(lambda: not pipeline.stages.encode_stage.busy)
             assert await tokens(pipeline, "2") == [7]
-            await until(lambda: len(workers.asked) == 2)
+            await eventually(lambda: len(workers.asked) == 2)
         assert [item.data for item in workers.asked] == [b"picture", None]
 
     run(work)
@@ -126,9 +121,9 @@ def test_a_client_that_leaves_ends_its_encode_call() -> None:
         workers.generating.clear()
         async with workers.pipeline() as pipeline:
             client = asyncio.create_task(tokens(pipeline, "1"))
-            await until(lambda: len(workers.asked) == 1)
+            await eventually(lambda: len(workers.asked) == 1)
             client.cancel()
-            await until(lambda: workers.dropped == 1)
+            await eventually(lambda: workers.dropped == 1)
             assert not pipeline.stages.encode_stage.busy
 
     run(work)
@@ -143,7 +138,7 @@ def test_an_encoder_hears_of_every_picture_at_once() -> None:
         async with workers.pipeline() as pipeline:
             names = [f"{i:064}" for i in range(200)]
             clients = [asyncio.create_task(tokens(pipeline, name, name)) for name in names]
-            await until(lambda: len(workers.asked) == len(names))
+            await eventually(lambda: len(workers.asked) == len(names))
             workers.encoded.set()
             workers.generating.set()
             assert await asyncio.gather(*clients) == [[7]] * len(names)

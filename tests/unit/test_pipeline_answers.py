@@ -22,8 +22,8 @@ from tests.scripted_workers import (
     fleet_of,
     place_ahead,
     steps_of,
-    until,
 )
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ async def test_a_stop_string_ends_a_call_that_goes_on_as_a_success(tokenizer: To
         await answered(stack, rendered(asking(), stop=(text,), stream=True), tokenizer)
         assert (instance.breaker.failures, stack.breaker(instance).successes) == (0, 1)
         assert metric(stack, "proxy:e2e_request_latency_seconds_count") == 1
-        await until(lambda: worker.left == 1)
+        await eventually(lambda: worker.left == 1)
 
 
 async def test_a_client_that_leaves_a_stream_is_counted(tokenizer: Tokenizer) -> None:
@@ -92,14 +92,14 @@ async def test_a_client_that_leaves_a_stream_is_counted(tokenizer: Tokenizer) ->
     async with before(decode=[worker]) as stack:
         wanted = rendered(asking(), stream=True)
         reader = asyncio.create_task(answered(stack, wanted, tokenizer))
-        await until(lambda: bool(worker.calls) and stack.decode[0].in_flight == 1)
-        await until(lambda: metric(stack, "proxy:time_to_first_token_seconds_count") == 1)
+        await eventually(lambda: bool(worker.calls) and stack.decode[0].in_flight == 1)
+        await eventually(lambda: metric(stack, "proxy:time_to_first_token_seconds_count") == 1)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
         assert metric(stack, "proxy:request_aborted_total") == 1
         assert metric(stack, "proxy:e2e_request_latency_seconds_count") == 0
-        await until(lambda: worker.left == 1)
+        await eventually(lambda: worker.left == 1)
         breaker = stack.breaker(stack.decode[0])
         assert (breaker.failures, breaker.successes) == (0, 0)
 

@@ -49,8 +49,8 @@ from tests.scripted_workers import (
     event,
     gather,
     steps_of,
-    until,
 )
+from tests.waiting import eventually
 
 Answer = TriptychError | str | bytes | None
 
@@ -186,7 +186,7 @@ async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_aga
     master = Master(["new", "d0"])
     async with placed_by(master, Worker()) as (_, pipeline):
         assert await taken(pipeline, asking()) == {0: TOKENS}
-        await until(lambda: len(over(master)) == 2)
+        await eventually(lambda: len(over(master)) == 2)
         assert over(master) == [request.request_id for request in master.asked]
         assert len(set(over(master))) == 2
 
@@ -195,11 +195,11 @@ async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:
     master = Master([None])
     async with placed_by(master, Worker()) as (_, pipeline):
         client = asyncio.create_task(taken(pipeline, asking()))
-        await until(lambda: len(master.asked) == 1)
+        await eventually(lambda: len(master.asked) == 1)
         client.cancel()
         with pytest.raises(asyncio.CancelledError):
             await client
-        await until(lambda: over(master) == ["r"])
+        await eventually(lambda: over(master) == ["r"])
 
 
 async def test_a_request_that_breaks_once_it_is_placed_is_over() -> None:
@@ -209,7 +209,7 @@ async def test_a_request_that_breaks_once_it_is_placed_is_over() -> None:
         with pytest.raises(TypeError):
             async for _ in pipeline.run(request, {"a": b"picture"}):
                 pass
-        await until(lambda: over(master) == ["r"])
+        await eventually(lambda: over(master) == ["r"])
 
 
 async def test_workers_at_fault_are_named() -> None:
@@ -220,5 +220,5 @@ async def test_workers_at_fault_are_named() -> None:
     master = Master(["d0", "d1"])
     async with placed_by(master, Worker(wrong), Worker()) as (_, pipeline):
         assert await taken(pipeline, asking()) == {0: TOKENS}
-        await until(lambda: len(master.finished) == 2)
+        await eventually(lambda: len(master.finished) == 2)
         assert [report.failed for report in master.finished] == [["d0"], []]

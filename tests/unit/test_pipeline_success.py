@@ -27,8 +27,8 @@ from tests.scripted_workers import (
     place_ahead,
     plainly,
     steps_of,
-    until,
 )
+from tests.waiting import eventually
 
 
 async def taken(stack: Stack, request: GenerateRequest) -> dict[int, list[int]]:
@@ -60,7 +60,7 @@ async def test_each_worker_has_one_success_and_keeps_its_connection(way: str, n:
         for workers in stages.values():
             assert [len(worker.connections) for worker in workers] == [1]
             assert [worker.left for worker in workers] == [0]
-        await until(lambda: not stack.gateway.client._beside)
+        await eventually(lambda: not stack.gateway.client._beside)
         assert not any(worker.aborts for workers in stages.values() for worker in workers)
 
 
@@ -88,7 +88,7 @@ async def test_the_last_token_does_not_wait_for_the_end_of_the_stream() -> None:
         assert await taken(stack, asking()) == {0: TOKENS}
         assert stack.breaker(stack.decode[0]).successes == 1
         ending.set()
-        await until(lambda: not stack.gateway.client._beside)
+        await eventually(lambda: not stack.gateway.client._beside)
         worker.script = plainly
         await taken(stack, asking("again"))
         assert len(worker.connections) == 1
@@ -103,7 +103,7 @@ async def test_a_stream_without_an_end_costs_its_connection_alone() -> None:
     worker = Worker(endless)
     async with before(decode=[worker]) as stack:
         assert await taken(stack, asking()) == {0: TOKENS}
-        await until(lambda: worker.left == 1)
+        await eventually(lambda: worker.left == 1)
         assert stack.breaker(stack.decode[0]).successes == 1
 
 
@@ -131,14 +131,14 @@ async def test_a_resumed_request_is_one_failure_and_one_success(way: str, said: 
         assert (first.breaker.failures, stack.breaker(first).successes) == (1, 0)
         assert (second.breaker.failures, stack.breaker(second).successes) == (0, 1)
         prefill, told = stages.get("prefill", []), int(not said)
-        await until(lambda: all(len(worker.aborts) == told for worker in prefill))
+        await eventually(lambda: all(len(worker.aborts) == told for worker in prefill))
 
 
 async def test_a_decode_that_has_said_all_before_prefill_answers_has_the_kv() -> None:
     stages = fleet_of("ahead")
 
     async def late(request: GenerateRequest) -> bytes:
-        await until(lambda: bool(stages["decode"][0].calls))
+        await eventually(lambda: bool(stages["decode"][0].calls))
         await asyncio.sleep(0.05)
         return await handing_over(request)
 
@@ -150,7 +150,7 @@ async def test_a_decode_that_has_said_all_before_prefill_answers_has_the_kv() ->
     async with before(**stages) as stack:
         place_ahead(stack, "ahead")
         assert await taken(stack, asking()) == {0: TOKENS}
-        await until(lambda: not stack.gateway.client._beside)
+        await eventually(lambda: not stack.gateway.client._beside)
         assert not stages["prefill"][0].aborts
 
 

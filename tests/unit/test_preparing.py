@@ -1,8 +1,7 @@
 """How many pictures are prepared ahead of the vision model, and which."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +9,7 @@ from protocol.errors import InvalidRequest
 from protocol.types import EncodeItem
 from services.engine.preparing import Preparing
 from services.engine.vision import Prepared
+from tests.waiting import until
 
 BOUND_S = 30.0
 
@@ -30,13 +30,6 @@ def preparing() -> Iterator[Preparing]:
     preparing = Preparing(prepare, 25, lambda: None)
     yield preparing
     preparing.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def ready(preparing: Preparing, *names: str) -> None:

@@ -19,8 +19,9 @@ from proxy.relay.connection import Answer
 from proxy.relay.edge import edge_for
 from proxy.relay.reply import Reply
 from services.http.listener import Pace
-from tests.listening import QUICK, Client, code_of, listening, post, run, until
+from tests.listening import QUICK, Client, code_of, listening, post, run
 from tests.unit.test_relay_reading import CHAT, FORGED, REQUESTS
+from tests.waiting import eventually
 
 
 @dataclass
@@ -157,12 +158,12 @@ def test_uploads_count_from_their_headers_on_and_end_in_time() -> None:
             head = data[:-1000]
             for client in clients[:2]:
                 await client.send(head + b"x")
-            await until(lambda: hot.inside == 2)
+            await eventually(lambda: hot.inside == 2)
             await clients[2].send(head)
             status, body = await clients[2].answer()
             assert status == 503 and code_of(body) == "unavailable"
             await clients[1].__aexit__()
-            await until(lambda: hot.inside == 1)
+            await eventually(lambda: hot.inside == 1)
             assert code_of(await clients[0].rest()) == "request_timeout"
             assert hot.inside == 0
             last = await stack.enter_async_context(Client(address))
@@ -193,7 +194,7 @@ def test_a_client_that_leaves_before_its_task_has_begun_is_counted_out() -> None
                 async with Client(address) as client:
                     await client.send(post(CHAT, b"1"))
             await asyncio.sleep(0.05)
-            await until(lambda: hot.inside == 0)
+            await eventually(lambda: hot.inside == 0)
 
     run(work)
 
@@ -207,11 +208,11 @@ def test_a_large_answer_counts_until_it_is_taken() -> None:
                 await asyncio.sleep(0.1)
                 assert hot.inside == 1
                 assert len((await client.answer())[1]) == 40_000_005
-                await until(lambda: hot.inside == 0)
+                await eventually(lambda: hot.inside == 0)
             async with Client(address, narrow=True) as client:
                 await client.send(post(CHAT, b"1"))
-                await until(lambda: hot.inside == 1)
-            await until(lambda: hot.inside == 0)
+                await eventually(lambda: hot.inside == 1)
+            await eventually(lambda: hot.inside == 0)
 
     run(work)
 
