@@ -86,7 +86,12 @@ class Layouts:
             return [(self._prefill(job, alone, COMBINED), None)]
         prefill, decode = self._pair(job)
         rest = self._rest(job, prefill, decode.view) if self._policy.compares else None
-        return [(prefill, decode)] if rest is None else [(prefill, decode), (rest, None)]
+        if rest is None:
+            return [(prefill, decode)]
+        missing = job.request.prompt_tokens - rest.view.hits[rest.row]
+        if rest.row == decode.row and missing <= job.request.block_size:
+            return [(rest, None)]  # little more than a step: no rate tells that apart from noise
+        return [(prefill, decode), (rest, None)]
 
     def _rest(self, job: Job, prefill: Choice, split: View) -> Choice | None:
         """A decode worker that computes what it has not of a prompt, where that is little: no

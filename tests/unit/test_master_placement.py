@@ -165,6 +165,17 @@ def test_a_prompt_does_not_disturb_a_crowd() -> None:
     assert place(made, asking("a")).prefill is not None
 
 
+def test_less_than_a_block_more_is_left_to_decode_whatever_its_rates_are() -> None:
+    made = master("prefill", "decode")
+    slow = msgspec.structs.replace(RATES, prefill_base_ms=50.0, prefill_ms_per_cached_token=1.0)
+    add(made, "d9", "decode", load=msgspec.structs.replace(LOAD, rates=slow))
+    for name in ("p0", "d1", "d9"):
+        hear(made, name, BlockStored(list(PROMPT)))
+    for avoid, name in (("d1", "d9"), ("d9", "d1")):
+        placement = place(made, asking(name, avoid=[avoid]))
+        assert (placement.prefill, placement.decode.instance_id) == (None, name)
+
+
 def test_a_decode_worker_that_never_prefilled_is_no_faster_than_prefill_is() -> None:
     made = master("prefill", "decode", "decode", prefill_ms_per_token=0.001)
     unmeasured = msgspec.structs.replace(RATES, prefill_ms_per_token=0.0)
