@@ -94,8 +94,8 @@ class Layouts:
         return [(prefill, decode), (rest, None)]
 
     def _rest(self, job: Job, prefill: Choice, split: View) -> Choice | None:
-        """A decode worker that computes what it has not of a prompt, where that is little: no
-        faster than prefill does, as it may never have measured it."""
+        """A decode worker with a free place that computes what it has not of a prompt, where that
+        is little: no faster than prefill does, as it may never have measured it."""
         pool, prompt, hits = split.pool, job.request.prompt_tokens, split.hits
         most = float(hits[hits.argmax()])
         known = max(prompt - self._config.decode_prefill_tokens, prompt / 2)
@@ -113,8 +113,9 @@ class Layouts:
             COMBINED, pool, pool.penalty, prompt, job.new_tokens, job.request.block_size, hits,
             queue_ms(pool, job.now_ms), work, decode, pool.none, 0, job.request.session,
         )  # fmt: skip
+        barred = np.where((hits < known) | (pool.room <= 0), math.inf, 0.0)
         try:
-            return self._pick(view, job, np.where(hits < known, math.inf, 0.0))
+            return self._pick(view, job, barred)
         except Unavailable:
             return None
 

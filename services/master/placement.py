@@ -85,8 +85,9 @@ class Placer:
         else:
             held.prefill = charge
             rest = request.prompt_tokens + job.new_tokens - decode.hits
+            asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
             held.decode = Charge(
-                decode.view.pool, decode.row, settled + prefill.ttft_ms,
+                decode.view.pool, decode.row, settled + asked,
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
             )  # fmt: skip
             decode.view.pool.charge(held.decode, now_ms)

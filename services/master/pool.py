@@ -16,6 +16,7 @@ __all__ = ["Charge", "Floats", "Pool"]
 
 _STEP = 64
 _SHARE = 0.02  # of an unmeasured decode step that each request adds
+_PATIENCE_MS = 5_000.0
 _LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats can hold
 
 
@@ -57,6 +58,7 @@ class Pool(Columns):
         self._config = config
         self._free: list[int] = []
         self._open: list[list[Charge]] = []
+        self._short_since: list[float] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
         self.kv_kinds: list[str] = []
@@ -102,11 +104,12 @@ class Pool(Columns):
         self.lives += [0] * _STEP
         self.kv_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
+        self._short_since += [math.inf] * _STEP
         self._free += range(start + _STEP - 1, start - 1, -1)
 
     def remove(self, row: int) -> None:
         self.lives[row] += 1
-        self._open[row] = []
+        self._open[row], self._short_since[row] = [], math.inf
         self._reset(row, used=False)
         self.allow(row, False)
         self.ids[row] = ""
@@ -119,17 +122,19 @@ class Pool(Columns):
         self.kinds_of_kv = frozenset(self.kv_kinds)
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
-        """A worker's own view, plus what was placed there and cannot be in it yet."""
+        """A worker's own view, plus what was placed there and cannot be in it yet.
+
+        It has the requests that were placed there and have not ended, if not more: some may be too
+        late for the report, and some that are not in it any more will only be told of as ended.
+        """
         self._set_rates(row, load.rates)
-        kept = [c for c in self._open[row] if c.live and (c.work_ms or c.visible_at > now_ms)]
-        unseen = [c for c in kept if c.visible_at > now_ms]
-        for charge in self._open[row]:
-            charge.shown = charge.visible_at <= now_ms
-        self._open[row] = kept
-        work, others = self._reported(row, load, [c for c in kept if c.shown])
+        here = load.queued + load.running
+        kept = self._kept(row, here, now_ms)
+        unseen = [c for c in kept if not c.shown]
+        work, others = self._reported(row, load, [c for c in kept if c.shown and c.work_ms])
         self.others_until[row] = now_ms + others
         self.busy_until[row] = now_ms + work + sum(c.work_ms for c in unseen)
-        self.requests[row] = load.queued + load.running + len(unseen)
+        self.requests[row] = max(here, len(kept))
         self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in unseen)
         self.context_tokens[row] = load.context_tokens + sum(c.context for c in unseen)
         self.total_blocks[row] = load.total_blocks
@@ -137,6 +142,22 @@ class Pool(Columns):
         free = load.free_blocks if load.total_blocks else math.inf
         self.free_blocks[row] = free - sum(c.blocks for c in unseen)
         self._derive(row)
+
+    def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
+        """Charges that still count, of a worker that says it has `here` requests. If it goes on
+        saying that it has fewer, nobody will tell of the end of the oldest of them: their proxy may
+        be gone."""
+        kept = [c for c in self._open[row] if c.live]
+        for charge in kept:
+            charge.shown = charge.visible_at <= now_ms
+        lost, since = sum(c.shown for c in kept) - here, self._short_since[row]
+        if lost > 0 and now_ms - since > _PATIENCE_MS:
+            for charge in [c for c in kept if c.shown][:lost]:
+                charge.open = False
+            lost = 0
+        self._short_since[row] = min(since, now_ms) if lost > 0 else math.inf
+        self._open[row] = [c for c in kept if c.open]
+        return self._open[row]
 
     def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
         """ms of work in a report, and how much of it is not of `seen`, the charges it covers.

@@ -83,3 +83,49 @@ def test_a_worker_that_claims_to_receive_nothing_has_a_price() -> None:
         InstanceInfo("w", "decode", "http://w:1", "m", load=load, kv_bytes_per_token=1), 0, 0.0
     )
     assert float(made.kv_ms[0]) == 1.0
+
+
+def requests(made: Pool) -> float:
+    return float(made.requests[0])
+
+
+def test_a_request_that_ends_before_it_is_told_of_is_taken_off_once() -> None:
+    made = pool("decode")
+    charges = [charged(made, 0.0) for _ in range(3)]
+    report(made, 150.0, 0, 2, 0)
+    assert requests(made) == 3
+    made.release(charges[0], 160.0, done=True)
+    assert requests(made) == 2
+
+
+def test_a_request_that_comes_late_counts_on_and_one_that_a_report_shows_counts_once() -> None:
+    made = pool("decode")
+    charged(made, 0.0)
+    charged(made, 0.0, visible_at=900.0)
+    for here, counted in ((0, 2), (1, 2), (2, 2), (5, 5)):
+        report(made, 150.0, 0, here, 0)
+        assert requests(made) == counted
+
+
+def test_requests_whose_end_nobody_tells_are_given_up_after_a_while() -> None:
+    made = pool("decode")
+    first, second = charged(made, 0.0), charged(made, 0.0)
+    for now_ms in (1000.0, 3000.0, 6000.0):
+        report(made, now_ms, 0, 1, 0)
+        assert requests(made) == 2
+    report(made, 6001.0, 0, 1, 0)
+    assert requests(made) == 1
+    made.release(first, 6002.0, done=True)
+    assert requests(made) == 1, "of the two the older one"
+    made.release(second, 6003.0, done=True)
+    assert requests(made) == 0
+
+
+def test_a_worker_that_was_short_for_a_moment_is_waited_for_again() -> None:
+    made = pool("decode")
+    charged(made, 0.0)
+    for now_ms, here in ((1000.0, 0), (5000.0, 1), (6100.0, 0), (11000.0, 0)):
+        report(made, now_ms, 0, here, 0)
+        assert requests(made) == 1
+    report(made, 11200.0, 0, 0, 0)
+    assert requests(made) == 0

@@ -176,6 +176,16 @@ def test_less_than_a_block_more_is_left_to_decode_whatever_its_rates_are() -> No
         assert (placement.prefill, placement.decode.instance_id) == (None, name)
 
 
+def test_the_first_token_does_not_wait_for_a_place_at_a_decode_worker() -> None:
+    made = master("prefill")
+    for name, running in (("d1", 3), ("d2", 4)):
+        load = Load(running=running, free_blocks=1000, total_blocks=1000, rates=RATES)
+        add(made, name, "decode", load=load, max_running=4)
+        hear(made, name, BlockStored(list(PROMPT)))
+    assert place(made, asking("a", avoid=["d2"])).prefill is None
+    assert prefill_of(place(made, asking("b", avoid=["d1"]))) == "p0"
+
+
 def test_a_decode_worker_that_never_prefilled_is_no_faster_than_prefill_is() -> None:
     made = master("prefill", "decode", "decode", prefill_ms_per_token=0.001)
     unmeasured = msgspec.structs.replace(RATES, prefill_ms_per_token=0.0)
