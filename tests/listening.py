@@ -63,15 +63,19 @@ class Client:
 
     async def answer(self) -> tuple[int, bytes]:
         """Status and body of the next answer that has a length."""
-        data = bytearray()
-        while b"\r\n\r\n" not in data:
-            data += await self._piece()
-        head, _, body = data.partition(b"\r\n\r\n")
+        head, _, body = (await self.until(b"\r\n\r\n")).partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         while len(body) < length:
             body += await self._piece()
         assert len(body) == length, "more than one answer"
-        return int(head.split()[1]), bytes(body)
+        return int(head.split()[1]), body
+
+    async def until(self, mark: bytes) -> bytes:
+        """All that has come when `mark` has."""
+        data = b""
+        while mark not in data:
+            data += await self._piece()
+        return data
 
     async def _piece(self) -> bytes:
         piece = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, RequestError, TriptychError
+from services.http.joined import JoinedWrites
 
 ABORT = "triptych.abort"
 MAX_HEAD = 1 << 16
@@ -111,6 +112,8 @@ class Listener(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._cold_head = False
         super().on_headers_complete()
+        if self.cycle is not None and not isinstance(self.cycle.transport, JoinedWrites):
+            self.cycle.transport = JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
