@@ -49,14 +49,15 @@ class Policy(abc.ABC):
         ones that do both: by lot, so that each worker gets as much work."""
         return self.rng.random() * (parted + combined) < parted
 
-    def least(self, scores: Floats, view: View, slack: float = 0.0) -> int:
-        """A row within `slack` of the least score, which is infinite where there is a penalty: by
-        session if there is one, else by lot.
+    def least(self, scores: Floats, view: View, slack: float = 0.0, ratio: float = 0.0) -> int:
+        """A row within `slack`, or `ratio` of it, of the least score, which is infinite where there
+        is a penalty: by session if there is one, else by lot.
 
         Several masters, or one with stale reports, would otherwise all send to the same worker.
         """
         lowest = least(scores)
         priced = math.isfinite(lowest)
+        slack = max(slack, ratio * lowest) if ratio else slack
         near = (scores <= lowest + slack if priced else view.penalty == 0.0).nonzero()[0]
         if len(near) == 1:
             return int(near[0])

@@ -9,7 +9,7 @@ import numpy as np
 from services.master.choice import Choice
 from services.master.policies.base import Policy
 from services.master.pool import Floats
-from services.master.view import COMBINED, DECODE, View, least
+from services.master.view import COMBINED, DECODE, View
 
 
 class CostPolicy(Policy):
@@ -45,11 +45,7 @@ class CostPolicy(Policy):
         return weight * np.count_nonzero(able) / float(pool.share.dot(able))
 
     def pick(self, view: View) -> int:
-        scores = self.scores(view) + view.penalty
-        return self.least(scores, view, self._slack(scores, view))
-
-    def _slack(self, scores: Floats, view: View) -> float:
         """A share of a wait means nothing to anyone; a share of a whole answer may hide a queue."""
-        if view.stage in (DECODE, COMBINED):
-            return self.config.tie_ms
-        return max(self.config.tie_ms, self.config.tie_ratio * least(scores))
+        whole = view.stage in (DECODE, COMBINED)
+        ratio = 0.0 if whole else self.config.tie_ratio
+        return self.least(self.scores(view) + view.penalty, view, self.config.tie_ms, ratio)
