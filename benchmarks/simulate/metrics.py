@@ -41,7 +41,8 @@ class Outcome:
     """Times in ms, over the requests after the warm-up; rates and shares from 0 to 1.
 
     `attained`: share of requests within both objectives; `goodput`: those, per second.
-    `imbalance`, by stage: p99 over (worker, window) of queued and running time, over its mean.
+    `imbalance`, by stage: p99 over (worker, window) of queued and running time, over its mean;
+    `unsteadiness`: the same if it were spread evenly over the workers at every moment.
     """
 
     attained: float
@@ -55,6 +56,7 @@ class Outcome:
     refused: int
     utilisation: dict[str, float]
     imbalance: dict[str, float]
+    unsteadiness: dict[str, float]
 
 
 def outcome(simulation: Simulation, records: Sequence[Record], aims: Objectives) -> Outcome:
@@ -75,6 +77,7 @@ def outcome(simulation: Simulation, records: Sequence[Record], aims: Objectives)
     }
     if items:
         stages["encode"] = list(simulation.encoders.values())
+    held = {name: windows(workers, "held", span) for name, workers in stages.items()}
     return Outcome(
         attained=float(good.mean()),
         goodput=float(good.sum()) / seconds,
@@ -84,7 +87,8 @@ def outcome(simulation: Simulation, records: Sequence[Record], aims: Objectives)
         ec_hits=1.0 - runs / items if items else 0.0,
         refused=sum(bool(r.refused) for r in counted),
         utilisation={n: float(windows(s, "worked", span).mean()) for n, s in stages.items()},
-        imbalance={n: _spread(windows(s, "held", span)) for n, s in stages.items()},
+        imbalance={name: _spread(found) for name, found in held.items()},
+        unsteadiness={name: _spread(found.mean(axis=0)) for name, found in held.items()},
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from benchmarks.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.stage import WINDOW_S
 from benchmarks.simulate.study import GOOD, Line, Result
 
 EVEN_BAR = 2.0
@@ -37,6 +38,13 @@ empty caches (that of the mean request if the request's own is less), time per o
 published defaults and tuned: the best of a small grid on seeds {tuning}, not among the former.
 Where there are pictures every policy also has the split of the same number of workers that suited
 it best there. Other columns are of one run at a common load, that which the best peer sustains.
+`cost` leaves the rest of a prompt to a decode worker that has most of it; "always apart" is without
+that.
+
+**Balance** is the p99, over workers and windows of {window:g} s, of the time that requests are
+queued and running, to its mean: of `cost`, at 80 % utilisation of the busiest stage. What it would
+be if the same were evenly spread over the workers at every moment is said beside it: no choice of
+workers comes below that.
 """
 
 
@@ -48,7 +56,7 @@ def markdown(
         _INTRODUCTION.format(
             heartbeat=profile.heartbeat_s, event=profile.event_s * 1e3,
             message=profile.message_s * 1e3, good=GOOD, ttft=TTFT_TIMES, tpot=TPOT_TIMES,
-            seeds=_span(seeds), tuning=_span(tuning),
+            seeds=_span(seeds), tuning=_span(tuning), window=WINDOW_S,
         )
     ]  # fmt: skip
     parts += [_section(result) for result in results]
@@ -74,8 +82,8 @@ def _section(result: Result) -> str:
         f"workers; common "
         f"load {result.pace:.3g} requests/s. Ours to the best peer: **{result.ratio:.3f}**.\n",
         "| policy | E + P | goodput, requests/s | in both objectives | TTFT p50 / p99, ms "
-        "| TPOT p50 / p99, ms | KV hits | EC hits | imbalance P / D / E |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| TPOT p50 / p99, ms | KV hits | EC hits |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*text, *(_line(line, result) for line in lines)])
 
@@ -85,14 +93,12 @@ def _line(line: Line, result: Result) -> str:
     shape = result.case.shapes[line.contender.split]
     if line.contender.tuned:
         name += f": {line.contender.chosen()}"
-    spread = f" / {run.imbalance['encode']:.2f}" if "encode" in run.imbalance else ""
     encoders = f"{run.ec_hits:.0%}" if "encode" in run.imbalance else ""
     return (
         f"| {name} | {shape.encode} + {shape.prefill} "
         f"| {line.goodput:.3g} ± {_error(line.sustained):.2g} | {run.attained:.1%} "
         f"| {run.ttft_p50:.0f} / {run.ttft_p99:.0f} | {run.tpot_p50:.1f} / {run.tpot_p99:.1f} "
-        f"| {run.kv_hits:.0%} | {encoders} "
-        f"| {run.imbalance['prefill']:.2f} / {run.imbalance['decode']:.2f}{spread} |"
+        f"| {run.kv_hits:.0%} | {encoders} |"
     )
 
 
@@ -113,7 +119,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
         busiest = max(stages, key=lambda name: stages[name])
         said = (
             f"p99 of queued + running time to its mean, {busiest} at {stages[busiest]:.0%}, "
-            f"{result.case.name}"
+            f"{result.case.name} (evenly spread: {result.even.unsteadiness[busiest]:.2f})"
         )
         found.append(at_most(said, result.even.imbalance[busiest], 1.0, EVEN_BAR))
     return found

@@ -23,7 +23,18 @@ SAMPLE = """\
 {"timestamp": 6000, "input_length": 513, "output_length": 9, "hash_ids": [4, 5]}
 """
 OUTCOME = Outcome(
-    0.95, 1.0, 1, 2, 3, 4, 0.5, 0.0, 0, {"prefill": 0.8}, {"prefill": 1.5, "decode": 1}
+    0.95,
+    1.0,
+    1,
+    2,
+    3,
+    4,
+    0.5,
+    0.0,
+    0,
+    {"prefill": 0.8},
+    {"prefill": 1.5, "decode": 1},
+    {"prefill": 1.2, "decode": 1},
 )
 
 
