@@ -18,7 +18,7 @@ from connectors.config import Transport as Name
 from connectors.factory import Connectors
 from connectors.kv.base import REGION
 from connectors.kv.pull import PullKV
-from connectors.node import Node
+from connectors.node import Node, Readable
 from connectors.transports.base import Range, Transport
 from protocol.refs import KVRef
 
@@ -38,9 +38,9 @@ class Ours:
             lease_s=_LEASE_S,
         )  # fmt: skip
         kv = KVConfig(transport=name, path=path, lease_s=_LEASE_S)
-        connectors = Connectors(ec, kv)
-        self.ec = connectors.make_ec("bench", produces=produces)
-        made = connectors.make_kv("bench", "cpu")
+        self._connectors = Connectors(ec, kv)
+        self.ec = self._connectors.make_ec("bench", produces=produces)
+        made = self._connectors.make_kv("bench", "cpu")
         assert isinstance(made, PullKV)
         self.kv = made
         pool = self.kv.allocate(nbytes // GRANULE, GRANULE // 4, torch.float32)
@@ -49,7 +49,7 @@ class Ours:
         self._names = 0
         self._peer = ""
         self._poller = zmq.Poller()
-        self._known: set[zmq.Socket[bytes]] = set()
+        self._known: set[Readable] = set()
 
     @property
     def transport(self) -> Transport:
@@ -57,11 +57,11 @@ class Ours:
 
     def turn(self, wait_ms: int = _WAIT_MS) -> None:
         """Once around an engine's loop: sleep until a peer speaks or the wait is over, poll."""
-        sockets = {*self.kv.sockets, *self.ec.sockets}
+        sockets = set(self._connectors.sockets)
         for new in sockets - self._known:
             self._poller.register(new, zmq.POLLIN)
         self._known = sockets
-        self._poller.poll(wait_ms)
+        self._poller.poll(wait_ms if self._connectors.arm() else 0)
         self.ec.poll()
         self.kv.poll()
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import zmq
 
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest
@@ -126,11 +125,6 @@ class ECConnector(ABC):
     def active(self) -> bool:
         """Whether `poll` must be called soon, as bytes may be moving."""
         return False
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when `poll` has something to do."""
-        return []
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from connectors.base import ECConnector
@@ -12,7 +14,7 @@ from connectors.ec.local import LocalEC
 from connectors.kv.base import KVConnector
 from connectors.kv.local import LocalKV
 from connectors.kv.pull import PullKV, PullOptions
-from connectors.node import Node, NodeOptions
+from connectors.node import Node, NodeOptions, Readable
 from connectors.transports.base import Transport
 from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
@@ -67,6 +69,24 @@ class Connectors:
             return LocalKV(device)
         options = PullOptions(config.lease_s, config.timeout_s)
         return PullKV(self._node(config), compatibility, device, options)
+
+    @property
+    def sockets(self) -> list[Readable]:
+        """Readable when a connector's `poll` has something to do after an `arm`."""
+        return [one for node in self._nodes.values() for one in node.sockets]
+
+    def arm(self) -> bool:
+        """To be called before waiting for `sockets`; False if there is something to do now."""
+        return all(node.transport.arm() for node in self._nodes.values())
+
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """While this is entered bytes move and peers are sent them without anybody's help; nobody
+        calls a connector."""
+        with contextlib.ExitStack() as stack:
+            for node in self._nodes.values():
+                stack.enter_context(node.transport.meanwhile())
+            yield
 
     def _node(self, config: ECConfig | KVConfig) -> Node:
         for (transport, host, _), known in self._nodes.items():

@@ -13,6 +13,9 @@ from connectors.peers import Greeter, Identity, Peers
 from connectors.side_channel import Address, SideClient, SideServer
 from connectors.transports.base import Transport
 
+Readable = zmq.Socket[bytes] | int
+"""A socket or a file descriptor."""
+
 
 @dataclass(frozen=True)
 class NodeOptions:
@@ -72,9 +75,9 @@ class Node:
         return self.server.refused + self.client.refused + self.transport.refused
 
     @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when `poll` has something to do."""
-        return [self.server.socket, *self.client.sockets]
+    def sockets(self) -> list[Readable]:
+        """Readable when `poll` has something to do after an `arm`."""
+        return [self.server.socket, *self.client.sockets, *self.transport.descriptors]
 
     def close(self) -> None:
         """End every connection and release the transport; idempotent."""

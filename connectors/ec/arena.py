@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import zmq
 
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
 from connectors.ec.directory import Listing, producers
@@ -142,10 +141,6 @@ class ArenaEC(ECConnector):
     @property
     def active(self) -> bool:
         return self._reader.active or (self._store is not None and self._store.active)
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return self._node.sockets
 
     def stats(self) -> TransferStats:
         refused = self._node.refused

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import zmq
 
 from connectors.meter import Meter, TransferStats
 from protocol.refs import KVRef
@@ -113,11 +112,6 @@ class KVConnector(ABC):
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
         """Ask for the first `num_blocks` blocks of a request's table. The offer's lease is renewed
         until the load has ended. `TransferError` if this engine is fetching that offer already."""
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when `poll` has something to do."""
-        return []
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from connectors.kv.base import REGION, KVArrival, KVLoad
 from connectors.messages import KVEnd, KVGone, KVReady, KVWant
 from connectors.side_channel import Address
@@ -232,15 +234,10 @@ class Fetch(KVLoad):
 
 def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
     """Byte ranges of blocks, runs that are contiguous on both sides as one."""
-    ranges: list[Range] = []
-    for source, target in zip(sources, targets, strict=True):
-        last = ranges[-1] if ranges else None
-        if (
-            last is not None
-            and last.remote + last.size == source * size
-            and last.local + last.size == target * size
-        ):
-            ranges[-1] = Range(last.remote, last.local, last.size + size)
-        else:
-            ranges.append(Range(source * size, target * size, size))
-    return ranges
+    there, here = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+    starts = np.ones(len(there), np.bool_)
+    starts[1:] = (np.diff(there) != 1) | (np.diff(here) != 1)
+    first = np.flatnonzero(starts)
+    sizes = np.diff(first, append=len(there)) * size
+    rows = (there[first] * size).tolist(), (here[first] * size).tolist(), sizes.tolist()
+    return list(map(Range, *rows))

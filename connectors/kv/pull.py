@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import zmq
 
 from connectors.kv.base import REGION, KVConnector, KVLoad
 from connectors.kv.consumer import KVConsumer
@@ -188,10 +187,6 @@ class PullKV(KVConnector):
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
         return self.consumer.fetch(ref, num_blocks)
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return self._node.sockets
 
     def poll(self) -> list[str]:
         self._node.poll()

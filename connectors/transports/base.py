@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +105,19 @@ class Transport(ABC):
 
     def poll(self) -> None:  # noqa: B027 — most transports need no help to make progress
         """Serve peers and advance transfers; called at least once per engine step."""
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """While this is entered the transport polls itself, and nobody else calls it."""
+        return nullcontext()
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """File descriptors, readable when `poll` has something to do after an `arm`."""
+        return ()
+
+    def arm(self) -> bool:
+        """To be called before waiting for `descriptors`; False if there is something to do now."""
+        return True
 
     @abstractmethod
     def close(self) -> None:

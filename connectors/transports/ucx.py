@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
+from connectors.transports.pump import Pump
 from connectors.transports.ucx_owner import Owner, Region
 from connectors.transports.ucx_reader import Reader
 from connectors.transports.ucx_wire import (
@@ -34,19 +36,19 @@ class UcxTransport(Transport):
     """`host` is the address to listen on, at a free port. A read that is not complete after
     `read_timeout_s` fails; if its peer hangs in the middle of a message, it is settled once the
     peer goes on, dies or is disconnected. UCX registers memory when it first uses it and keeps it
-    registered. Without `progress_thread` bytes move only in `poll`."""
+    registered."""
 
     name = "ucx"
 
-    def __init__(
-        self, host: str = "127.0.0.1", *, read_timeout_s: float = 20.0, progress_thread: bool = True
-    ) -> None:
-        self._running: UcxWorker | None = UcxWorker(host, progress_thread)
+    def __init__(self, host: str = "127.0.0.1", *, read_timeout_s: float = 20.0) -> None:
+        self._running: UcxWorker | None = UcxWorker(host)
         self._regions: dict[str, Region] = {}
         self._peers: dict[tuple[str, str], tuple[bytes, Description]] = {}
         self._owner = Owner(self._running, self._regions, read_timeout_s)
         self._reader = Reader(self._running, read_timeout_s)
-        # UCX's thread must not outlive the interpreter.
+        self._device = torch.cuda.current_device() if self._running.cuda else None
+        self._pump = Pump(self._poll_aside, self._running.rest)
+        # UCX must not be let go of by the interpreter's own end.
         atexit.register(self.close)
 
     @property
@@ -130,6 +132,23 @@ class UcxTransport(Transport):
         self._owner.pump(now)
         self._reader.tidy(now)
 
+    def _poll_aside(self) -> None:
+        """In a thread of its own, which has a current GPU of its own."""
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        self.poll()
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """Without a connection there is nobody who would wait for anything."""
+        return self._pump.running() if self._worker.linked else nullcontext()
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        return () if self._running is None else (self._running.descriptor,)
+
+    def arm(self) -> bool:
+        return self._worker.arm()
+
     def _accept(self, message: Message, now: float) -> None:
         kind, transfer, index = untag(message.tag)
         if kind == DATA:
@@ -146,6 +165,7 @@ class UcxTransport(Transport):
         if self._running is None:
             return
         atexit.unregister(self.close)
+        self._pump.close()
         self._reader.fail(lambda _: True, "the transport was closed")
         self._running.close()
         self._running = None

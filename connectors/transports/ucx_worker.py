@@ -11,6 +11,7 @@ import fcntl
 import importlib
 import logging
 import os
+import select
 import socket
 import struct
 import time
@@ -40,7 +41,7 @@ _SETTINGS = (
     ("RNDV_THRESH", "128K"),
 )
 _BUDGET = 1024  # messages taken in one poll
-_EPOLL_MS = 10
+_REST_MS = 5
 _CLOSE_S = 1.0
 _SIOCGIFADDR = 0x8915
 
@@ -76,16 +77,17 @@ class _Operation(NamedTuple):
 
 
 class UcxWorker:
-    """`host` is the address to listen on. With a progress thread UCX moves bytes while nobody
-    polls; without one only `poll` does, at the lowest latency if it is called without pause."""
+    """`host` is the address to listen on. Bytes move only in `progress`: a thread of UCX's own
+    would wake for each packet, also on the core where somebody else has just taken it."""
 
-    def __init__(self, host: str, progress_thread: bool) -> None:
+    def __init__(self, host: str) -> None:
         chosen = settings(host)
         self._api, self._array = load()
         features = (self._api.Feature.TAG, self._api.Feature.WAKEUP)
         try:
             self._context = self._api.UCXContext(chosen, features)
             self._worker = self._api.UCXWorker(self._context)
+            self._worker.init_blocking_progress_mode()
         except self._api.UCXError as error:
             raise ConfigError(f"ucx: {error} with {chosen}") from None
         self.address: bytes = self._worker.address.tobytes()
@@ -95,15 +97,22 @@ class UcxWorker:
         self._links: dict[bytes, Link] = {}
         self._epochs = Epochs()
         self._operations: list[_Operation] = []
-        self._threaded = progress_thread
-        if progress_thread:
-            self._start_thread()
+        self._poll = select.poll()
+        self._poll.register(self.descriptor, select.POLLIN)
 
-    def _start_thread(self) -> None:
-        if self.cuda:
-            device = (torch.cuda.current_device(),)
-            self._worker.set_progress_thread_start_callback(torch.cuda.set_device, device)
-        self._worker.start_progress_thread(polling_mode=False, epoll_timeout=_EPOLL_MS)
+    @property
+    def descriptor(self) -> int:
+        """Readable when `progress` has something to do after an `arm`."""
+        return int(self._worker.epoll_file_descriptor)
+
+    def arm(self) -> bool:
+        """False if there is something to do at once."""
+        return bool(self._worker.arm())
+
+    def rest(self) -> None:
+        """Sleep until there is something to do, but not for long."""
+        if self.arm():
+            self._poll.poll(_REST_MS)
 
     def link(self, address: bytes, epoch: int = 0) -> Link:
         """The connection to a worker, made if there is none, it is broken or the peer says that its
@@ -182,6 +191,11 @@ class UcxWorker:
         return None
 
     @property
+    def linked(self) -> bool:
+        """Whether there are connections."""
+        return bool(self._links)
+
+    @property
     def busy(self) -> int:
         """Sends and receives under way."""
         return len(self._operations)
@@ -195,8 +209,6 @@ class UcxWorker:
             self._worker.progress()
         if self._operations:
             logger.warning("ucx: %d operations did not end", len(self._operations))
-        if self._threaded:
-            self._worker.stop_progress_thread()
         self._operations.clear()
         self._worker = self._context = None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
@@ -34,13 +35,16 @@ class GenerateCore:
         runner: Runner,
         transfers: Transfers,
         meter: RateMeter,
+        meanwhile: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """`meanwhile` is entered while the model computes."""
         self._config = config
         self._meter = meter
         self._model = model
         self.scheduler = scheduler
         self.transfers = transfers
         self._runner = runner
+        self._meanwhile = meanwhile
         self._arrivals = itertools.count()
         self._requests: dict[str, dict[int, Request]] = {}
         self._progressed = False
@@ -174,7 +178,8 @@ class GenerateCore:
         self.scheduler.preempted.clear()
 
     def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
-        sampled = self._runner.run(chunks)
+        with self._meanwhile():
+            sampled = self._runner.run(chunks)
         for chunk in chunks:
             self.scheduler.computed(chunk)
             if chunk.request.hands_over:

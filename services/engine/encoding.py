@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from connectors.base import ECConnector, Entry
@@ -51,9 +52,12 @@ class EncodeQueue:
         max_patches: int,
         wake: Callable[[], None],
         meter: RateMeter,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`wake` is called, from another thread, whenever a picture becomes ready to run."""
+        """`wake` is called, from another thread, whenever a picture becomes ready to run;
+        `meanwhile` is entered while the model computes."""
         self._vision = vision
+        self._meanwhile = meanwhile
         self._store = store
         store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self.bound = RunBound(max_patches)
@@ -163,7 +167,8 @@ class EncodeQueue:
         self.runs += 1
         outputs: list[EncodeOutput] = []
         begun = time.perf_counter()
-        results = self._vision.encode(batch)
+        with self._meanwhile():
+            results = self._vision.encode(batch)
         tokens = sum(prepared.item.length for prepared in batch)
         seconds = time.perf_counter() - begun
         self._meter.encoded(tokens, seconds)

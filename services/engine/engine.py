@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import torch
-import zmq
 from blake3 import blake3
 
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
+from connectors.node import Readable
 from protocol.errors import ConfigError
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
@@ -115,6 +115,7 @@ class Engine:
             runner,
             transfers,
             self.meter,
+            self._connectors.meanwhile,
         )
 
     def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
@@ -126,7 +127,8 @@ class Engine:
             config.max_media_pixels,
         )
         self.parameter_bytes["vision"] = parameter_bytes(vision.module)
-        return EncodeQueue(vision, self.ec, config.max_encoder_patches, wake, self.meter)
+        patches, meanwhile = config.max_encoder_patches, self._connectors.meanwhile
+        return EncodeQueue(vision, self.ec, patches, wake, self.meter, meanwhile)
 
     def ready(self) -> Ready:
         blocks = self.generate.scheduler.blocks if self.generate is not None else None
@@ -163,10 +165,12 @@ class Engine:
     @property
     def wait_s(self) -> float:
         """How long the loop may sleep: not at all with work at hand, briefly while bytes may be
-        moving, else until a command or a peer's message comes."""
+        moving, else until a command or a peer's message comes. To be asked just before."""
         if self.encode is not None and self.encode.runnable:
             return 0.0
         if self.generate is not None and self.generate.progressed:
+            return 0.0
+        if not self._connectors.arm():
             return 0.0
         waiting = self.generate is not None and (
             len(self.generate) or self.generate.transfers.active
@@ -176,9 +180,9 @@ class Engine:
         return 1.0
 
     @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Readable when a peer has said something."""
-        return [*self.ec.sockets, *(self.kv.sockets if self.kv is not None else ())]
+    def sockets(self) -> list[Readable]:
+        """Readable when a peer has said or sent something."""
+        return self._connectors.sockets
 
     def gauges(self) -> dict[str, float]:
         return gauges_of(self)

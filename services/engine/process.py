@@ -18,6 +18,7 @@ import msgspec
 import torch
 import zmq
 
+from connectors.node import Readable
 from protocol.errors import TriptychError, error_info
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
@@ -48,7 +49,7 @@ class EngineProcess:
         self._poller = zmq.Poller()
         self._poller.register(self._commands, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
-        self._peers: set[zmq.Socket[bytes]] = set()
+        self._peers: set[Readable] = set()
         # The worker never closes it: its end is the worker's.
         self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
         self._sending = zmq.Poller()

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-import torch
 
-from connectors.transports.base import Range
 from connectors.transports.ucx import UcxTransport
 from connectors.transports.ucx_epochs import Epochs
 from connectors.transports.ucx_wire import (
@@ -74,7 +72,7 @@ def test_bad_requests_are_refused(
     local: Local, peer: PeerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     local.bytes[:] = pattern(1, SIZE)
-    stranger = UcxWorker("127.0.0.1", progress_thread=False)
+    stranger = UcxWorker("127.0.0.1")
     link = stranger.link(local.address)
     requests = list(bad_requests(stranger.address))
     for data in requests:
@@ -123,7 +121,12 @@ def test_late_data_does_not_land(local: Local, size: int) -> None:
     given_up = local.read("peer", (0, 0, size))
     worker = local.transport._running
     assert worker is not None
-    until(lambda: worker._worker.tag_probe(*worker._any).matched)
+
+    def announced() -> bool:
+        worker.progress()
+        return bool(worker._worker.tag_probe(*worker._any).matched)
+
+    until(announced)
     given_up.cancel()
     fresh = local.read("peer", (SIZE - 8, SIZE - 8, 8))
     until(fresh.poll, local.transport)
@@ -163,16 +166,6 @@ def test_both_directions_at_once(local: Local, peer: PeerProcess) -> None:
         assert peer.receive() > 1
     assert peer.wrong("kv", (1, [[0, 0, SIZE]])) == 0
     assert (local.bytes[half + BLOCK :] == pattern(1, SIZE)[half + BLOCK :]).all()
-
-
-@UCX
-def test_without_a_thread(local: Local, peer: PeerProcess) -> None:
-    alone = UcxTransport(progress_thread=False)
-    memory = alone.allocate("kv", SIZE, "cpu")
-    alone.connect("peer", "kv", peer.describe("kv"))
-    until(alone.read("peer", "kv", [Range(0, 0, SIZE)]).poll, alone)
-    assert torch.equal(memory, torch.from_numpy(pattern(1, SIZE)))
-    alone.close()
 
 
 def test_peers_that_never_come_back_are_not_remembered_for_ever() -> None:
