@@ -30,6 +30,7 @@ openai_api   chat, completions and models, with vLLM's EPD handshake
 chat         OpenAI requests as tokens
 speaking     tokens as OpenAI answers
 status_api   health, load, caches, faults
+rtp_api      /worker_status and /cache_status, RTP-LLM's
 publisher    cache events over ZMQ
 registration told to the master, again and again
 server       a socket and its routes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from protocol.errors import from_info
@@ -15,23 +17,29 @@ from services.mock.offers import OfferBody
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 
+Observe = Callable[[list[RequestOutput]], None]
 _STEPS_AT_ONCE = 64
 _TICK_S = 0.001  # the resolution of the loop's timers
 
 
 class _Sink:
-    """Outputs of one request. With `whole` its reader is woken only when all choices have ended."""
+    """Outputs of one request; `observe` sees those of each step. With `whole` its reader is woken
+    only when all choices have ended."""
 
-    def __init__(self, choices: int, *, whole: bool) -> None:
+    def __init__(self, choices: int, observe: Observe, *, whole: bool) -> None:
         self.left = choices
+        self.observe = observe
         self.outputs: list[RequestOutput] = []
         self.waiter: asyncio.Future[None] | None = None
         self._whole = whole
 
-    def put(self, output: RequestOutput) -> None:
-        self.outputs.append(output)
-        failed = output.error is not None
-        self.left = 0 if failed else self.left - (output.finish_reason is not None)
+    def put(self, outputs: list[RequestOutput]) -> None:
+        self.outputs += outputs
+        self.left -= sum(output.finish_reason is not None for output in outputs)
+        if outputs[-1].error is not None:
+            self.left = 0
+        else:
+            self.observe(outputs)
         if (
             self.waiter is not None
             and not self.waiter.done()
@@ -66,14 +74,19 @@ class Driver:
         self._loop = asyncio.get_running_loop()
 
     async def generate(
-        self, request: GenerateRequest, local: Collection[str] = (), *, whole: bool = False
+        self,
+        request: GenerateRequest,
+        local: Collection[str],
+        observe: Observe,
+        *,
+        whole: bool = False,
     ) -> AsyncGenerator[list[RequestOutput], None]:
-        """Run a request; yields what it gains, all at once if `whole`.
+        """Run a request; yields what it gains, all at once if `whole`. `observe` sees every step.
 
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised.
         """
-        sink = _Sink(len(request.emitted) or request.sampling.n, whole=whole)
+        sink = _Sink(len(request.emitted) or request.sampling.n, observe, whole=whole)
         self.engine.add(request, time.monotonic(), local)
         self._sinks[request.request_id] = sink
         self.wake()
@@ -165,10 +178,10 @@ class Driver:
         self.wake()
 
     def _dispatch(self, step: Step) -> None:
-        for output in step.outputs:
-            sink = self._sinks.get(output.request_id)
+        for request_id, outputs in groupby(step.outputs, attrgetter("request_id")):
+            sink = self._sinks.get(request_id)
             if sink is not None:
-                sink.put(output)
+                sink.put(list(outputs))
         for item in step.encoded:
             _release(self._stored.get(item.mm_hash))
             queue = self._encoding.get(item.request_id)

@@ -15,6 +15,7 @@ from protocol.draining import held_only
 from protocol.errors import ModelNotFound, RequestAborted, TriptychError, Unavailable
 from protocol.registry import InstanceInfo
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.membership.tasks import TaskLog
 from services.mock.config import MockConfig
 from services.mock.driver import Driver
 from services.mock.engine import Engine
@@ -43,6 +44,7 @@ class Instance:
     publisher: Publisher | None = None
     draining: bool = False
     in_flight: int = 0
+    tasks: TaskLog = field(default_factory=TaskLog)
     finished: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.time)
@@ -102,8 +104,11 @@ class Instance:
         self, request: GenerateRequest, local: Collection[str] = (), *, whole: bool = False
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request here; see `Driver.generate`."""
-        with self.admitted():
-            steps = self.driver.generate(request, local, whole=whole)
+        with (
+            self.admitted(),
+            self.tasks.task(request.request_id, len(request.token_ids)) as task,
+        ):
+            steps = self.driver.generate(request, local, task.observe, whole=whole)
             async with contextlib.aclosing(steps):
                 async for outputs in steps:
                     self.finished.update(o.finish_reason for o in outputs if o.finish_reason)
@@ -114,7 +119,9 @@ class Instance:
         with self._open():
             if self.draining:
                 return await held_only(request, self.driver.encode)
-            return await self.driver.encode(request)
+            tokens = sum(item.length for item in request.items)
+            with self.tasks.task(request.request_id, tokens):
+                return await self.driver.encode(request)
 
     def observe(self, error: TriptychError) -> None:
         """Count an error that is about to be answered."""

@@ -24,13 +24,15 @@ class Holding:
 
 
 class KVBlocks:
-    """`removed` collects the keys that eviction has taken, until the caller clears it."""
+    """`removed` collects the keys that eviction has taken, until the caller clears it. `version`
+    counts what has become known and what was forgotten."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.removed: list[bytes] = []
+        self.version = 0
         self._owners: dict[bytes, int] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         self._forgotten: set[bytes] = set()
@@ -88,6 +90,7 @@ class KVBlocks:
         spare = self.num_blocks - self.num_known - self._unnamed
         for _ in range(-spare):
             self.removed.append(self._idle.popitem(last=False)[0])
+            self.version += 1
         return True
 
     def name(self, holding: Holding, key: bytes) -> bool:
@@ -98,13 +101,16 @@ class KVBlocks:
         if not self.prefix_caching or key in self._idle:
             return False
         if key in self._owners:
-            known = key not in self._forgotten
+            if key not in self._forgotten:
+                return False
             self._forgotten.discard(key)
-            return not known
+            self.version += 1
+            return True
         holding.unnamed -= 1
         holding.keys.append(key)
         self._unnamed -= 1
         self._owners[key] = 1
+        self.version += 1
         return True
 
     def release(self, holding: Holding) -> None:
@@ -129,6 +135,7 @@ class KVBlocks:
 
     def reset(self) -> None:
         """Forget every prefix; owned blocks stay owned."""
+        self.version += sum(1 for _ in self.known())
         self._idle.clear()
         self._forgotten.update(self._owners)
 

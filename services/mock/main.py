@@ -16,9 +16,10 @@ import zmq.asyncio
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
 from services.http.server import bind
-from services.mock import openai_api, status_api, tokens_api
+from services.mock import openai_api, rtp_api, status_api, tokens_api
 from services.mock.config import MockConfig
 from services.mock.instance import Instance
 from services.mock.peers import (
@@ -133,6 +134,9 @@ def routes(config: MockConfig) -> Routes:
         ("GET", EMBEDDINGS_PATH): tokens_api.embedding,
         ("POST", CHAT_PATH): openai_api.chat,
     }
+    for method in ("GET", "POST"):
+        table |= {(method, path): rtp_api.cache for path in CACHE_PATHS}
+        table |= {(method, path): rtp_api.work for path in WORK_PATHS}
     if config.role != "encode":
         table["POST", COMPLETIONS_PATH] = openai_api.completions
     if config.dialect == "openai":

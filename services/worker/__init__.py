@@ -7,7 +7,6 @@ generate       /inference/v1/generate: token-in token-out
 encode         /inference/v1/encode: pictures in, handles out
 chat           /v1/chat/completions and /v1/completions, with vLLM's EPD handshake
 metrics        what /metrics shows
-tasks          requests as RTP-LLM's master wants to hear of them
 rtp_status     /worker_status and /cache_status, RTP-LLM's
 member         what masters are told: registration, load
 worker         a role, and a worker of it: its engine and the requests it has taken

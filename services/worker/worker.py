@@ -15,10 +15,10 @@ from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from services.engine.config import Part
 from services.frontend.render import Frontend
+from services.membership.tasks import TaskLog
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.metrics import WorkerMetrics
-from services.worker.tasks import TaskLog
 
 _RETRY_AFTER_S = 1.0
 

@@ -75,6 +75,7 @@ def test_books_agree_after_anything(operations: list[tuple[int, int]]) -> None:
     blocks = KVBlocks(10, 16)
     owners: list[Holding] = []
     for kind, number in operations:
+        known, version = set(blocks.known()), blocks.version
         prefix = [key(n) for n in range(number)]
         matched = prefix[: blocks.match(prefix)]
         if kind == 0 and blocks.can_take(matched, number - len(matched)):
@@ -92,6 +93,8 @@ def test_books_agree_after_anything(operations: list[tuple[int, int]]) -> None:
             blocks.reset()
         assert blocks.check_integrity(owners) == []
         assert 0 <= blocks.num_free == blocks.num_blocks - _distinct(owners)
+        changes, grown = len(known ^ set(blocks.known())), blocks.version - version
+        assert changes <= grown if kind == 0 else changes == grown, "evicted and known again"
     for owned in owners:
         blocks.release(owned)
     assert blocks.num_free == 10 and blocks.usage == 0.0

@@ -3,9 +3,9 @@
 import pytest
 
 from protocol.errors import InvalidRequest, Unavailable
+from protocol.rtp_status import StatusQuery, parse_query
 from protocol.types import RequestOutput
-from services.worker.rtp_status import StatusQuery, parse_query
-from services.worker.tasks import TaskLog
+from services.membership.tasks import TaskLog
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,24 @@ def test_cursors_are_read_in_both_spellings(
     assert parse_query(body, params) == wanted
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"latest_cache_version": "new"}', b"\xff"])
-def test_bad_cursors_are_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b'{"deep":' + b"[" * 100_000, None),
+        (b'{"latest_cache_version": "new"}', "latest_cache_version"),
+        (b'{"lastest_cache_version": 1.5}', "latest_cache_version"),
+        (b'{"latest_finished_version": -2}', "latest_finished_version"),
+        (b'{"latest_cache_version": %d}' % (1 << 63), "latest_cache_version"),
+        (b'{"latest_cache_version": %d}' % 10**30, "latest_cache_version"),
+    ],
+)
+def test_bad_cursors_are_refused_by_name(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
         parse_query(body, {})
+    assert refused.value.param == param
 
 
 def test_tasks_are_told_while_they_run_and_once_when_they_have_ended() -> None:
@@ -50,3 +64,10 @@ def test_tasks_are_told_while_they_run_and_once_when_they_have_ended() -> None:
     assert [(t.request_id, t.error_info) for t in log.ended(-1)] == [("a", ""), ("b", "no room")]
     assert [t.request_id for t in log.ended(1)] == ["b"] and log.ended(2) == []
     assert log.ended(0)[0].end_time_ms > 0
+
+
+def test_a_caller_that_knew_an_earlier_life_is_told_everything() -> None:
+    log = TaskLog()
+    with log.task("r", 1):
+        pass
+    assert [len(log.ended(since)) for since in (0, 1, 2)] == [1, 0, 1]

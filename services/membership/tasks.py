@@ -8,30 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
 from protocol.errors import TriptychError
+from protocol.rtp_status import TaskInfo
 from protocol.types import RequestOutput
 
 _REMEMBERED = 10_000
-
-
-class TaskInfo(msgspec.Struct):
-    """Names are RTP-LLM's. `waiting_time_ms`: to the first output; `iterate_count`: steps that had
-    one; `end_time_ms` of the wall clock, -1 while it runs; `prefix_length`: tokens reused."""
-
-    request_id: str
-    input_length: int
-    prefix_length: int = 0
-    waiting_time_ms: int = 0
-    iterate_count: int = 0
-    end_time_ms: int = -1
-    dp_rank: int = 0
-    phase: Literal["PENDING", "RECEIVED", "KV_ALLOCATED", "RUNNING"] = "RECEIVED"
-    execution_time_ms: int = 0
-    error_info: str = ""
 
 
 @dataclass
@@ -102,5 +86,7 @@ class TaskLog:
         return [task.told() for task in self._running.values()]
 
     def ended(self, since: int) -> list[TaskInfo]:
-        """Those that ended after there were `since`, oldest first."""
+        """Those that ended after there were `since`, oldest first; all if there never were so many
+        here, as it was another life of the worker that the caller knew."""
+        since = since if since <= self.version else -1
         return [info for version, info in self._ended if version > since]
