@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from protocol.errors import from_info
+from protocol.errors import RequestAborted, error_info, from_info
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.mock.engine import Engine, Step
 from services.mock.loads import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
@@ -26,7 +26,7 @@ class _Sink:
     """Outputs of one request; `observe` sees those of each step. With `whole` its reader is woken
     only when all choices have ended."""
 
-    def __init__(self, choices: int, observe: Observe, *, whole: bool) -> None:
+    def __init__(self, choices: set[int], observe: Observe, *, whole: bool) -> None:
         self.left = choices
         self.observe = observe
         self.outputs: list[RequestOutput] = []
@@ -35,9 +35,9 @@ class _Sink:
 
     def put(self, outputs: list[RequestOutput]) -> None:
         self.outputs += outputs
-        self.left -= sum(output.finish_reason is not None for output in outputs)
+        self.left -= {output.index for output in outputs if output.finish_reason is not None}
         if outputs[-1].error is not None:
-            self.left = 0
+            self.left.clear()
         else:
             self.observe(outputs)
         if (
@@ -86,7 +86,8 @@ class Driver:
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised.
         """
-        sink = _Sink(len(request.emitted) or request.sampling.n, observe, whole=whole)
+        choices = set(request.emitted) or set(range(request.sampling.n))
+        sink = _Sink(choices, observe, whole=whole)
         self.engine.add(request, time.monotonic(), local)
         self._sinks[request.request_id] = sink
         self.wake()
@@ -110,6 +111,8 @@ class Driver:
         try:
             while wanted - outputs.keys():
                 output = await queue.get()
+                if not output.mm_hash and output.error is not None:
+                    raise from_info(output.error)
                 outputs[output.mm_hash] = output
         finally:
             del self._encoding[request.request_id]
@@ -118,8 +121,15 @@ class Driver:
         return [outputs[item.mm_hash] for item in request.items]
 
     def abort(self, request_ids: Collection[str], index: int | None = None) -> None:
-        """Stop requests, or one choice of each; their iterators yield nothing more."""
+        """Stop requests, whose choices end with the reason "abort", or one choice of each, of which
+        nothing more is said."""
         self.engine.abort(request_ids, index)
+        for name in request_ids if index is None else ():
+            if (sink := self._sinks.get(name)) is not None and sink.left:
+                sink.put([RequestOutput(name, i, finish_reason="abort") for i in sorted(sink.left)])
+            if (queue := self._encoding.get(name)) is not None:
+                aborted = error_info(RequestAborted("the request was aborted"))
+                queue.put_nowait(EncodeOutput(name, "", error=aborted))
         self.wake()
 
     async def offer(self, request_id: str, wait_s: float) -> OfferBody | str | None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from protocol.errors import TriptychError, Unavailable, UpstreamError, error_info, from_info
+from protocol.errors import (
+    RequestAborted,
+    TriptychError,
+    Unavailable,
+    UpstreamError,
+    error_info,
+    from_info,
+)
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
@@ -26,6 +34,32 @@ logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _QUERY_S = 10.0
 _MAX_COMMANDS = 100_000
+
+
+@dataclass
+class _Generating:
+    """A request whose outputs are waited for; `left` are the choices that have not ended."""
+
+    left: set[int]
+    queue: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
+
+    async def take(self) -> list[RequestOutput]:
+        """What has arrived since the last time, at least one; an error is raised."""
+        gained: list[RequestOutput] = []
+        while not gained or not self.queue.empty():
+            output = await self.queue.get()
+            if output.error is not None:
+                raise from_info(output.error)
+            if output.index in self.left:  # not of one that was aborted
+                gained.append(output)
+            if output.finish_reason is not None:
+                self.left.discard(output.index)
+        return gained
+
+    def abort(self, request_id: str) -> None:
+        """Nothing more comes from the engine."""
+        for index in sorted(self.left):
+            self.queue.put_nowait(RequestOutput(request_id, index, finish_reason="abort"))
 
 
 class EngineClient:
@@ -38,7 +72,7 @@ class EngineClient:
         self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
         self._events: Any = context.socket(zmq.PULL)
-        self._generating: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._generating: dict[str, _Generating] = {}
         self._encoding: dict[str, asyncio.Queue[EncodeOutput]] = {}
         self._queries: dict[int, asyncio.Future[messages.Statistics]] = {}
         self._query_ids = itertools.count()
@@ -99,9 +133,9 @@ class EngineClient:
 
     def _dispatch(self, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
         for output in outputs:
-            queue = self._generating.get(output.request_id)
-            if queue is not None:
-                queue.put_nowait(output)
+            here = self._generating.get(output.request_id)
+            if here is not None:
+                here.queue.put_nowait(output)
         for item in encoded:
             waiting = self._encoding.get(item.request_id)
             if waiting is not None:
@@ -117,8 +151,8 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(error)
         info = error_info(error)
-        for request_id, queue in self._generating.items():
-            queue.put_nowait(RequestOutput(request_id, finish_reason="error", error=info))
+        for request_id, here in self._generating.items():
+            here.queue.put_nowait(RequestOutput(request_id, finish_reason="error", error=info))
         for request_id, waiting in self._encoding.items():
             waiting.put_nowait(EncodeOutput(request_id, "", error=info))
         for future in self._queries.values():
@@ -140,23 +174,15 @@ class EngineClient:
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised.
         """
-        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        self._generating[request.request_id] = queue
-        running = len(request.emitted) or request.sampling.n
+        here = _Generating(set(request.emitted) or set(range(request.sampling.n)))
+        self._generating[request.request_id] = here
         try:
             self._send(messages.Generate(request))
-            while running:
-                outputs = [await queue.get()]
-                while not queue.empty():
-                    outputs.append(queue.get_nowait())
-                for output in outputs:
-                    if output.error is not None:
-                        raise from_info(output.error)
-                    running -= output.finish_reason is not None
-                yield outputs
+            while here.left:
+                yield await here.take()
         finally:
             del self._generating[request.request_id]
-            if running:
+            if here.left:
                 self.abort([request.request_id])
 
     async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
@@ -179,9 +205,17 @@ class EngineClient:
         return [outputs[item.mm_hash] for item in request.items]
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
-        """Stop requests, or one choice of them; their iterators yield nothing more."""
+        """Stop requests, whose choices end with the reason "abort", or one choice of each, of which
+        nothing more is said."""
+        names = list(request_ids)
         with contextlib.suppress(Unavailable):
-            self._send(messages.Abort(list(request_ids), index))
+            self._send(messages.Abort(names, index))
+        for name in names if index is None else ():
+            if (here := self._generating.get(name)) is not None:
+                here.abort(name)
+            if (waiting := self._encoding.get(name)) is not None:
+                aborted = error_info(RequestAborted("the request was aborted"))
+                waiting.put_nowait(EncodeOutput(name, "", error=aborted))
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         self._send(messages.ResetCaches(prefix, encoder))
