@@ -95,10 +95,8 @@ def memory_rows(name: str, made: Pair, size: Size) -> Iterator[Row]:
     )  # fmt: skip
     found = _measure(made, mixed, size.rounds, 2 * size.large, whole=False)
     label = f"{len(mixed.blocks)} scattered blocks of 64 KiB"
-    for what, key in (("read", "ours"), ("KV publish → fetch", "kv")):
-        yield bandwidth(
-            f"{beside}: {what} {label}", mixed.nbytes, found[key], found["raw"], SCATTERED_BAR
-        )
+    for what, key, bar in (("read", "ours", SCATTERED_BAR), ("KV publish → fetch", "kv", None)):
+        yield bandwidth(f"{beside}: {what} {label}", mixed.nbytes, found[key], found["raw"], bar)
     found = _measure(made, small, size.rounds, size.small, whole=True)
     found |= alternate({"get": lambda: made.get(GRANULE, size.small)[1]}, size.rounds)
     yield latency(f"{beside}: read 64 KiB", found["ours"], found["raw"], LATENCY_BAR)

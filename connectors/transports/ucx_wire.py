@@ -113,6 +113,8 @@ def _unseal(data: bytes, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
 def plan(ranges: Sequence[Range], bundles: bool) -> list[list[Range]]:
     """The messages of a transfer: runs that are contiguous on both sides as one range; large ranges
     each by itself, small ones bundled if both sides can copy them with the CPU."""
+    if len(ranges) == 1:
+        return [list(ranges)]
     messages: list[list[Range]] = []
     room = 0
     for r in _merged(ranges):

@@ -176,6 +176,8 @@ class UcxWorker:
 
     def complete(self) -> None:
         """Report every send and receive that has ended."""
+        if not self._operations:
+            return
         operations, self._operations = self._operations, []
         for operation in operations:
             if operation.request.completed:
