@@ -25,6 +25,7 @@ from protocol.types import (
 )
 
 GENERATE_PATH = "/inference/v1/generate"
+RENDER_PATH = "/v1/chat/completions/render"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
 MSGPACK = "application/msgpack"

@@ -87,9 +87,11 @@ class UpstreamClient:
         return await self._whole(await _patiently(call, patience, url), patience)
 
     async def post(
-        self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience
+        self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience | None = None
     ) -> bytes:
-        """The whole answer. Raises the worker's error, `UpstreamError` or `DeadlineExceeded`."""
+        """The whole answer, in time as `get`'s. Raises the worker's error, `UpstreamError` or
+        `DeadlineExceeded`."""
+        patience = patience or Patience.of(self._probe_timeout)
         call = self._session.post(url, data=body, headers=headers)
         return await self._whole(await _patiently(call, patience, url), patience)
 

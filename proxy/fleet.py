@@ -25,7 +25,8 @@ class Fleet:
     """Lists of workers by role; who keeps them true to the facts is `proxy.probing`, or a master.
 
     `watched`: a master says who is up, and only workers in doubt are probed. `changed` is called
-    whenever workers may have come, gone or changed. `_leaving` have departed, but may have calls.
+    whenever workers may have come, gone or changed. `resumers`: how many workers that decode could
+    go on with a stream that another has begun. `_leaving` have departed, but may have calls.
     """
 
     encode: list[Instance] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Fleet:
     forced: Dialect | None = None
     watched: bool = False
     changed: Callable[[], None] = lambda: None
+    resumers: int = 0
     _leaving: list[Instance] = field(default_factory=list)
 
     @staticmethod
@@ -82,11 +84,11 @@ class Fleet:
         return self.prefill if role == "prefill" else self.decode
 
     def to_probe(self) -> Iterable[Instance]:
-        """Those whose health nobody else vouches for, and those that leave."""
+        """Those whose health nobody vouches for, who have not said all, and those that leave."""
         self._leaving = [i for i in self._leaving if i.in_flight]
         if not self.watched:
             return [*self.all(), *self._leaving]
-        doubtful = [i for i in self.all() if not i.up or i.suspect or not i.vouched]
+        doubtful = [i for i in self.all() if not (i.up and i.known and i.vouched) or i.suspect]
         return [*doubtful, *self._leaving]
 
     def force_dialect(self, dialect: str) -> None:
@@ -100,6 +102,7 @@ class Fleet:
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
+        self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         self.changed()
 
     def _choose_relayed(self) -> None:

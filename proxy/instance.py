@@ -33,6 +33,9 @@ class Instance:
     has said all that since it came up. `listed`: by a flag, so it stays whatever a master says.
     `vouched`: a master says that it is there. `departed`: it is no more of the fleet, and finishes
     what it has. `late_probes` counts those it has not answered in time since it last did.
+
+    `resumes`: it can go on with a stream that another worker has begun. `fingerprint` is what it
+    calls its make in OpenAI's `system_fingerprint`, "" if that has not been seen.
     """
 
     url: str
@@ -55,6 +58,8 @@ class Instance:
     kv_endpoint: dict[str, Any] | None = None
     ec_endpoint: dict[str, Any] | None = None
     dialect: Dialect | None = None
+    resumes: bool = False
+    fingerprint: str = ""
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from protocol.decoding import decoded
 from protocol.errors import (
     DeadlineExceeded,
+    InvalidRequest,
     RateLimited,
     RequestError,
     TriptychError,
     Unavailable,
     UpstreamError,
 )
-from proxy.client import UpstreamClient
+from protocol.generate import GENERATE_PATH, RENDER_PATH
+from proxy.client import Unreachable, UpstreamClient
 from proxy.fleet import Fleet
 from proxy.instance import Dialect, Instance
 
 logger = logging.getLogger(__name__)
+_JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"})
 
 
 async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None:
@@ -80,17 +85,29 @@ async def _asked(client: UpstreamClient, instance: Instance) -> bool:
 
 async def _learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> None:
     """What a worker says of itself, if it does. One that could not say it in time is asked again:
-    it is not taken for one that has nothing to say."""
+    it is not taken for one that has nothing to say. Of another engine a master tells the rest."""
+    told = instance.vouched and instance.dialect == "openai"
+    if not (told or await _told(client, instance, ask_dialect)):
+        return
+    resumes: bool | None = False
+    if instance.dialect == "openai" and instance.role == "decode":
+        resumes = await _resumes(client, instance.url)
+    instance.resumes = bool(resumes)
+    instance.known = instance.dialect is not None and resumes is not None
+
+
+async def _told(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> bool:
+    """What stands in its /server_info; False if that could not be found out."""
     info = await _object_at(client, f"{instance.url}/server_info")
     if info is None:
-        return
+        return False
     if ask_dialect:
         instance.dialect = await _dialect(client, instance, info) or instance.dialect
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.max_running = _count(info, "max_num_seqs")
     instance.block_size = _count(info, "block_size")
-    instance.known = instance.dialect is not None
+    return True
 
 
 async def _dialect(
@@ -102,6 +119,28 @@ async def _dialect(
     models = await _object_at(client, f"{instance.url}/v1/models")
     version = models or await _object_at(client, f"{instance.url}/version")
     return "openai" if version else None
+
+
+async def _resumes(client: UpstreamClient, url: str) -> bool | None:
+    """Whether a worker could go on with another's stream: it renders a chat to what generates it,
+    and generates from tokens. None if that could not be found out in time."""
+    for path in (RENDER_PATH, GENERATE_PATH):
+        has = await _has_route(client, url + path)
+        if not has:
+            return has
+    return True
+
+
+async def _has_route(client: UpstreamClient, url: str) -> bool | None:
+    """An empty request costs nothing: who has the route complains of what is missing in it. (Asked
+    with another method, vLLM says the same whether the route is enabled or not.)"""
+    try:
+        await client.post(url, b"{}", _JSON)
+    except (DeadlineExceeded, RateLimited, Unavailable, Unreachable):
+        return None
+    except TriptychError as error:
+        return isinstance(error, InvalidRequest)
+    return False
 
 
 def _object(info: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -59,8 +59,13 @@ class Worker:
     connections: int = 0
     closed: int = 0
 
+    async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        behave = self.script.pop(0) if self.script else good
+        await behave(self, asked, writer)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        plain = reader
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 asked = await read_request(reader)
@@ -69,9 +74,8 @@ class Worker:
                     await send(writer, b"{}")
                     continue
                 self.asked.append(asked)
-                behave = self.script.pop(0) if self.script else good
-                work = asyncio.ensure_future(behave(self, asked, writer))
-                gone = asyncio.ensure_future(reader.read(1))
+                work = asyncio.ensure_future(self.respond(asked, writer))
+                gone = asyncio.ensure_future(plain.read(1))
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     self.left += 1
@@ -85,7 +89,7 @@ class Worker:
                 if writer.is_closing() or (gone.done() and not gone.result()):
                     break
                 # the byte that `gone` may take is the first of the next request
-                reader = Prefixed(reader, gone)  # type: ignore[assignment]
+                reader = Prefixed(plain, gone)  # type: ignore[assignment]
         self.closed += 1
         writer.close()
 
@@ -274,13 +278,15 @@ FLAGS = (
 
 
 @contextlib.asynccontextmanager
-async def relaying(topology: str, *flags: str) -> AsyncIterator[Relayed]:
-    """`topology` has a letter per worker: E, P, D."""
+async def relaying(
+    topology: str, *flags: str, kind: Callable[[str], Worker] = Worker
+) -> AsyncIterator[Relayed]:
+    """`topology` has a letter per worker of this kind: E, P, D."""
     names = {"E": "encode", "P": "prefill", "D": "decode"}
     workers: dict[str, list[Worker]] = {name: [] for name in names.values()}
     async with contextlib.AsyncExitStack() as stack:
         for letter in topology:
-            worker = Worker(names[letter])
+            worker = kind(names[letter])
             server = await asyncio.start_server(worker.serve, "127.0.0.1", 0, limit=1 << 26)
             worker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             stack.callback(server.close)

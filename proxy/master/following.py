@@ -110,7 +110,7 @@ class Following:
         instance = self._fleet.find(role, url) or self._fleet.add(url, role)
         self._forget(instance)
         instance.instance_id, instance.generation = info.instance_id, info.generation
-        instance.known = True
+        instance.known = (self._fleet.forced or info.dialect) != "openai"  # may it resume streams?
         instance.answered()
         self.by_id[info.instance_id] = instance
         logger.info("%s worker %s has joined", role, url)

@@ -5,6 +5,12 @@ stages      one request through encode, prefill and decode
 encoding    its media items to encoders, each once
 attempts    which worker is next, what its failure means, when to try again
 rewriting   what each stage is asked: the client's body with handles, without media bytes
+job         what has been achieved for a request
+exact       which streams could be resumed without a trace
+tap         what it takes to resume one, noted as it passes
+progress    what its client has had, and how its chunks look
+resuming    one that has broken, completed by another worker
+continuing  that worker's stream as the rest of the first one
 stubs       large data URLs kept aside: never decoded, never copied
 answers     what workers answer, checked before a byte of it reaches a client
 lanes       the kept connections to each worker, and whether it may be asked

@@ -1,8 +1,12 @@
-"""Cutting a stream of server-sent events between events, never inside one."""
+"""Cutting a stream of server-sent events between events, never inside one, and what they say."""
 
 from __future__ import annotations
 
+import re
+
 MAX_EVENT = 1 << 24
+END_MARK = b"[DONE]"
+_BETWEEN = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _END_MARKS = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n")
 
@@ -36,3 +40,21 @@ def _cut(data: bytes) -> tuple[bytes, bytes]:
     plain, long = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
     cut = max(plain + 2 if plain >= 0 else 0, long + 4 if long >= 0 else 0)
     return data[:cut], data[cut:]
+
+
+def events_of(data: bytes) -> list[bytes]:
+    """Whole events one by one, each with its end."""
+    if b"\r" in data:
+        return [event for event in _BETWEEN.split(data) if event]
+    if data.find(b"\n\n") == len(data) - 2:
+        return [data]
+    return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
+
+
+def data_of(event: bytes) -> bytes:
+    """What an event says; nothing if it is a comment."""
+    body = event.strip()
+    if body.startswith(b"data:") and b"\n" not in body:
+        return body[5:].strip()
+    lines = (line[5:] for line in body.splitlines() if line.startswith(b"data:"))
+    return b"\n".join(lines).strip()

@@ -55,7 +55,8 @@ class Exchange:
         connection.send(self, head, body, size)
 
     async def forward(self, sink: Callable[[bytes], None]) -> None:
-        """Hand every event after those in the answer to `sink`, until the end mark."""
+        """Hand every event after those in the answer to `sink`, until the end mark, or until it
+        raises `Broken`."""
         self._sink = sink
         if self._early:
             sink(self._early)
@@ -158,7 +159,12 @@ class Exchange:
         if not data:
             return
         if self._sink is not None:
-            self._sink(data)
+            try:
+                self._sink(data)
+            except Broken as failure:
+                self._leave(keep=False)
+                self._end(failure)
+                return
         else:
             self._early += data
             if not self.ready.done() and b"data:" in self._early:

@@ -21,9 +21,10 @@ from proxy.relay.answers import Refused
 from proxy.relay.attempts import Attempts
 from proxy.relay.call import Call
 from proxy.relay.exchange import Exchange
+from proxy.relay.job import Job
 from proxy.relay.reply import Reply
 from proxy.relay.rewriting import RelayRequest, may_hold_media
-from proxy.relay.stages import Job, Stages
+from proxy.relay.stages import Stages
 
 logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0

@@ -14,7 +14,8 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Reply:
-    """Either `whole`, or `begin`, any number of `forward` and `end`; `fail` fits both.
+    """Either `whole`, or `begin`, any number of `forward` and `end`; `fail` fits both. `show` is
+    the first or the second of these.
 
     Nothing is written once the client has left. `events` counts what a stream has had.
     """
@@ -63,6 +64,13 @@ class Reply:
         )
         self._write(head)
         self.forward(first)
+
+    def show(self, events: bytes) -> None:
+        """More of a stream, with its head if it has not begun."""
+        if self.started:
+            self.forward(events)
+        else:
+            self.begin(events)
 
     def forward(self, events: bytes) -> None:
         self.events += events.count(b"\n\n") or 1

@@ -30,6 +30,7 @@ _REMOTE_DECODE = {
     "remote_port": None,
 }
 _HANDLES = "kv_transfer_params"
+TOKEN_IDS = "return_token_ids"
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _FOR_ENCODERS = ("model", *_PROCESSING)
@@ -121,21 +122,34 @@ class RelayRequest:
             body["max_completion_tokens"] = 1
         return self.stubs.fill(_encoded(self._with_media(body, media, references)))
 
+    @property
+    def bare(self) -> Body:
+        """As the client sent it, without what it may not give."""
+        return (self.raw,) if self.as_given else self.stubs.fill(_encoded(self.fields))
+
     def decode_body(
-        self, media: EncodedMedia | None, handed: dict[str, Any] | None, *, references: bool
+        self,
+        media: EncodedMedia | None,
+        handed: dict[str, Any] | None,
+        *,
+        references: bool,
+        ids: bool = False,
     ) -> Body:
-        """The whole request, with prefill's handles where there are some."""
+        """The whole request, with prefill's handles where there are some. `ids`: token ids are
+        asked for, which the client has not."""
+        more: dict[str, Any] = {} if handed is None else {_HANDLES: handed}
+        if ids:
+            more[TOKEN_IDS] = True
         if media is None and self.as_given:
-            return (self.raw,) if handed is None else self._spliced(handed)
-        body = self.fields if handed is None else {**self.fields, _HANDLES: handed}
+            return self._spliced(more) if more else (self.raw,)
+        body = {**self.fields, **more} if more else self.fields
         return self.stubs.fill(_encoded(self._with_media(body, media, references)))
 
-    def _spliced(self, handed: dict[str, Any]) -> Body:
-        """The client's own bytes with one field more, so that media need not be encoded again."""
+    def _spliced(self, more: dict[str, Any]) -> Body:
+        """The client's own bytes with more fields, so that media need not be encoded again."""
         end = self.raw.rindex(b"}")
         comma = b"," if self.fields else b""
-        field = b'%b"kv_transfer_params":%b}' % (comma, _encoded(handed))
-        return (memoryview(self.raw)[:end], field)
+        return (memoryview(self.raw)[:end], comma + _encoded(more)[1:])
 
     def _with_media(
         self, body: dict[str, Any], media: EncodedMedia | None, references: bool

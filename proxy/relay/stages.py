@@ -6,51 +6,25 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from protocol.generate import ABORT_PATH
 from proxy.config import ProxyConfig
 from proxy.fleet import Fleet
-from proxy.instance import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.answers import Refused, check_stream, check_whole, prefilled
 from proxy.relay.attempts import Attempts, was_begun
-from proxy.relay.call import Call
 from proxy.relay.connection import Answer, Broken, Limits
 from proxy.relay.encoding import Encoding
 from proxy.relay.exchange import Exchange
+from proxy.relay.job import Job
 from proxy.relay.lanes import Lane
-from proxy.relay.reply import Reply
-from proxy.relay.rewriting import EncodedMedia, RelayRequest
+from proxy.relay.resuming import Resuming
 from proxy.relay.stubs import Body, size_of
 
 _ABORT_S = 2.0
 _REFUSALS = (400, 415, 422)
-
-
-@dataclass
-class Job:
-    """A request, and what has been achieved for it.
-
-    `media` is what encoders said, `handed` prefill's handles, to be given back to `prefill` as long
-    as nobody has taken them. `avoid` lists workers that have failed it.
-    """
-
-    call: Call
-    request: RelayRequest
-    reply: Reply
-    source: Callable[[Exchange | None], None]
-    start: float
-    media: EncodedMedia | None = None
-    handed: dict[str, Any] | None = None
-    prefill: Lane | None = None
-    avoid: list[Instance] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.fields = self.call.fields()
 
 
 class Stages:
@@ -62,6 +36,7 @@ class Stages:
         self._attempts = attempts
         self._send_media = config.send_media
         self._encoding = Encoding(attempts, config, metrics)
+        self._resuming = Resuming(fleet, config, metrics, attempts)
         self._releases: set[asyncio.Task[None]] = set()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
         self._prefill_limits = Limits(config.prefill_timeout, stall_s, most)
@@ -75,6 +50,7 @@ class Stages:
 
     async def run(self, job: Job) -> None:
         """All stages, again as long as the client has had nothing and another try may help.
+        A stream that it has had some of is resumed where that can be done.
 
         Raises `Refused`, `Broken` or `Unavailable` in the end. Cancelled, it ends every stage.
         """
@@ -87,7 +63,10 @@ class Stages:
                     await self._decode(job)
                     return
                 except (Broken, Refused) as failure:
-                    if job.reply.started or not self._attempts.again(failure, attempt, "request"):
+                    if job.reply.started:
+                        await self._resuming.go_on(job, failure)
+                        return
+                    if not self._attempts.again(failure, attempt, "request"):
                         raise
                     if was_begun(failure):
                         self._forget(job)
@@ -124,10 +103,16 @@ class Stages:
     async def _decode(self, job: Job) -> None:
         stream = job.request.stream
         limits = self._stream_limits if stream else self._decode_limits
+        instance = self._attempts.pick("decode", job.avoid)
 
         async def work(lane: Lane, fresh: bool) -> None:
+            job.tap = tap = self._resuming.tap(job, instance) if self._fleet.resumers else None
+            ids = tap is not None and not tap.asked
+
             def body(references: bool) -> Body:
-                return job.request.decode_body(job.media, job.handed, references=references)
+                return job.request.decode_body(
+                    job.media, job.handed, references=references, ids=ids
+                )
 
             exchange, answer = await self._ask(job, lane, body, limits, fresh)
             try:
@@ -141,17 +126,22 @@ class Stages:
             finally:
                 exchange.abort()
 
-        instance = self._attempts.pick("decode", job.avoid)
         await self._attempts.once(instance, job.avoid, work)
+        if job.tap is not None:
+            instance.fingerprint = job.tap.progress.fingerprint or instance.fingerprint
 
     async def _forward(self, job: Job, exchange: Exchange, answer: Answer) -> None:
         """The stream as it comes, from its first event on."""
         reply, first = job.reply, time.monotonic()
+        begin: Callable[[bytes], None] = reply.begin
+        sink: Callable[[bytes], None] = reply.forward
+        if job.tap is not None:
+            begin = sink = job.tap.feed
         self._metrics.ttft.observe(first - job.start)
         job.source(exchange)
         try:
-            reply.begin(answer.body)
-            await exchange.forward(reply.forward)
+            begin(answer.body)
+            await exchange.forward(sink)
             reply.end()
         finally:
             job.source(None)

@@ -7,6 +7,7 @@ import time
 import pytest
 from aiohttp import web
 
+from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import InstanceInfo, InstanceName
 from proxy.fleet import Fleet
 from proxy.instance import Instance
@@ -158,3 +159,20 @@ async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> Non
             assert worker.lost == silent
         assert held[0] is not held[1]
     await runner.cleanup()
+
+
+async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
+    """No master says that; what it does say holds."""
+    theirs = Worker({"/health": {}, RENDER_PATH: 400, GENERATE_PATH: 400})
+    async with serving(theirs) as worker, running() as ((master,), link, client):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        told = InstanceInfo("d", "decode", worker.url, "m", dialect="openai", max_running=7)
+        master.service.register(told)
+        await following.once(0.0)
+        fleet.watched = True
+        (instance,) = fleet.decode
+        assert list(fleet.to_probe()) == [instance]
+        await probe_once(fleet, client)
+        assert (instance.resumes, instance.known, instance.max_running) == (True, True, 7)
+        assert list(fleet.to_probe()) == []

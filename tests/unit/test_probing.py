@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.client import Patience, Unreachable, UpstreamClient
 from proxy.fleet import Fleet
 from proxy.instance import Instance
@@ -17,6 +18,7 @@ from proxy.probing import probe_once, probe_one
 from tests.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.2
+THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
 
 
 @contextlib.asynccontextmanager
@@ -201,3 +203,41 @@ async def test_probing_a_worker_that_departed_meanwhile_does_not_bring_it_back()
         fleet.remove(instance)
         await probe_one(fleet, client, instance)
         assert fleet.all() == [] and not instance.usable(time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("render", "generate", "resumes"),
+    [(400, 400, True), (422, 400, False), (400, 404, False), (404, 400, False), (403, 403, False),
+     (405, 405, False), (500, 500, False), (401, 401, False), ({}, {}, False)],
+)  # fmt: skip
+async def test_who_can_go_on_with_others_streams(render: Any, generate: Any, resumes: bool) -> None:
+    routes = {RENDER_PATH: render, GENERATE_PATH: generate}
+    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert instance.known and (instance.resumes, fleet.resumers) == (resumes, int(resumes))
+        asked = len(worker.asked)
+        await probe_once(fleet, client)
+        assert len(worker.asked) == asked + 1  # it is asked that once in its life
+        instance.draining = True
+        fleet.news()
+        assert fleet.resumers == 0
+
+
+async def test_who_does_not_say_in_time_whether_it_can_is_asked_again() -> None:
+    routes = {RENDER_PATH: 400, GENERATE_PATH: 400}
+    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.silent = {GENERATE_PATH}
+        await probe_once(fleet, client)
+        assert (instance.up, instance.dialect, instance.resumes) == (True, "openai", False)
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert (instance.known, instance.resumes, fleet.resumers) == (True, True, 1)
+
+
+async def test_our_own_workers_are_not_asked_that() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert not instance.resumes and not {RENDER_PATH, GENERATE_PATH} & set(worker.asked)
