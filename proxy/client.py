@@ -14,7 +14,7 @@ import aiohttp
 
 from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
-from proxy.tasks import ended
+from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _MAX_EVENT = 1 << 24

@@ -18,7 +18,7 @@ from proxy.instance import Instance
 from proxy.journey import Journey, lost_embeddings
 from proxy.placing import Placing, Plan
 from proxy.steps import Ahead, first, fresh, outputs_of, uncounted, unless_failed
-from proxy.tasks import ended
+from services.http.tasks import ended
 
 
 class Stages:

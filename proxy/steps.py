@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from protocol.generate import GenerateAnswer
 from protocol.types import GenerateRequest, RequestOutput
-from proxy.tasks import ended
+from services.http.tasks import ended
 
 _T = TypeVar("_T")
 

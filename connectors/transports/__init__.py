@@ -4,4 +4,6 @@ base    the interface
 shm     same host: the peer's memory is mapped and copied from
 nixl    registered memory over NIXL (UCX backend)
 ucx     tagged sends over UCX (ucxx)
+files   a folder that all hosts see
+pump    polling while an engine computes
 """

@@ -8,6 +8,8 @@ deadline    until when a request may take
 errors      any error of the tree as an OpenAI error answer
 streams     answers that notice when the client leaves or does not read
 listener    a client connection, bounded in what its client can take time over
+joined      an answer's head and body as one write
+tasks       how tasks are ended
 pace        how fast a queue moves
 server      bind first, then serve until told to stop
 background  loops that an error does not end

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from protocol.errors import RequestAborted
 from services.http.deadline import NEVER, Deadline
 from services.http.listener import ABORT
+from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _GRACE_S = 1.0
@@ -44,14 +45,13 @@ async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadl
         raise deadline.exceeded()
     finally:
         watcher.cancel()
-        await _ended(task)
+        await _unless_done(task)
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for it, so that its clean-up has run."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task
+async def _unless_done(task: asyncio.Future[Any]) -> None:
+    """End a task, so that its clean-up has run."""
+    if not task.done():
+        await ended(task)
 
 
 class EventStream(Response):
@@ -87,11 +87,11 @@ class EventStream(Response):
             if writer.done():
                 writer.result()
             elif not watcher.done():
-                await _ended(writer)
+                await ended(writer)
                 await self._cut_short(scope, send, watcher)
         finally:
             watcher.cancel()
-            await _ended(writer)
+            await _unless_done(writer)
 
     async def _write(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:

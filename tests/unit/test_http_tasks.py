@@ -10,7 +10,7 @@ from protocol.errors import UpstreamError
 from protocol.types import RequestOutput
 from proxy.client import Patience, _patiently
 from proxy.steps import Ahead, unless_failed
-from proxy.tasks import ended
+from services.http.tasks import ended
 
 
 class Slow:
