@@ -160,6 +160,7 @@ class ArenaEC(ECConnector):
     def close(self) -> None:
         if self._listing is not None:
             self._listing.close()
+        self._reader.close()
         self._node.close()
 
     def check_integrity(self) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -188,11 +189,15 @@ class ArenaLoad(ECLoad):
     def _free(self) -> None:
         if self._room is None:
             return
-        if self._transfer is not None:
-            self.reader.settle(self._transfer, self._room, self._offset)
-        else:
-            self._room.give(self._offset)
+        self._once_settled(partial(self._room.give, self._offset))
         self._room = None
+
+    def _once_settled(self, then: Callable[[], None]) -> None:
+        """What the copy reads and writes is not let go of before it is over."""
+        if self._transfer is None or self._transfer.settled:
+            then()
+        else:
+            self.reader.settle(self._transfer, then)
 
     def _finish(self) -> None:
         self._done = True
@@ -204,6 +209,6 @@ class ArenaLoad(ECLoad):
         if self._transfer is not None:
             self._transfer.cancel()
         if self._tensors is None:
-            self._send_done(self._told)
+            self._once_settled(partial(self._send_done, self._told))
         self._free()
         self._finish()

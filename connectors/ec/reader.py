@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from connectors.meter import Meter
 from connectors.node import Node
 from connectors.side_channel import Address, Sender
 from connectors.transports.base import Transfer
+
+_LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers
+_LOOK_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class ECReader:
         self._sources = sources
         self._queries = itertools.count(secrets.randbits(62))
         self._loads: dict[int, ArenaLoad] = {}
-        self._settling: list[tuple[Transfer, Landing | Keep, int]] = []
+        self._settling: list[tuple[Transfer, Callable[[], None]]] = []
         for kind in (ECGrant, ECLost, ECHeld):
             node.client.on(kind, self._answered)
 
@@ -123,15 +127,26 @@ class ECReader:
     def ended(self, query: int) -> None:
         self._loads.pop(query, None)
 
-    def settle(self, transfer: Transfer, room: Landing | Keep, offset: int) -> None:
-        """Give a range back once nothing is written to it any more."""
-        self._settling.append((transfer, room, offset))
+    def settle(self, transfer: Transfer, then: Callable[[], None]) -> None:
+        """Do `then` once nothing is read or written by a transfer any more."""
+        self._settling.append((transfer, then))
 
     def poll(self) -> None:
         for settled in [one for one in self._settling if one[0].settled]:
             self._settling.remove(settled)
-            _, room, offset = settled
-            room.give(offset)
+            settled[1]()
+
+    def close(self) -> None:
+        """Let reads end, within a bound, before their producers are told: the transport is closed
+        next."""
+        deadline = time.monotonic() + _LINGER_S
+        while self._settling and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            self.node.transport.poll()
+            self.poll()
+        for _, then in self._settling:
+            then()
+        self._settling.clear()
 
     @property
     def active(self) -> bool:

@@ -10,7 +10,9 @@ import torch
 
 from connectors.base import EC_TENSOR, ECConnector, Entry, Tensors
 from connectors.config import ECConfig, KVConfig
+from connectors.ec.arena import ArenaEC
 from connectors.factory import Connectors
+from connectors.transports.base import Transfer
 from protocol.errors import EmbeddingLost, TransferError
 from tests.conftest import Pass
 from tests.links import BOUND_S, MEMORY, need, rows
@@ -157,4 +159,49 @@ def test_an_encoder_whose_region_is_gone_says_so(tmp_path: Path) -> None:
     region.unlink()
     (problem,) = group.members[0].check_integrity()
     assert "segment" in problem
+    group.close()
+
+
+class Stalled(Transfer):
+    """A read that goes on until it is let go."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def poll(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        pass
+
+    @property
+    def settled(self) -> bool:
+        return self.over
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_producer_keeps_what_is_read_for_one_that_has_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: bool
+) -> None:
+    need("ucx")
+    group = Group("ucx", tmp_path, 2)
+    ours, other = group.members
+    assert isinstance(ours, ArenaEC) and isinstance(other, ArenaEC)
+    params, read, begun = other.put("a", Entry(rows(), ())), Stalled(), []
+    monkeypatch.setattr(ours._node.transport, "read", lambda *_: begun.append(1) or read)
+    load = ours.get("a", params)
+    group.until(lambda: load.poll() or begun)
+    load.cancel()
+    for _ in range(50):
+        ours.poll()
+        other.poll()
+        time.sleep(0.001)
+    assert other.store.active and ours.active, "it may still be read"
+    if closing:
+        ours.close()
+        group.members.remove(ours)
+    else:
+        read.over = True
+    group.until(lambda: not other.store.active)
+    group.sound()
     group.close()
