@@ -70,7 +70,10 @@ class ECConfig(msgspec.Struct, frozen=True):
 
 class KVConfig(msgspec.Struct, frozen=True):
     """`--kv-transfer-config`. The side channel binds `host`:`port`, 0 for any free
-    port. `lease_s` without a heartbeat ends an offer; `timeout_s` bounds handshakes and silence."""
+    port. `lease_s` without a heartbeat ends an offer; `timeout_s` bounds handshakes and silence.
+    `buffer_device`, of a pool on a GPU: "cuda" hands its memory to peers, "cpu" copies it through
+    the host's, "" does the one where the transport can and the other where it cannot. `staged`:
+    copied in any case, also on a CPU."""
 
     transport: Transport = "local"
     role: str = "kv_both"
@@ -79,6 +82,8 @@ class KVConfig(msgspec.Struct, frozen=True):
     lease_s: _Seconds = 30.0
     timeout_s: _Seconds = 20.0
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    buffer_device: Literal["", "cpu", "cuda"] = ""
+    staged: bool = False
     path: str = ""
 
 
@@ -141,6 +146,8 @@ def parse_kv(text: str) -> KVConfig:
         "port": fields.get("kv_port", 0),
         "lease_s": extra.get("kv_lease_duration", 30.0),
         "timeout_s": extra.get("kv_timeout", 20.0),
+        "buffer_device": fields.get("kv_buffer_device", ""),
+        "staged": extra.get("staged", False),
         "load_failure_policy": fields.get("kv_load_failure_policy", "recompute"),
         "path": path or str(namespace_dir()),
     }

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from connectors.base import ECConnector
 from connectors.config import ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC, ArenaOptions
@@ -18,6 +20,7 @@ from connectors.node import Node, NodeOptions, Readable
 from connectors.transports.base import Transport
 from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
+from connectors.transports.staged import StagedTransport
 from protocol.errors import ConfigError
 
 
@@ -25,9 +28,13 @@ class Connectors:
     """The connectors of one engine. Both use one transport and one side channel if their
     configurations agree on the transport, and the KV one does not ask for a port of its own."""
 
-    def __init__(self, ec: ECConfig, kv: KVConfig) -> None:
+    def __init__(self, ec: ECConfig, kv: KVConfig, device: str = "cpu") -> None:
+        """KV pools will lie on `device`."""
         self._ec = ec
         self._kv = kv
+        on_device = torch.device(device).type != "cpu"
+        self._all_staged = kv.staged or (on_device and kv.buffer_device == "cpu")
+        self._staged = self._all_staged or (on_device and kv.buffer_device == "")
         self._nodes: dict[tuple[str, str, int], Node] = {}
 
     def make_ec(
@@ -94,7 +101,9 @@ class Connectors:
                 return known
 
         def make(instance_id: str) -> Transport:
-            return _transport(config, instance_id)
+            made = _transport(config, instance_id)
+            staged = self._staged
+            return StagedTransport(made, everything=self._all_staged) if staged else made
 
         if config.port and any(key[1:] == (config.host, config.port) for key in self._nodes):
             raise ConfigError(

@@ -44,15 +44,18 @@ class Side:
     def __init__(
         self, transport: Any, folder: Path, *, produces: bool, lease_s: float = 30.0,
         timeout_s: float = 10.0, port: int = 0, layout: str = "layout",
-        elements: int = ELEMENTS,
+        elements: int = ELEMENTS, staged: bool = False,
     ) -> None:  # fmt: skip
+        """`staged`: KV is copied through other memory on the way."""
         path, size = str(folder), 64 << 10
         ec = ECConfig(
             transport, ec_buffer_size=size, landing_size=size, lease_s=lease_s, port=port,
             load_timeout_s=timeout_s, timeout_s=timeout_s, path=path,
         )  # fmt: skip
         kv_port = port if transport == "shared_storage" else 0
-        kv = KVConfig(transport, port=kv_port, lease_s=lease_s, timeout_s=timeout_s, path=path)
+        kv = KVConfig(
+            transport, port=kv_port, lease_s=lease_s, timeout_s=timeout_s, path=path, staged=staged
+        )
         connectors = Connectors(ec, kv)
         self.ec: ECConnector = connectors.make_ec("model", produces=produces)
         made = connectors.make_kv(layout, "cpu")

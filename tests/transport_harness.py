@@ -42,6 +42,9 @@ KINDS = {
     "nixl": Kind("nixl", package="nixl"),
     "nixl-tcp": Kind("nixl", {"UCX_TLS": "tcp"}, package="nixl"),
     "ucx": Kind("ucx", package="ucxx"),
+    "shm-staged": Kind("shm-staged", outlives=True),
+    "shared_storage-staged": Kind("shared_storage-staged", outlives=True),
+    "ucx-staged": Kind("ucx-staged", package="ucxx"),
 }
 
 

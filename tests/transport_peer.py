@@ -27,6 +27,13 @@ _GRANULE = 64 << 10
 
 
 def make(transport: str, instance_id: str, directory: Path, read_timeout_s: float) -> Transport:
+    """A name that ends in "-staged": copied through other memory on the way."""
+    if transport.endswith("-staged"):
+        from connectors.transports.staged import StagedTransport
+
+        name = transport.removesuffix("-staged")
+        inner = make(name, instance_id, directory, read_timeout_s)
+        return StagedTransport(inner, everything=True)
     if transport == "shm":
         from connectors.transports.shm import ShmTransport
 

@@ -30,12 +30,14 @@ _NOTHING = "nothing is held for this worker under this name"
 
 @dataclass
 class _Offer:
-    """`blocks` are complete so far; `sent` of them (counted from the table's start) are told."""
+    """`blocks` are complete so far; `sent` of them (counted from the table's start) are told. Once
+    `grown` no more come, though some may not be told yet."""
 
     generation: int
     blocks: list[int] = field(default_factory=list)
     consumer: Sender | None = None
     sent: int = 0
+    grown: bool = False
     end: KVEnd | None = None
 
 
@@ -85,6 +87,10 @@ class KVProducer:
         offer.generation = self.leases.grant(request_id, lapses=False)
         offer.blocks, offer.sent = [], 0
         _say(offer.consumer, KVReady(request_id, offer.generation, 0, []))
+
+    def grown(self, request_id: str) -> None:
+        """No more blocks come: `end` will follow, unless the consumer gives it up before."""
+        self._offers[request_id].grown = True
 
     def end(self, request_id: str, end: KVEnd) -> None:
         """Nothing more comes; from here on the consumer has one lease's time."""
@@ -165,7 +171,7 @@ class KVProducer:
 
     def _release(self, request_id: str, offer: _Offer) -> None:
         """Nobody wants an offer now. While it grows somebody else still may."""
-        if offer.end is not None:
+        if offer.grown:
             self._finish(request_id)
         else:
             offer.consumer = None

@@ -155,6 +155,7 @@ class PullKV(KVConnector):
     ) -> KVRef:
         generation = self.producer.generation(request_id)
         end = KVEnd(request_id, generation, num_tokens, rope_delta, outputs)
+        self.producer.grown(request_id)
         self._then(request_id, None, lambda: self.producer.end(request_id, end))
         return KVRef(
             request_id=request_id,
@@ -191,13 +192,16 @@ class PullKV(KVConnector):
     def poll(self) -> list[str]:
         self._node.poll()
         self.consumer.poll()
+        ended = self._let_go(self.producer.poll())
         self._act()
-        ended = self.producer.poll() + self._failed
-        self._failed = []
-        for request_id in ended:
+        failed, self._failed = self._failed, []
+        return ended + self._let_go(failed)
+
+    def _let_go(self, request_ids: list[str]) -> list[str]:
+        for request_id in request_ids:
             self._stop_waiting(request_id)
             self._forget(request_id)
-        return ended
+        return request_ids
 
     def stats(self) -> TransferStats:
         return self.meter.snapshot(

@@ -5,5 +5,6 @@ shm     same host: the peer's memory is mapped and copied from
 nixl    registered memory over NIXL (UCX backend)
 ucx     tagged sends over UCX (ucxx)
 files   a folder that all hosts see
+staged  from and to devices whose memory the others cannot hand over
 pump    polling while an engine computes
 """

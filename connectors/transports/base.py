@@ -51,6 +51,10 @@ class Transport(ABC):
     maps: bool = False
     """Whether `view` works."""
 
+    def takes(self, device: str) -> bool:
+        """Whether peers can read memory of that device."""
+        return torch.device(device).type == "cpu"
+
     @abstractmethod
     def allocate(
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
@@ -64,6 +68,9 @@ class Transport(ABC):
 
     def commit(self, region: str, offset: int, size: int) -> None:  # noqa: B027 — see shm
         """Make sure that a range of a sparse region has memory. `TransferError` if none is left."""
+
+    def discard(self, region: str, offset: int, size: int) -> None:  # noqa: B027 — see shm
+        """What a committed range of a sparse region holds is not needed any more."""
 
     def publish(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer | None:
         """Peers are about to be told of (offset, size) pieces of ours, each of whole granules: what

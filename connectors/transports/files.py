@@ -90,6 +90,9 @@ class FilesTransport(Transport):
             if not self._owner.alive(folder.name.removeprefix(_PREFIX)):
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def takes(self, device: str) -> bool:
+        return torch.device(device).type != "meta"
+
     def allocate(
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:

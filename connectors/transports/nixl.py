@@ -121,11 +121,14 @@ class NixlTransport(Transport):
             raise TransferError("nixl: the transport is closed")
         return self._agent
 
+    def takes(self, device: str) -> bool:
+        kind = torch.device(device).type
+        return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
+
     def allocate(
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
-        kind = torch.device(device).type
-        if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        if not self.takes(device):
             raise ConfigError(f"nixl: memory of {device} cannot be registered")
         if region in self._regions or nbytes <= 0:
             raise ConfigError(f"nixl: region '{region}' exists or has no bytes ({nbytes})")
@@ -133,7 +136,7 @@ class NixlTransport(Transport):
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"nixl: no room for {nbytes} bytes on {device}: {error}") from None
-        if kind == "cuda":
+        if memory.is_cuda:
             torch.cuda.synchronize(memory.device)
         place = Place.of(memory)
         self._regions[region] = _Region(memory, place, self._live.register(place))

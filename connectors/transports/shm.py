@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import MADV_REMOVE, PAGESIZE, mmap
 from pathlib import Path
 
 import msgspec
@@ -74,7 +75,9 @@ class ShmTransport(Transport):
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         if torch.device(device).type != "cpu":
-            raise ConfigError(f"shm: memory of {device} cannot be shared; use staging")
+            raise ConfigError(
+                f"shm: memory of {device} cannot be shared: kv_buffer_device must be cpu"
+            )
         if region in self._regions:
             raise ConfigError(f"shm: region '{region}' exists")
         path = self._path(region)
@@ -114,6 +117,15 @@ class ShmTransport(Transport):
             os.posix_fallocate(descriptor, offset, size)
         except OSError as error:
             raise TransferError(f"shm: no room for {size} bytes: {error.strerror}") from None
+
+    def discard(self, region: str, offset: int, size: int) -> None:
+        """Give back what lies in pages that are all in the range."""
+        first, end = -(-offset // PAGESIZE) * PAGESIZE, (offset + size) // PAGESIZE * PAGESIZE
+        if first < end:
+            self._committed[region][first // _GRAIN : -(-end // _GRAIN)] = False
+            descriptor = self._locks[self._path(region)]
+            with mmap(descriptor, end - first, offset=first) as pages:
+                pages.madvise(MADV_REMOVE)
 
     def _path(self, region: str) -> Path:
         return self._directory / f"{_PREFIX}{region}-{self._owner}"

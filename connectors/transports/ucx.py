@@ -67,19 +67,24 @@ class UcxTransport(Transport):
         """Messages thrown away because nobody wanted them any more."""
         return self._reader.late
 
+    def takes(self, device: str) -> bool:
+        kind = torch.device(device).type
+        return kind == "cpu" or (kind == "cuda" and self._worker.cuda)
+
     def allocate(
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
-        kind = torch.device(device).type
-        if kind != "cpu" and not (kind == "cuda" and self._worker.cuda):
-            raise ConfigError(f"ucx: memory of {device} cannot be sent; use staging")
+        if not self.takes(device):
+            raise ConfigError(
+                f"ucx: memory of {device} cannot be sent: kv_buffer_device must be cpu"
+            )
         if region in self._regions or nbytes <= 0:
             raise ConfigError(f"ucx: region '{region}' exists or is to have {nbytes} bytes")
         try:
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"ucx: no room for {nbytes} bytes on {device}: {error}") from None
-        self._regions[region] = Region(memory, memory.numpy() if kind == "cpu" else memory)
+        self._regions[region] = Region(memory, memory if memory.is_cuda else memory.numpy())
         return memory
 
     def describe(self, region: str) -> bytes:

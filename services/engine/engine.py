@@ -52,7 +52,7 @@ class Engine:
         self.max_model_len = config.max_model_len
         self.meter = RateMeter()
         self._log = CacheLog(config.block_size) if config.events is not None else None
-        self._connectors = Connectors(config.ec, config.kv)
+        self._connectors = Connectors(config.ec, config.kv, config.device)
         self.ec = self._connectors.make_ec(
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,

@@ -17,19 +17,26 @@ from tests.stack import Process, Stack, call, idle, proxy, running
 TOKENS = 12
 
 
-@pytest.fixture(scope="module", params=list(TRANSPORTS))
-def transport(request: pytest.FixtureRequest) -> str:
-    need(request.param)
-    return str(request.param)
+@pytest.fixture(scope="module", params=[*TRANSPORTS, "shm staged"])
+def way(request: pytest.FixtureRequest) -> list[str]:
+    """A transport, and whether KV is staged."""
+    transport, *staged = request.param.split()
+    need(transport)
+    return [transport, *staged]
+
+
+@pytest.fixture(scope="module")
+def transport(way: list[str]) -> str:
+    return way[0]
 
 
 @pytest.fixture(scope="module")
 def fleet(
-    transport: str, model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
+    way: list[str], model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Stack, Process]]:
     """Two encoders, a prefill and a decode worker behind a proxy."""
     root = tmp_path_factory.mktemp("shared")
-    flags = flags_of(transport, root)
+    flags = flags_of(way[0], root, staged="staged" in way)
     with running(model_dir("qwen3_vl")) as stack:
         encoders = [stack.start("services.encoder", *flags) for _ in range(2)]
         chunks = ("--max-num-batched-tokens", "96")

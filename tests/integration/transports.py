@@ -17,9 +17,11 @@ def need(transport: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def flags_of(transport: str, root: Path, **ec: Any) -> tuple[str, ...]:
-    """The flags of a worker; shared storage has its files in `root`."""
+def flags_of(transport: str, root: Path, *, staged: bool = False, **ec: Any) -> tuple[str, ...]:
+    """The flags of a worker; shared storage has its files in `root`. `staged`: KV goes the way it
+    does from and to GPUs."""
     extra = {"shared_storage_path": str(root)} if transport == "shared_storage" else {}
     ec = {"ec_connector": transport, "ec_connector_extra_config": extra, **ec}
-    kv = {"kv_connector": transport, "kv_connector_extra_config": extra}
+    more = {**extra, "staged": staged}
+    kv = {"kv_connector": transport, "kv_connector_extra_config": more}
     return "--ec-transfer-config", json.dumps(ec), "--kv-transfer-config", json.dumps(kv)

@@ -18,9 +18,9 @@ from protocol.refs import KVRef
 from tests.links import Link, RawProducer, linked
 
 
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Link]:
-    with linked("shm", tmp_path) as link:
+@pytest.fixture(params=[False, True], ids=["direct", "staged"])
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
+    with linked("shm", tmp_path, staged=request.param) as link:
         yield link
 
 
@@ -53,6 +53,9 @@ def test_two_producers_of_one_name_are_told_apart(link: Link, impostors: list[Ra
     for number, load in enumerate(loads):
         load.place(0, [number])
     link.producer.pool[4:6] = torch.randn(2, link.producer.pool.shape[1])
+    published = link.producer.kv.published
+    if (ticket := published.add([4, 5])) is not None:
+        link.until(ticket.poll)
     asked = [told(link, one, "KVWant", *loads) for one in impostors]
     for block, one, who in zip((4, 5), impostors, asked, strict=True):
         one.send(who.identity, KVReady("r", 7, 0, [block]), KVEnd("r", 7, 16, 0, {0: [block]}))

@@ -23,9 +23,9 @@ from protocol.refs import KVRef
 from tests.links import ELEMENTS, Link, RawConsumer, linked
 
 
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Link]:
-    with linked("shm", tmp_path) as link:
+@pytest.fixture(params=[False, True], ids=["direct", "staged"])
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
+    with linked("shm", tmp_path, staged=request.param) as link:
         yield link
 
 

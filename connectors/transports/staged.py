@@ -1,0 +1,275 @@
+"""Regions on a device whose memory a transport cannot hand to peers: copied through host memory.
+
+A region has a mirror of the same size on the host, which is what peers know of it, so that offsets
+mean the same to those who stage and those who do not. Pieces are copied out when they are published
+and in when they have been read; otherwise the mirror needs no memory, if the transport can give it
+back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
+from protocol.errors import ConfigError, TransferError
+
+Piece = tuple[int, int]
+"""Offset and size."""
+
+
+@dataclass
+class _Region:
+    """`published` [granules]: which of them peers may read."""
+
+    memory: torch.Tensor
+    mirror: torch.Tensor
+    granule: int
+    published: npt.NDArray[np.bool_]
+
+    def mark(self, pieces: Sequence[Piece], published: bool) -> None:
+        for offset, size in pieces:
+            self.published[offset // self.granule : -(-(offset + size) // self.granule)] = published
+
+    def unneeded(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What of these no peer may read, granule by granule."""
+        found: list[Piece] = []
+        for offset, size in pieces:
+            for at in range(offset - offset % self.granule, offset + size, self.granule):
+                start, end = max(at, offset), min(at + self.granule, offset + size)
+                if not self.published[at // self.granule]:
+                    found.append((start, end - start))
+        return found
+
+
+class _Copy(Transfer):
+    """Something that the copying thread does."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def poll(self) -> bool:
+        if self._future.done() and (problem := self._future.exception()) is not None:
+            raise TransferError(f"staging: {problem}")
+        return self._future.done()
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+    @property
+    def settled(self) -> bool:
+        return self._future.done()
+
+
+class _InTurn(Transfer):
+    """`first`, then the `rest`, each begun when the one before it has ended; `over` is called once
+    nothing is read or written any more."""
+
+    def __init__(
+        self,
+        first: Transfer | None,
+        rest: Sequence[Callable[[], Transfer | None]] = (),
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._current = first
+        self._rest = deque(rest)
+        self._over: Callable[[], None] | None = over
+        self._error: TransferError | None = None
+
+    def advance(self) -> None:
+        try:
+            while self._error is None and (self._current is None or self._current.poll()):
+                self._current = None
+                if not self._rest:
+                    break
+                self._current = self._rest.popleft()()
+        except TransferError as error:
+            self._fail(error)
+        if self._over is not None and self.settled:
+            over, self._over = self._over, None
+            over()
+
+    def poll(self) -> bool:
+        self.advance()
+        if self._error is not None:
+            raise self._error
+        return self.settled
+
+    def cancel(self) -> None:
+        if self._over is not None:
+            self._fail(TransferError("staging: the transfer was cancelled"))
+
+    def _fail(self, error: TransferError) -> None:
+        self._error = self._error or error
+        self._rest.clear()
+        if self._current is not None:
+            self._current.cancel()
+
+    @property
+    def settled(self) -> bool:
+        return not self._rest and (self._current is None or self._current.settled)
+
+
+class StagedTransport(Transport):
+    """`inner` moves bytes between the memories of hosts. `everything`: regions that it could take
+    are staged as well; sparse ones, which their owners fill without a word, never are."""
+
+    def __init__(self, inner: Transport, *, everything: bool = False) -> None:
+        self.name = inner.name
+        self.maps = inner.maps
+        self._inner = inner
+        self._everything = everything
+        self._regions: dict[str, _Region] = {}
+        self._under_way: list[_InTurn] = []
+        # One thread: pieces are copied in the order in which that was asked for.
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="staging")
+
+    def allocate(
+        self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
+    ) -> torch.Tensor:
+        if sparse or (self._inner.takes(device) and not self._everything):
+            return self._inner.allocate(region, nbytes, device, sparse=sparse, granule=granule)
+        if nbytes <= 0 or torch.device(device).type == "meta":
+            raise ConfigError(f"{self.name}: region '{region}' of {nbytes} bytes on {device}")
+        try:
+            memory = zeros(nbytes, device)
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(f"no room for {nbytes} bytes on {device}: {error}") from None
+        mirror = self._inner.allocate(region, nbytes, "cpu", sparse=True, granule=granule)
+        granule = granule or nbytes
+        published = np.zeros(-(-nbytes // granule), np.bool_)
+        self._regions[region] = _Region(memory, mirror, granule, published)
+        return memory
+
+    def commit(self, region: str, offset: int, size: int) -> None:
+        if region not in self._regions:
+            self._inner.commit(region, offset, size)
+
+    def publish(self, region: str, ranges: Sequence[Piece]) -> Transfer | None:
+        ours = self._regions.get(region)
+        if ours is None:
+            return self._inner.publish(region, ranges)
+        for offset, size in ranges:
+            self._inner.commit(region, offset, size)
+        ours.mark(ranges, True)
+        copy = self._copy(ours.memory, ours.mirror, ranges)
+        return self._begin(_InTurn(copy, [lambda: self._inner.publish(region, ranges)]))
+
+    def retract(self, region: str, ranges: Sequence[Piece]) -> None:
+        self._inner.retract(region, ranges)
+        ours = self._regions.get(region)
+        if ours is not None:
+            ours.mark(ranges, False)
+            # Not before the copies that were asked for earlier, and may be given up, are over.
+            earlier = _Copy(self._copier.submit(lambda: None))
+            self._begin(_InTurn(earlier, over=lambda: self._discard(region, ranges)))
+
+    def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
+        ours = self._regions.get(region)
+        if ours is None:
+            return self._inner.read(peer, region, ranges)
+        pieces = [(r.local, r.size) for r in ranges]
+        inside = [Range(0, r.local, r.size) for r in ranges]
+        if check_ranges(inside, ours.mirror.numel(), ours.mirror.numel()) is None:
+            for offset, size in pieces:
+                self._inner.commit(region, offset, size)
+        read = self._inner.read(peer, region, ranges)
+        return self._begin(
+            _InTurn(
+                read,
+                [lambda: self._copy(ours.mirror, ours.memory, pieces)],
+                over=lambda: self._discard(region, pieces),
+            )
+        )
+
+    def _begin(self, transfer: _InTurn) -> _InTurn:
+        self._under_way.append(transfer)
+        return transfer
+
+    def _discard(self, region: str, pieces: Sequence[Piece]) -> None:
+        """The mirror needs no memory for these, unless they have been published meanwhile."""
+        for offset, size in self._regions[region].unneeded(pieces):
+            self._inner.discard(region, offset, size)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, pieces: Sequence[Piece]) -> _Copy:
+        """To the same offsets, after all that the device has been asked to do before."""
+        device = source.device if source.is_cuda else target.device
+        if device.type != "cuda":
+            return _Copy(self._copier.submit(_move, source, target, pieces))
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(device))
+        return _Copy(self._copier.submit(_move_on_gpu, ready, device, source, target, pieces))
+
+    def poll(self) -> None:
+        self._inner.poll()
+        self._advance()
+
+    def _advance(self) -> None:
+        for transfer in self._under_way:
+            transfer.advance()
+        self._under_way = [transfer for transfer in self._under_way if not transfer.settled]
+
+    def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
+        return self._inner.view(peer, region, offset, size)
+
+    def describe(self, region: str) -> bytes:
+        return self._inner.describe(region)
+
+    def connect(self, peer: str, region: str, description: bytes) -> None:
+        self._inner.connect(peer, region, description)
+
+    def disconnect(self, peer: str) -> None:
+        self._inner.disconnect(peer)
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        return self._inner.meanwhile()
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        return self._inner.descriptors
+
+    def arm(self) -> bool:
+        return self._inner.arm()
+
+    @property
+    def refused(self) -> int:
+        return self._inner.refused
+
+    def close(self) -> None:
+        for transfer in self._under_way:
+            transfer.cancel()
+        self._copier.shutdown()
+        self._inner.close()
+        self._under_way.clear()
+
+    def check_integrity(self) -> list[str]:
+        self._advance()  # what has ended meanwhile is not lost
+        left = [f"staging: {len(self._under_way)} copies are under way"] if self._under_way else []
+        return left + self._inner.check_integrity()
+
+
+def _move(source: torch.Tensor, target: torch.Tensor, pieces: Sequence[Piece]) -> None:
+    for offset, size in pieces:
+        target[offset : offset + size].copy_(source[offset : offset + size], non_blocking=True)
+
+
+def _move_on_gpu(
+    ready: torch.cuda.Event,
+    device: torch.device,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    pieces: Sequence[Piece],
+) -> None:
+    """On a stream of its own, which computing does not wait for; ends when all is there."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        _move(source, target, pieces)
+    stream.synchronize()
