@@ -254,6 +254,6 @@ def make(transport: str, folder: Path, nbytes: int) -> Raw:
         from connectors.transports.nixl_agent import PROGRESS_DELAY_US
 
         return RawNixl(nbytes, PROGRESS_DELAY_US)
-    from connectors.transports import ucx_worker
+    from connectors.transports import ucx_settings
 
-    return RawUcx(nbytes, ucx_worker.settings("127.0.0.1"), *ucx_worker.load())
+    return RawUcx(nbytes, ucx_settings.settings("127.0.0.1"), *ucx_settings.load())

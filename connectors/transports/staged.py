@@ -8,9 +8,8 @@ back.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -19,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from protocol.errors import ConfigError, TransferError
+from connectors.transports.steps import Copy, InTurn
+from protocol.errors import ConfigError
 
 Piece = tuple[int, int]
 """Offset and size."""
@@ -49,74 +49,6 @@ class _Region:
         return found
 
 
-class _Copy(Transfer):
-    """Something that the copying thread does."""
-
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-
-    def poll(self) -> bool:
-        if self._future.done() and (problem := self._future.exception()) is not None:
-            raise TransferError(f"staging: {problem}")
-        return self._future.done()
-
-    def cancel(self) -> None:
-        self._future.cancel()
-
-    @property
-    def settled(self) -> bool:
-        return self._future.done()
-
-
-class _InTurn(Transfer):
-    """`first`, then the `rest`, each begun when the one before it has ended; `over` is called once
-    nothing is read or written any more."""
-
-    def __init__(
-        self,
-        first: Transfer | None,
-        rest: Sequence[Callable[[], Transfer | None]] = (),
-        over: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._current = first
-        self._rest = deque(rest)
-        self._over: Callable[[], None] | None = over
-        self._error: TransferError | None = None
-
-    def advance(self) -> None:
-        try:
-            while self._error is None and (self._current is None or self._current.poll()):
-                self._current = None
-                if not self._rest:
-                    break
-                self._current = self._rest.popleft()()
-        except TransferError as error:
-            self._fail(error)
-        if self._over is not None and self.settled:
-            over, self._over = self._over, None
-            over()
-
-    def poll(self) -> bool:
-        self.advance()
-        if self._error is not None:
-            raise self._error
-        return self.settled
-
-    def cancel(self) -> None:
-        if self._over is not None:
-            self._fail(TransferError("staging: the transfer was cancelled"))
-
-    def _fail(self, error: TransferError) -> None:
-        self._error = self._error or error
-        self._rest.clear()
-        if self._current is not None:
-            self._current.cancel()
-
-    @property
-    def settled(self) -> bool:
-        return not self._rest and (self._current is None or self._current.settled)
-
-
 class StagedTransport(Transport):
     """`inner` moves bytes between the memories of hosts. `everything`: regions that it could take
     are staged as well; sparse ones, which their owners fill without a word, never are."""
@@ -127,7 +59,7 @@ class StagedTransport(Transport):
         self._inner = inner
         self._everything = everything
         self._regions: dict[str, _Region] = {}
-        self._under_way: list[_InTurn] = []
+        self._under_way: list[InTurn] = []
         # One thread: pieces are copied in the order in which that was asked for.
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="staging")
 
@@ -160,7 +92,7 @@ class StagedTransport(Transport):
             self._inner.commit(region, offset, size)
         ours.mark(ranges, True)
         copy = self._copy(ours.memory, ours.mirror, ranges)
-        return self._begin(_InTurn(copy, [lambda: self._inner.publish(region, ranges)]))
+        return self._begin(InTurn(copy, [lambda: self._inner.publish(region, ranges)]))
 
     def retract(self, region: str, ranges: Sequence[Piece]) -> None:
         self._inner.retract(region, ranges)
@@ -168,8 +100,8 @@ class StagedTransport(Transport):
         if ours is not None:
             ours.mark(ranges, False)
             # Not before the copies that were asked for earlier, and may be given up, are over.
-            earlier = _Copy(self._copier.submit(lambda: None))
-            self._begin(_InTurn(earlier, over=lambda: self._discard(region, ranges)))
+            earlier = Copy(self._copier.submit(lambda: None))
+            self._begin(InTurn(earlier, over=lambda: self._discard(region, ranges)))
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
         ours = self._regions.get(region)
@@ -182,14 +114,14 @@ class StagedTransport(Transport):
                 self._inner.commit(region, offset, size)
         read = self._inner.read(peer, region, ranges)
         return self._begin(
-            _InTurn(
+            InTurn(
                 read,
                 [lambda: self._copy(ours.mirror, ours.memory, pieces)],
                 over=lambda: self._discard(region, pieces),
             )
         )
 
-    def _begin(self, transfer: _InTurn) -> _InTurn:
+    def _begin(self, transfer: InTurn) -> InTurn:
         self._under_way.append(transfer)
         return transfer
 
@@ -198,14 +130,14 @@ class StagedTransport(Transport):
         for offset, size in self._regions[region].unneeded(pieces):
             self._inner.discard(region, offset, size)
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor, pieces: Sequence[Piece]) -> _Copy:
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, pieces: Sequence[Piece]) -> Copy:
         """To the same offsets, after all that the device has been asked to do before."""
         device = source.device if source.is_cuda else target.device
         if device.type != "cuda":
-            return _Copy(self._copier.submit(_move, source, target, pieces))
+            return Copy(self._copier.submit(_move, source, target, pieces))
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(device))
-        return _Copy(self._copier.submit(_move_on_gpu, ready, device, source, target, pieces))
+        return Copy(self._copier.submit(_move_on_gpu, ready, device, source, target, pieces))
 
     def poll(self) -> None:
         self._inner.poll()
