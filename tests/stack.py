@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,7 +112,8 @@ class Stack:
 
 @contextlib.contextmanager
 def running(model: Path) -> Iterator[Stack]:
-    """A stack to add services to; all are ended on leaving."""
+    """A stack to add services to; all are ended on leaving. What those that were killed have left
+    is swept by whoever starts next in their namespace, and here nobody does."""
     stack = Stack(model)
     try:
         yield stack
@@ -119,6 +121,7 @@ def running(model: Path) -> Iterator[Stack]:
         for process in stack.processes:
             with contextlib.suppress(AssertionError):
                 process.stop()
+        shutil.rmtree(stack.segments, ignore_errors=True)
 
 
 def proxy(
