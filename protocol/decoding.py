@@ -1,4 +1,5 @@
-"""JSON that another process sent, or an error of the caller's choice."""
+"""What another process sent, or an error: of the caller's choice, or one that tells a client what
+is wrong."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
+from protocol.errors import InvalidRequest
+
+_D = TypeVar("_D")
 _T = TypeVar("_T")
 
 
@@ -27,3 +31,33 @@ def decoded(
         raise fail(str(error)) from None
     except RecursionError:
         raise fail("nested too deep") from None
+
+
+def field_of(error: msgspec.ValidationError) -> str | None:
+    """The field a validation error speaks of, or the required one that is missing: msgspec ends its
+    message in `$.path`."""
+    _, found, path = str(error).rpartition("`$.")
+    parent = path.rstrip("`") if found else None
+    _, missing, rest = str(error).partition("missing required field `")
+    if not missing:
+        return parent
+    name = rest.partition("`")[0]
+    return f"{parent}.{name}" if parent else name
+
+
+def accepted(
+    decode: Callable[[_D], _T],
+    data: _D,
+    kind: str = "JSON",
+) -> _T:
+    """What `decode` makes of a request in some `kind` of encoding; `InvalidRequest` if that is
+    malformed, or names the field that is not what it must be."""
+    code = f"malformed_{kind.lower()}"
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=field_of(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"malformed {kind}: {error}", code=code) from None
+    except RecursionError:
+        raise InvalidRequest(f"the {kind} is nested too deep", code=code) from None

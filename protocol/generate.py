@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.decoding import accepted
 from protocol.errors import ErrorInfo, InvalidRequest
 from protocol.types import (
     EncodeItem,
@@ -159,16 +160,13 @@ def check_ec_params(params: dict[str, Any] | None) -> None:
             )
 
 
+_GENERATE = msgspec.json.Decoder(GenerateBody)
+_ENCODE = msgspec.msgpack.Decoder(EncodeRequest)
+
+
 def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
     """(request, stream) of a body; `InvalidRequest` names the field at fault."""
-    try:
-        body = msgspec.json.decode(data, type=GenerateBody)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deep", code="malformed_json") from None
+    body = accepted(_GENERATE.decode, data)
     check_ec_params(body.ec_transfer_params)
     if body.output_mode != "tokens":
         raise InvalidRequest("output_mode: this worker answers 'tokens' only", param="output_mode")
@@ -215,14 +213,6 @@ def _items(body: GenerateBody) -> list[MMItem]:
     return sorted(items, key=lambda item: item.offset)
 
 
-def field_of(error: msgspec.ValidationError) -> str | None:
-    """The JSON field a validation error speaks of: msgspec ends its message in `$.path`."""
-    _, found, path = str(error).rpartition("`$.")
-    if not found:
-        return None
-    return path.rstrip("`")
-
-
 def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> GenerateAnswer:
     """One event of a stream from one or more outputs of the same request."""
     kv = next((out.kv_transfer_params for out in outputs if out.kv_transfer_params), None)
@@ -246,14 +236,7 @@ def encode_encode(request: EncodeRequest) -> bytes:
 
 
 def decode_encode(data: bytes) -> EncodeRequest:
-    try:
-        return msgspec.msgpack.decode(data, type=EncodeRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed msgpack: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("the msgpack is nested too deep") from None
+    return accepted(_ENCODE.decode, data, "msgpack")
 
 
 __all__ = [
@@ -274,6 +257,5 @@ __all__ = [
     "decode_generate",
     "encode_encode",
     "encode_generate",
-    "field_of",
     "item_metadata",
 ]

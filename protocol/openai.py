@@ -6,13 +6,12 @@ are not listed are ignored, as OpenAI and vLLM do. Answers are in `protocol.open
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocol.errors import InvalidRequest
-from protocol.generate import field_of
+from protocol.decoding import accepted
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -147,35 +146,15 @@ class CompletionRequest(SharedFields, kw_only=True):
     best_of: int | None = None
 
 
-Request = TypeVar("Request", ChatCompletionRequest, CompletionRequest)
+_CHAT = msgspec.json.Decoder(ChatCompletionRequest)
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _decode(data, ChatCompletionRequest)
+    return accepted(_CHAT.decode, data)
 
 
 def decode_completion(data: bytes) -> CompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _decode(data, CompletionRequest)
-
-
-def _decode(data: bytes, kind: type[Request]) -> Request:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=param_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deeply", code="malformed_json") from None
-
-
-def param_of(error: msgspec.ValidationError) -> str | None:
-    """The field a validation error speaks of, or the required field that is missing."""
-    parent = field_of(error)
-    _, missing, rest = str(error).partition("missing required field `")
-    if not missing:
-        return parent
-    name = rest.partition("`")[0]
-    return f"{parent}.{name}" if parent else name
+    return accepted(_COMPLETION.decode, data)

@@ -6,14 +6,14 @@ is newer; the names of the versions are taken in the spelling of RTP-LLM and in 
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest
-from protocol.generate import field_of
+from protocol.decoding import accepted
 
 CACHE_PATHS = ("/cache_status", "/rtp_llm/cache_status")
 WORK_PATHS = ("/worker_status", "/rtp_llm/worker_status")
@@ -92,15 +92,12 @@ class WorkStatus(msgspec.Struct):
 
 def parse_query(body: bytes, params: dict[str, str]) -> StatusQuery:
     """The question as a JSON object, or as URL parameters. `InvalidRequest` if it is neither."""
-    try:
-        fields: dict[str, Any] = dict(params)
-        if body:
-            fields |= msgspec.json.decode(body, type=dict[str, Any])
-        named = {_SPELLINGS.get(name, name): value for name, value in fields.items()}
-        return msgspec.convert(named, StatusQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
-    except RecursionError:
-        raise InvalidRequest("the JSON is nested too deep", code="malformed_json") from None
+    return accepted(partial(_query, params), body)
+
+
+def _query(params: dict[str, str], body: bytes) -> StatusQuery:
+    fields: dict[str, Any] = dict(params)
+    if body:
+        fields |= msgspec.json.decode(body, type=dict[str, Any])
+    named = {_SPELLINGS.get(name, name): value for name, value in fields.items()}
+    return msgspec.convert(named, StatusQuery, strict=False)

@@ -4,7 +4,6 @@ registration contract, as at the master for workers that cannot register."""
 from __future__ import annotations
 
 import hmac
-import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,8 +11,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta
 
+from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, Unauthorized, Unavailable
-from protocol.generate import field_of
 from protocol.registry import Url
 from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
@@ -24,7 +23,6 @@ from services.http.openai import read_body
 
 _MAX_BODY = 1 << 20
 _MOST = 4096
-_MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 class NamedWorker(msgspec.Struct):
@@ -39,14 +37,7 @@ class NamedWorker(msgspec.Struct):
 
 def decode_worker(data: bytes) -> NamedWorker:
     """A body, its URL without a trailing slash; `InvalidRequest` names the field at fault."""
-    try:
-        worker = msgspec.json.decode(data, type=NamedWorker)
-    except msgspec.ValidationError as error:
-        missing = _MISSING.search(str(error))
-        field = missing[1] if missing else field_of(error)
-        raise InvalidRequest(str(error), param=field) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+    worker = accepted(msgspec.json.Decoder(NamedWorker).decode, data)
     if not _can_be_asked(worker.url):
         raise InvalidRequest("url must be one that requests can be sent to", param="url")
     worker.url = worker.url.rstrip("/")

@@ -18,7 +18,7 @@ class Pump:
         self._rest = rest
         self._turn = threading.Lock()
         self._entered = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -39,21 +39,21 @@ class Pump:
             raise error
 
     def _run(self) -> None:
-        while self._entered.wait() and not self._closed:
-            with self._turn:
-                if self._entered.is_set() and self._error is None:
-                    self._try()
-            self._rest()
-
-    def _try(self) -> None:
-        try:
-            self._poll()
-        except Exception as error:
-            self._error = error
+        while self._entered.wait() and not self._closed.is_set():
+            try:
+                with self._turn:
+                    if self._entered.is_set():
+                        self._poll()
+                self._rest()
+            except Exception as error:
+                self._error = error
+                self._entered.clear()
+                if self._closed.is_set():
+                    return
 
     def close(self) -> None:
         """End the thread; idempotent."""
-        self._closed = True
+        self._closed.set()
         self._entered.set()
         if self._thread is not None:
             self._thread.join()

@@ -20,7 +20,7 @@ from connectors.transports.base import Range, Transfer, Transport, check_ranges
 from protocol.errors import ConfigError, TransferError
 
 _PREFIX = "region-"
-_GRAIN = 1 << 20  # bytes of a sparse region that are committed together
+_GRAIN = 1 << 20  # bytes of a sparse region without larger granules that are committed together
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -67,6 +67,7 @@ class ShmTransport(Transport):
         self._regions: dict[str, _Mapped] = {}
         self._locks: dict[Path, int] = {}
         self._committed: dict[str, npt.NDArray[np.bool_]] = {}
+        self._grains: dict[str, int] = {}
         self._peers: dict[tuple[str, str], _Mapped] = {}
         directory.mkdir(parents=True, exist_ok=True)
         self.swept = sweep(directory)
@@ -82,7 +83,8 @@ class ShmTransport(Transport):
             raise ConfigError(f"shm: region '{region}' exists")
         path = self._path(region)
         self._locks[path] = self._create(path, nbytes, sparse)
-        self._committed[region] = np.full(-(-nbytes // _GRAIN), not sparse)
+        self._grains[region] = grain = granule if granule >= PAGESIZE else _GRAIN
+        self._committed[region] = np.full(-(-nbytes // grain), not sparse)
         memory = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
         description = msgspec.msgpack.encode(_Description(path.name, nbytes))
         self._regions[region] = _Mapped(description, memory, memory.numpy())
@@ -102,13 +104,13 @@ class ShmTransport(Transport):
         return descriptor
 
     def commit(self, region: str, offset: int, size: int) -> None:
-        first, end = offset // _GRAIN, -(-(offset + size) // _GRAIN)
-        grains = self._committed[region]
+        grain, grains = self._grains[region], self._committed[region]
+        first, end = offset // grain, -(-(offset + size) // grain)
         if grains[first:end].all():
             return  # asking again takes a quarter of the time that filling it does
         descriptor = self._locks[self._path(region)]
-        start = first * _GRAIN
-        stop = min(end * _GRAIN, self._regions[region].view.size)
+        start = first * grain
+        stop = min(end * grain, self._regions[region].view.size)
         with contextlib.suppress(OSError):  # too little for what may come: just what is asked for
             os.posix_fallocate(descriptor, start, stop - start)
             grains[first:end] = True
@@ -122,7 +124,8 @@ class ShmTransport(Transport):
         """Give back what lies in pages that are all in the range."""
         first, end = -(-offset // PAGESIZE) * PAGESIZE, (offset + size) // PAGESIZE * PAGESIZE
         if first < end:
-            self._committed[region][first // _GRAIN : -(-end // _GRAIN)] = False
+            grain = self._grains[region]
+            self._committed[region][first // grain : -(-end // grain)] = False
             descriptor = self._locks[self._path(region)]
             with mmap(descriptor, end - first, offset=first) as pages:
                 pages.madvise(MADV_REMOVE)

@@ -19,7 +19,7 @@ import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.steps import Copy, InTurn
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, TransferError
 
 Piece = tuple[int, int]
 """Offset and size."""
@@ -88,11 +88,17 @@ class StagedTransport(Transport):
         ours = self._regions.get(region)
         if ours is None:
             return self._inner.publish(region, ranges)
-        for offset, size in ranges:
-            self._inner.commit(region, offset, size)
         ours.mark(ranges, True)
-        copy = self._copy(ours.memory, ours.mirror, ranges)
-        return self._begin(InTurn(copy, [lambda: self._inner.publish(region, ranges)]))
+
+        def copy_out() -> Copy:
+            self._commit(region, ranges)
+            return self._copy(ours.memory, ours.mirror, ranges)
+
+        return self._begin(InTurn(None, [copy_out, lambda: self._inner.publish(region, ranges)]))
+
+    def _commit(self, region: str, pieces: Sequence[Piece]) -> None:
+        for offset, size in pieces:
+            self._inner.commit(region, offset, size)
 
     def retract(self, region: str, ranges: Sequence[Piece]) -> None:
         self._inner.retract(region, ranges)
@@ -109,10 +115,15 @@ class StagedTransport(Transport):
             return self._inner.read(peer, region, ranges)
         pieces = [(r.local, r.size) for r in ranges]
         inside = [Range(0, r.local, r.size) for r in ranges]
-        if check_ranges(inside, ours.mirror.numel(), ours.mirror.numel()) is None:
-            for offset, size in pieces:
-                self._inner.commit(region, offset, size)
-        read = self._inner.read(peer, region, ranges)
+        problem = check_ranges(inside, ours.mirror.numel(), ours.mirror.numel())
+        if problem is not None:
+            raise TransferError(f"{self.name}: {problem}")
+        try:
+            self._commit(region, pieces)
+            read = self._inner.read(peer, region, ranges)
+        except TransferError:
+            self._discard(region, pieces)
+            raise
         return self._begin(
             InTurn(
                 read,
@@ -123,6 +134,7 @@ class StagedTransport(Transport):
 
     def _begin(self, transfer: InTurn) -> InTurn:
         self._under_way.append(transfer)
+        transfer.advance()
         return transfer
 
     def _discard(self, region: str, pieces: Sequence[Piece]) -> None:

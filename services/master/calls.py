@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, PayloadTooLarge, TriptychError
-from protocol.generate import MSGPACK, field_of
+from protocol.generate import MSGPACK
 from protocol.registry import (
     DEREGISTER_PATH,
     DRAIN_PATH,
@@ -118,21 +119,8 @@ class _Call:
 
     def _decode(self, body: bytes, packed: bool) -> Any:
         if packed:
-            return decode_body(self._msgpack.decode, body, "malformed_msgpack")
-        return decode_body(self._json.decode, body)
-
-
-def decode_body(decode: Callable[[bytes], _T], body: bytes, code: str = "malformed_json") -> _T:
-    """The argument that a body holds; an `InvalidRequest` of this `code` if it holds none, or one
-    that names the field."""
-    try:
-        return decode(body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{code}: {error}", code=code) from None
-    except RecursionError:
-        raise InvalidRequest(f"{code}: nested too deep", code=code) from None
+            return accepted(self._msgpack.decode, body, "msgpack")
+        return accepted(self._json.decode, body)
 
 
 async def read_body(receive: Receive, limit: int) -> bytes | None:

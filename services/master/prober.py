@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, TriptychError, Unavailable
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Url
-from services.master.calls import decode_body
 from services.master.claims import check_url
 from services.master.config import MasterConfig
 from services.master.peer_messages import Added, Removed
@@ -59,7 +59,7 @@ _instances = msgspec.json.Decoder(ProbedInstance)
 
 def decode_probed(data: bytes) -> ProbedInstance:
     """The body of a call, or `InvalidRequest`."""
-    return decode_body(_instances.decode, data)
+    return accepted(_instances.decode, data)
 
 
 @dataclass(eq=False)

@@ -18,11 +18,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
+from protocol.decoding import accepted
 from protocol.errors import RequestAborted, TriptychError
 from protocol.kv_events import short_key
 from protocol.registry import Placement, ScheduleRequest, Target
 from services.master.admission import Ticket
-from services.master.calls import decode_body, read_body, unless_left
+from services.master.calls import read_body, unless_left
 from services.master.service import MasterService
 
 _ROLES = MappingProxyType(
@@ -69,7 +70,7 @@ class RtpContract:
         the caller has `left`."""
         number = next(self._ids)
         try:
-            request = decode_body(_requests.decode, data)
+            request = accepted(_requests.decode, data)
             placement = await self._place(request, number, left)
         except TriptychError as error:
             self.service.metrics.errors.labels(error.code).inc()

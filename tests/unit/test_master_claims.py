@@ -5,12 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.decoding import accepted
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
-from protocol.generate import MSGPACK
 from protocol.kv_events import decode_batch
 from protocol.registry import InstanceInfo, InstanceName, ScheduleRequest, Workers
 from protocol.settings import resolve
-from services.master.calls import decode_body
 from services.master.config import MasterConfig
 from services.master.peer_messages import decode_message, decode_stored
 from services.master.prober import decode_probed
@@ -71,22 +70,22 @@ def test_a_block_key_has_64_bits(key: int) -> None:
     body = msgspec.json.encode({"request_id": "r", "prompt_tokens": 64, "block_keys": [1]})
     decode = msgspec.json.Decoder(ScheduleRequest).decode
     with pytest.raises(InvalidRequest) as caught:
-        decode_body(decode, body.replace(b"[1]", f"[1,{key}]".encode()))
+        accepted(decode, body.replace(b"[1]", f"[1,{key}]".encode()))
     assert caught.value.param is not None and caught.value.param.startswith("block_keys")
-    most = decode_body(decode, body.replace(b"[1]", f"[0,{2**64 - 1}]".encode()))
+    most = accepted(decode, body.replace(b"[1]", f"[0,{2**64 - 1}]".encode()))
     assert most.block_keys == [0, 2**64 - 1]
 
 
 def test_what_is_nested_too_deep_is_malformed() -> None:
     deep_json = b'{"kv_endpoint":' + b'{"x":' * DEEP + b"1" + b"}" * (DEEP + 1)
     with pytest.raises(InvalidRequest, match="too deep") as caught:
-        decode_body(msgspec.json.Decoder(InstanceInfo).decode, deep_json)
+        accepted(msgspec.json.Decoder(InstanceInfo).decode, deep_json)
     assert caught.value.code == "malformed_json"
     with pytest.raises(InvalidRequest, match="too deep"):
         decode_probed(b'{"x":' + b"[" * DEEP + b"]" * DEEP + b"}")
     deep = b"\x91" * DEEP + b"\x01"
     with pytest.raises(InvalidRequest):
-        decode_body(msgspec.msgpack.Decoder(InstanceInfo).decode, b"\x81\xa1x" + deep, MSGPACK)
+        accepted(msgspec.msgpack.Decoder(InstanceInfo).decode, b"\x81\xa1x" + deep, "msgpack")
     with pytest.raises(InvalidRequest):
         decode_batch(b"\x92\xcb" + bytes(8) + b"\x91" + deep)
     for decode in (decode_message, decode_stored):

@@ -75,6 +75,19 @@ def test_what_a_poll_raised_is_raised_on_leaving_once(pump: Pump, polled: Polled
         until(lambda: polled.count > 1)
 
 
+@pytest.mark.parametrize("closing", [False, True])
+def test_what_resting_raises_ends_nothing(polled: Polled, closing: bool) -> None:
+    def restless() -> None:
+        raise OSError("no rest")
+
+    pump = Pump(polled.poll, restless)
+    for turn in range(1 if closing else 3):
+        with pytest.raises(OSError, match="no rest"), pump.running():
+            until(lambda turn=turn: polled.count > turn)
+            time.sleep(0.02)
+    pump.close()
+
+
 def test_the_error_of_the_computing_comes_first(pump: Pump, polled: Polled) -> None:
     polled.error = ValueError("broken")
     with pytest.raises(KeyError), pump.running():
