@@ -27,6 +27,7 @@ from benchmarks.rows import Row, arguments, finish, hardware, head, line, markdo
 
 _PACKAGES = {"nixl": "nixl", "ucx": "ucxx"}
 _VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu12", "pyzmq", "blake3")
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TOKENS, _QUICK_TOKENS = 4096, 2048
 
 
@@ -37,6 +38,15 @@ def installed() -> list[str]:
         for name in transports.TRANSPORTS
         if name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]) is not None
     ]
+
+
+def _congestion() -> str:
+    """How TCP is paced here. BBR halves what loopback moves whenever its estimate is low, for us as
+    for the libraries."""
+    try:
+        return f"TCP {_CONGESTION.read_text().strip()}"
+    except OSError:
+        return "TCP unknown"
 
 
 def measure(args: argparse.Namespace, cores: tuple[int, int]) -> Iterator[Row]:
@@ -63,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="whose family and tokenizer the overlap's model has")  # fmt: skip
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what we started
-    about, rows = hardware(_VERSIONS, SEED), []
+    about, rows = f"{hardware(_VERSIONS, SEED)}, {_congestion()}", []
     print(f"{about}\n{head()}")
     for row in measure(args, two_cores(args.cores)):
         rows.append(row)

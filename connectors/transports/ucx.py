@@ -84,7 +84,8 @@ class UcxTransport(Transport):
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"ucx: no room for {nbytes} bytes on {device}: {error}") from None
-        self._regions[region] = Region(memory, memory if memory.is_cuda else memory.numpy())
+        view = memory if memory.is_cuda else memory.numpy()
+        self._regions[region] = Region(nbytes, not memory.is_cuda, view)
         return memory
 
     def describe(self, region: str) -> bytes:

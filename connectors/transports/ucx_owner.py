@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from connectors.transports.ucx_wire import (
     BUNDLE,
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 
 # Per reader, so that one that has stopped reading holds up nobody else.
-_WINDOW = 64  # messages under way
+_WINDOW = 256
 _BUNDLES = 8  # of them bundles, each with a buffer
 _MAX_JOBS = 1024
 _MAX_REASON = 500
@@ -39,18 +38,11 @@ _MAX_REASON = 500
 
 @dataclass(frozen=True)
 class Region:
-    """uint8[nbytes]; `view` is what UCX and the CPU read and write slices of."""
+    """uint8[nbytes], of the CPU if `host`; UCX and the CPU read and write slices of `view`."""
 
-    memory: torch.Tensor
+    nbytes: int
+    host: bool
     view: Any
-
-    @property
-    def nbytes(self) -> int:
-        return self.memory.numel()
-
-    @property
-    def host(self) -> bool:
-        return self.memory.device.type == "cpu"
 
 
 class Buffers:

@@ -1,4 +1,9 @@
-"""The reader's side of reads over UCX: which messages are expected, and where they land."""
+"""The reader's side of reads over UCX: which messages are expected, and where they land.
+
+A range that is a message of its own lands in its place: its receive is posted when it is asked for,
+and ended with an empty message of ours if the read fails before. Bundles wait until they announce
+themselves: their pieces pass through a buffer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import numpy as np
 from connectors.transports.base import Range, Transfer
 from connectors.transports.ucx_owner import Buffers, Region, scatter
 from connectors.transports.ucx_wire import (
+    DATA,
     REQUEST,
     ReadRequest,
     StopRequest,
@@ -28,15 +34,16 @@ _MAX_REASON = 500
 
 
 class Read(Transfer):
-    """`expected` are the messages that have not come, by index; `landing` counts those that UCX is
-    writing into our memory."""
+    """`posted` are the messages, by index, that UCX may write into our memory; `bundles` those that
+    have not come, `landing` counts the ones that are coming."""
 
     def __init__(self, peer: str, link: Link, local: Region, deadline: float) -> None:
         self.peer = peer
         self.link = link
         self.local = local
         self.deadline = deadline
-        self.expected: dict[int, list[Range]] = {}
+        self.posted: set[int] = set()
+        self.bundles: dict[int, list[Range]] = {}
         self.landing = 0
         self.error: TransferError | None = None
         self.stop: Callable[[], None] | None = None
@@ -55,7 +62,7 @@ class Read(Transfer):
         if self.error is not None or self.settled:
             return
         self.error = error
-        self.expected.clear()
+        self.bundles.clear()
         if self.stop is not None:
             self.stop()
 
@@ -66,7 +73,7 @@ class Read(Transfer):
 
     @property
     def settled(self) -> bool:
-        return not self.expected and not self.landing
+        return not (self.posted or self.bundles or self.landing)
 
 
 class Reader:
@@ -94,10 +101,35 @@ class Reader:
             return read
         self._next = self._next + 1 & transfer_mask()
         self._reads[transfer] = read
-        read.expected = dict(enumerate(messages))
-        read.stop = lambda: self._ask(read, StopRequest(self._worker.address, link.epoch, transfer))
+        read.stop = lambda: self._stop(read, transfer)
         self._ask(read, request)
+        self._expect(read, transfer, messages)
         return read
+
+    def _expect(self, read: Read, transfer: int, messages: list[list[Range]]) -> None:
+        for index, ranges in enumerate(messages):
+            if read.error is not None:
+                return
+            if len(ranges) > 1:
+                read.bundles[index] = ranges
+            else:
+                self._post(read, transfer, index, ranges[0])
+
+    def _post(self, read: Read, transfer: int, index: int, where: Range) -> None:
+        def then(problem: str | None) -> None:
+            read.posted.discard(index)
+            read.landing += 1
+            read.landed(problem)
+
+        read.posted.add(index)
+        memory = read.local.view[where.local : where.local + where.size]
+        self._worker.post(read.link, memory, tag(DATA, transfer, index), then, transfer)
+
+    def _stop(self, read: Read, transfer: int) -> None:
+        """Let in nothing more than what has begun to arrive."""
+        for index in read.posted:
+            self._worker.void(tag(DATA, transfer, index))
+        self._ask(read, StopRequest(self._worker.address, read.link.epoch, transfer))
 
     def _ask(self, read: Read, request: ReadRequest | StopRequest) -> None:
         def then(problem: str | None) -> None:
@@ -107,21 +139,17 @@ class Reader:
         self._worker.send(read.link, seal(request), tag(REQUEST), then)
 
     def receive(self, message: Message, transfer: int, index: int) -> None:
-        """Let a message land if its transfer still wants it."""
+        """Take a message for which no receive is posted: a bundle, or one that nobody wants."""
         read = self._reads.get(transfer)
-        ranges = None if read is None else read.expected.get(index)
+        ranges = None if read is None else read.bundles.pop(index, None)
         if read is None or ranges is None:
-            self.late += 1
+            self.late += message.size > 0
             return self._worker.discard(message)
         if message.size != sum(r.size for r in ranges):
             self._worker.discard(message)
             return read.fail(TransferError(f"ucx: {message.size} bytes came for {ranges[:3]}"))
-        del read.expected[index]
         read.landing += 1
-        if len(ranges) > 1:
-            return self._receive_bundle(message, read, ranges)
-        memory = read.local.view[ranges[0].local : ranges[0].local + ranges[0].size]
-        return self._worker.receive(message, memory, read.landed)
+        return self._receive_bundle(message, read, ranges)
 
     def _receive_bundle(self, message: Message, read: Read, ranges: list[Range]) -> None:
         buffer = self._buffers.take()
@@ -171,6 +199,7 @@ class Reader:
     def close(self) -> None:
         """For when nothing can write to our memory any more."""
         for read in self._reads.values():
+            read.posted.clear()
             read.landing = 0
         self._reads.clear()
 

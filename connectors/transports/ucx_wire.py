@@ -17,7 +17,7 @@ from protocol.errors import IncompatiblePeer, TransferError
 
 VERSION = 1
 BUNDLE = 2 << 20  # bytes of small ranges that travel as one message
-DIRECT = 256 << 10  # a range of this size or more is a message of its own
+DIRECT = 32 << 10  # a range of this size or more is a message of its own
 MAX_REQUEST = 4 << 20
 REQUEST, DATA, REFUSAL = 1, 2, 3
 """Kinds of messages, in their tags."""

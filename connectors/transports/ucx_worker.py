@@ -1,8 +1,8 @@
-"""A UCX worker: links to peers, tagged sends, and receives of messages that have been announced.
+"""A UCX worker: links to peers, tagged sends, and receives.
 
-No receive is posted before its message is here, so nothing ever has to be cancelled to protect
-memory: what nobody wants any more is thrown away when it arrives. UCX moves large messages only
-after the receive, straight into its memory.
+What is expected lands where it belongs: its receive is posted before it comes. ucxx cannot cancel
+one receive; it is ended with an empty message of ours, and what nobody expects any more is thrown
+away when it arrives.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,10 +55,8 @@ class Message:
     handle: Any
 
 
-class _Operation(NamedTuple):
-    request: Any
-    memory: Any  # referenced for as long as UCX uses it
-    then: Then
+_Operation = tuple[Any, Any, Then]
+"""A request, its memory (referenced for as long as UCX uses it), and who is told of its end."""
 
 
 class UcxWorker:
@@ -76,11 +75,13 @@ class UcxWorker:
             raise ConfigError(f"ucx: {error} with {chosen}") from None
         self.address: bytes = self._worker.address.tobytes()
         self.cuda: bool = self._context.cuda_support and torch.cuda.is_available()
-        self._any = (self._api.UCXXTag(0), self._api.UCXXTagMask(0))
-        self._sink = np.empty(1, np.uint8)
+        self._tag = self._api.UCXXTag
+        self._any = (self._tag(0), self._api.UCXXTagMask(0))
+        self._whole = self._api.UCXXTagMask((1 << 64) - 1)
+        self._sink, self._nothing = np.empty(1, np.uint8), np.empty(0, np.uint8)
         self._links: dict[bytes, Link] = {}
         self._epochs = Epochs()
-        self._operations: list[_Operation] = []
+        self._queues: dict[Hashable, deque[_Operation]] = {}
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
@@ -126,11 +127,29 @@ class UcxWorker:
         """`memory` (bytes, array or CUDA tensor, contiguous) keeps its contents until `then`."""
         if not link.alive:
             return then("the connection is broken")
+        return self._start(link.endpoint.tag_send, memory, (self._tag(tag),), then, link.address)
+
+    def post(self, link: Link, memory: Any, tag: int, then: Then, queue: int) -> None:
+        """Let the message of this tag into `memory` when it comes; a longer one is an error, of a
+        shorter one UCX says nothing. Ends with the link. Those of a `queue` end in their order."""
+        where = self._tag(tag), self._whole
+        self._start(link.endpoint.tag_recv, memory, where, then, queue)
+
+    def void(self, tag: int) -> None:
+        """End the posted receive of this tag, unless its message comes or has begun to."""
+        self.send(self.link(self.address), self._nothing, tag, _ignore)
+
+    def _start(
+        self, call: Any, memory: Any, where: tuple[Any, ...], then: Then, queue: Hashable
+    ) -> None:
         try:
-            request = link.endpoint.tag_send(self._array(memory), self._api.UCXXTag(tag))
+            request = call(self._array(memory), *where)
         except self._api.UCXError as error:
             return then(str(error))
-        return self._operations.append(_Operation(request, memory, then))
+        known = self._queues.get(queue)
+        if known is None:
+            known = self._queues[queue] = deque()
+        return known.append((request, memory, then))
 
     def messages(self) -> Iterator[Message]:
         """Those that are here, to a bound."""
@@ -141,12 +160,9 @@ class UcxWorker:
             yield Message(found.sender_tag.value, found.length, found)
 
     def receive(self, message: Message, memory: Any, then: Then) -> None:
-        """Let a message into `memory`, which is as large."""
-        try:
-            request = self._worker.tag_recv_with_handle(self._array(memory), message.handle)
-        except self._api.UCXError as error:
-            return then(str(error))
-        return self._operations.append(_Operation(request, memory, then))
+        """Let a message that has been announced into `memory`, which is as large."""
+        where = (message.handle,)
+        self._start(self._worker.tag_recv_with_handle, memory, where, then, message.handle)
 
     def discard(self, message: Message) -> None:
         """Throw a message away; its sender does not wait for anybody to want it."""
@@ -155,19 +171,18 @@ class UcxWorker:
     def progress(self) -> None:
         """Move bytes, and close connections that have broken."""
         self._worker.progress()
-        for address in [link.address for link in self._links.values() if not link.alive]:
-            self.cut(address)
+        for link in tuple(self._links.values()):
+            if not link.endpoint.alive:
+                self.cut(link.address)
 
     def complete(self) -> None:
-        """Report every send and receive that has ended."""
-        if not self._operations:
-            return
-        operations, self._operations = self._operations, []
-        for operation in operations:
-            if operation.request.completed:
-                operation.then(self._problem(operation.request))
-            else:
-                self._operations.append(operation)
+        """Report every send and receive that has ended, and those before it in its queue."""
+        for queue, operations in list(self._queues.items()):
+            while operations and operations[0][0].completed:
+                request, _, then = operations.popleft()
+                then(self._problem(request))
+            if not operations:
+                del self._queues[queue]
 
     def _problem(self, request: Any) -> str | None:
         try:
@@ -184,7 +199,7 @@ class UcxWorker:
     @property
     def busy(self) -> int:
         """Sends and receives under way."""
-        return len(self._operations)
+        return sum(map(len, self._queues.values()))
 
     def close(self) -> None:
         """Cut every connection, then wait, within bounds, until UCX has let go of all memory."""
@@ -193,9 +208,9 @@ class UcxWorker:
         deadline = time.monotonic() + _CLOSE_S
         while self._drain() and time.monotonic() < deadline:
             self._worker.progress()
-        if self._operations:
-            logger.warning("ucx: %d operations did not end", len(self._operations))
-        self._operations.clear()
+        if self.busy:
+            logger.warning("ucx: %d operations did not end", self.busy)
+        self._queues.clear()
         self._worker = self._context = None
 
     def _drain(self) -> bool:
@@ -204,7 +219,7 @@ class UcxWorker:
         for message in messages:
             self.discard(message)
         self.complete()
-        return bool(messages or self._operations)
+        return bool(messages or self._queues)
 
 
 def _ignore(_: str | None) -> None:

@@ -1,5 +1,6 @@
 """What is particular to UCX: messages that make no sense, late data, scattered ranges."""
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -116,22 +117,20 @@ def test_owner_that_does_not_poll(local: Local, peer: PeerProcess) -> None:
 
 @UCX
 @pytest.mark.parametrize("size", [8, BLOCK, DIRECT, SIZE])
-def test_late_data_does_not_land(local: Local, size: int) -> None:
-    late = local.transport.late
+def test_late_data_does_not_land(
+    local: Local, peer: PeerProcess, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The owner is not told that a read was given up, and sends all of it."""
+    late, asked = local.transport.late, []
+    local.fetch("peer", (SIZE - 8, SIZE - 8, 8))
+    peer.signal(signal.SIGSTOP)
     given_up = local.read("peer", (0, 0, size))
-    worker = local.transport._running
-    assert worker is not None
-
-    def announced() -> bool:
-        worker.progress()
-        return bool(worker._worker.tag_probe(*worker._any).matched)
-
-    until(announced)
+    monkeypatch.setattr(local.transport._reader, "_ask", lambda *stop: asked.append(stop))
     given_up.cancel()
-    fresh = local.read("peer", (SIZE - 8, SIZE - 8, 8))
-    until(fresh.poll, local.transport)
-    assert given_up.settled
-    assert local.transport.late == late + 1
+    until(lambda: given_up.settled, local.transport)
+    peer.signal(signal.SIGCONT)
+    until(lambda: local.transport.late == late + 1, local.transport)
+    assert len(asked) == 1
     with pytest.raises(TransferError, match="cancelled"):
         given_up.poll()
     assert not local.bytes[:-8].any()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from protocol.errors import TransferError, TransferTimeout
 from tests.transport_peer import pattern
@@ -55,6 +56,30 @@ def test_owner_that_hangs_within_a_message(tmp_path: Path) -> None:
     owner.call("integrity")
     local.transport.poll()
     assert np.count_nonzero(local.bytes) == missing > 0
+    owner.kill()
+    local.transport.close()
+
+
+@pytest.mark.parametrize("size", [8, BLOCK, SIZE])
+def test_owner_that_hangs_before_it_sends(tmp_path: Path, size: int) -> None:
+    """Nothing can come any more once the read has settled, though the owner never said so."""
+    owner = start(tmp_path, "late", 3)
+    local = Local(read_timeout_s=0.5)
+    local.transport.connect("late", "kv", owner.describe("kv"))
+    local.fetch("late", (0, 0, 8))
+    local.bytes[:] = 9
+    owner.signal(signal.SIGSTOP)
+    pieces = [(2 * i * BLOCK, 2 * i * BLOCK, BLOCK) for i in range(50)]
+    crumbs = [((100 + 2 * i) * BLOCK, (100 + 2 * i) * BLOCK, 8) for i in range(50)]
+    reads = [local.read("late", (0, 0, size)), local.read("late", *pieces, *crumbs)]
+    for read in reads:
+        local.fails(read, TransferTimeout, "within 0.5 s")
+    until(lambda: all(read.settled for read in reads), local.transport, bound_s=1)
+    assert local.transport.check_integrity() == []
+    owner.signal(signal.SIGCONT)
+    local.fetch("late", (BLOCK, BLOCK, BLOCK))
+    assert (local.bytes[BLOCK : 2 * BLOCK] == pattern(3, SIZE)[BLOCK : 2 * BLOCK]).all()
+    assert (local.bytes[:BLOCK] == 9).all() and (local.bytes[2 * BLOCK :] == 9).all()
     owner.kill()
     local.transport.close()
 
