@@ -1,9 +1,8 @@
 """UCX (ucxx): peers on other hosts, over whatever network UCX finds.
 
-UCX's Python interface has no remote read. A reader names the ranges it wants in a small message,
-the owner answers from its `poll` with tagged sends, and the reader lets each message into its
-place once it has announced itself. One connection serves both directions between two processes,
-and ends for both.
+UCX's Python interface has no remote read. A reader names the ranges it wants in a small message and
+posts a receive for each; the owner answers from its `poll` with tagged sends. One connection serves
+both directions between two processes, and ends for both.
 """
 
 from __future__ import annotations
