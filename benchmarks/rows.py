@@ -7,6 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,6 +59,11 @@ def arguments(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="within a minute")
     parser.add_argument("--json", type=Path, help="write the rows here")
     return parser
+
+
+def unwind_when_terminated() -> None:
+    """On SIGTERM leave every `with`, as on Ctrl-C: what was started is ended."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def two_cores(given: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from protocol.types import FinishReason
 
+ChatFinish = FinishReason | Literal["tool_calls"]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -54,22 +55,45 @@ class TextLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
+class CalledFunction(msgspec.Struct):
+    """`arguments` is JSON as the model wrote it, which may be none."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct):
+    """A call that the model wants made."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class CalledToolDelta(CalledTool, kw_only=True):
+    """Calls of a choice are numbered from 0; each comes whole."""
+
+    index: int
+
+
 class Message(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
+    tool_calls: list[CalledTool] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[CalledToolDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: Message
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinish | None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -78,7 +102,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

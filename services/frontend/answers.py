@@ -11,10 +11,13 @@ from msgspec import UNSET, UnsetType
 
 from protocol.openai_answers import (
     Answer,
+    CalledTool,
+    CalledToolDelta,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatFinish,
     ChatLogprobs,
     Delta,
     Message,
@@ -39,6 +42,7 @@ class _Whole:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    calls: list[CalledTool] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -56,6 +60,7 @@ class AnswerBuilder:
         self._id = f"{'chatcmpl' if spec.chat else 'cmpl'}-{spec.request_id}"
         self._wholes = [_Whole() for _ in range(spec.n)]
         self._shown = [0] * spec.n
+        self._called = [0] * spec.n
 
     # --- streamed -------------------------------------------------------------------------------
 
@@ -85,7 +90,7 @@ class AnswerBuilder:
         `usage` so far is shown if the client asked for it in every chunk.
         """
         spec = self._spec
-        silent = not gain.text and gain.finish_reason is None
+        silent = not (gain.text or gain.calls) and gain.finish_reason is None
         if silent and not (gain.token_ids and (spec.return_token_ids or gain.logprobs)):
             return None
         chunk: Answer
@@ -106,11 +111,22 @@ class AnswerBuilder:
         return chunk
 
     def _chat_delta(self, gain: Gain) -> ChatChunkChoice:
+        delta = Delta(content=gain.text)
+        if gain.calls:
+            first = self._called[gain.index]
+            self._called[gain.index] += len(gain.calls)
+            delta = Delta(
+                content=gain.text or UNSET,
+                tool_calls=[
+                    CalledToolDelta(call.id, call.function, index=index)
+                    for index, call in enumerate(gain.calls, first)
+                ],
+            )
         return ChatChunkChoice(
             index=self._index(gain.index),
-            delta=Delta(content=gain.text),
+            delta=delta,
             logprobs=self._chat_logprobs(gain.logprobs),
-            finish_reason=gain.finish_reason,
+            finish_reason=_chat_finish(gain.finish_reason, self._called[gain.index]),
             stop_reason=UNSET if gain.finish_reason is None else gain.stop_reason,
             token_ids=self._token_ids(gain.token_ids),
         )
@@ -155,6 +171,7 @@ class AnswerBuilder:
         whole.text.append(gain.text)
         whole.token_ids += gain.token_ids
         whole.logprobs += gain.logprobs or []
+        whole.calls += gain.calls
         if gain.finish_reason is not None:
             whole.finish_reason, whole.stop_reason = gain.finish_reason, gain.stop_reason
 
@@ -173,9 +190,9 @@ class AnswerBuilder:
         choices = [
             ChatChoice(
                 index=self._index(index),
-                message=Message(content="".join(whole.text)),
+                message=_message("".join(whole.text), whole.calls),
                 logprobs=self._chat_logprobs(whole.logprobs),
-                finish_reason=whole.finish_reason,
+                finish_reason=_chat_finish(whole.finish_reason, len(whole.calls)),
                 stop_reason=whole.stop_reason,
                 token_ids=self._token_ids(whole.token_ids),
             )
@@ -254,6 +271,14 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         sum(usage.total_tokens for usage in usages),
         PromptTokensDetails(sum(d.cached_tokens for d in details)) if details else None,
     )
+
+
+def _message(text: str, calls: list[CalledTool]) -> Message:
+    return Message(content=text or None, tool_calls=calls) if calls else Message(content=text)
+
+
+def _chat_finish(reason: FinishReason | None, num_calls: int) -> ChatFinish | None:
+    return "tool_calls" if reason == "stop" and num_calls else reason
 
 
 def _with_params(answer: Answer, kv: Params | None, ec: Params | None) -> Answer:

@@ -12,6 +12,8 @@ from services.frontend.guard import Guard, Guarded
 from services.frontend.messages import Chat
 from services.frontend.template import ChatTemplate, Message
 
+MAX_TOOL_CALLS = 128
+
 
 class ChatText:
     """The model's chat templates. `placeholder`: how a picture looks, None if it takes none."""
@@ -50,6 +52,15 @@ class ChatText:
             prompt_follows = request.add_generation_prompt
             text = template.render(messages, add_generation_prompt=prompt_follows, **values)
         return marker.unmark(text, self._wanted)
+
+    def max_tool_calls(self, request: ChatCompletionRequest) -> int:
+        """How many calls may be taken out of an answer: none if no tools are given, or if this
+        model would not write them in a form that is known."""
+        if not request.tools or request.tool_choice == "none":
+            return 0
+        if not self._template(with_tools=True).marks_calls:
+            return 0
+        return 1 if request.parallel_tool_calls is False else MAX_TOOL_CALLS
 
     def _template(self, with_tools: bool) -> ChatTemplate:
         template = self._templates.get("tool_use") if with_tools else None

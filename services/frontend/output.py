@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.openai_answers import PromptTokensDetails, Usage
+from protocol.openai_answers import CalledTool, PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
 from services.frontend.stopping import StopScanner
 from services.frontend.tokenizer import Detokenizer, Tokenizer
+from services.frontend.tools import Heard, ToolCalls
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class OutputSpec:
 
     `end_token_ids`: tokens that end an answer and are not shown (EOS and stop tokens).
     `min_tokens`: stop strings count only in text that comes after so many tokens.
+    `max_tool_calls`: so many are taken out of a choice's text; 0 leaves them in it.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class OutputSpec:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
+    max_tool_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,17 @@ class Gain:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     stopped: bool = False
+    calls: tuple[CalledTool, ...] = ()
 
 
 class _Choice:
-    def __init__(self, index: int, detokenizer: Detokenizer, scanner: StopScanner) -> None:
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, scanner: StopScanner, tools: ToolCalls | None
+    ) -> None:
         self.index = index
         self.detokenizer = detokenizer
         self.scanner = scanner
+        self.tools = tools
         self.num_tokens = 0
         self.finished = False
 
@@ -88,6 +95,7 @@ class OutputAssembler:
             index,
             self._tokenizer.detokenizer(skip_special_tokens=self.spec.skip_special_tokens),
             StopScanner(self.spec.stop, include=self.spec.include_stop_str),
+            ToolCalls(self.spec.max_tool_calls) if self.spec.max_tool_calls else None,
         )
 
     @property
@@ -166,12 +174,23 @@ class OutputAssembler:
         if step.stop is not None:
             finish, reason = "stop", step.stop
         choice.finished = finish is not None
+        heard = self._heard(choice, step.text)
         return Gain(
             choice.index,
-            step.text,
+            heard.text,
             step.token_ids,
             logprobs,
             finish,
             reason,
             stopped=step.stop is not None and output.finish_reason is None,
+            calls=heard.calls,
         )
+
+    def _heard(self, choice: _Choice, text: str) -> Heard:
+        if choice.tools is None:
+            return Heard(text)
+        heard = choice.tools.push(text)
+        if not choice.finished:
+            return heard
+        rest = choice.tools.flush()
+        return Heard(heard.text + rest.text, heard.calls + rest.calls)

@@ -122,7 +122,9 @@ class Frontend:
             for item, offset in zip(items, prompt.offsets, strict=True)
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
-        return RenderedRequest(generate, media, self._output_spec(request, generate))
+        calls = self._chat_text.max_tool_calls(request)
+        spec = self._output_spec(request, generate, max_tool_calls=calls)
+        return RenderedRequest(generate, media, spec)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -230,7 +232,12 @@ class Frontend:
         )
 
     def _output_spec(
-        self, request: SharedFields, generate: GenerateRequest, *, first_index: int = 0
+        self,
+        request: SharedFields,
+        generate: GenerateRequest,
+        *,
+        first_index: int = 0,
+        max_tool_calls: int = 0,
     ) -> OutputSpec:
         sampling, options = generate.sampling, request.stream_options
         eos = () if sampling.ignore_eos else self.info.eos_token_ids
@@ -251,6 +258,7 @@ class Frontend:
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
             return_token_ids=bool(request.return_token_ids),
+            max_tool_calls=max_tool_calls,
         )
 
 

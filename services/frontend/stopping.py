@@ -61,10 +61,10 @@ class StopScanner:
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""
-        return max(_overlap(text, stop) for stop in self._stops)
+        return max(overlap(text, stop) for stop in self._stops)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):

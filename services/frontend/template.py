@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from protocol.errors import ConfigError, InvalidRequest
+from services.frontend.tools import OPEN
 
 Message = dict[str, Any]
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -110,6 +111,7 @@ class ChatTemplate:
 
     `takes_parts`: it renders content given as a list of parts. `takes_strings`: it renders content
     given as a string. `marks_images`: it writes something for a part of type "image".
+    `marks_calls`: it has the model write tool calls between Hermes' marks.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -123,6 +125,7 @@ class ChatTemplate:
         self.takes_parts = _PROBE in parts and "'type'" not in parts and '"type"' not in parts
         self.takes_strings = _PROBE in self._probe(_PROBE)
         image = self._probe([{"type": "image"}, {"type": "text", "text": _PROBE}])
+        self.marks_calls = OPEN in source
         self.marks_images = self.takes_parts and image != parts
 
     def _probe(self, content: Any) -> str:
