@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
-from protocol.generate_answers import check_spans
-from protocol.keys import BlockKeyChain, root_key
-from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
+from protocol.refs import KVRef, has_remote_prefill
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
+from services.engine.intake import Intake
 from services.engine.language import LanguageModel
-from services.engine.positions import Positions, mrope_positions, text_positions
 from services.engine.rates import RateMeter, work_of
 from services.engine.request import Request, choices_of, sibling_of
 from services.engine.runner import Runner
@@ -40,12 +37,11 @@ class GenerateCore:
         """`meanwhile` is entered while the model computes."""
         self._config = config
         self._meter = meter
-        self._model = model
         self.scheduler = scheduler
         self.transfers = transfers
         self._runner = runner
         self._meanwhile = meanwhile
-        self._arrivals = itertools.count()
+        self._intake = Intake(config, model, scheduler, shares_kv=transfers.shares)
         self._requests: dict[str, dict[int, Request]] = {}
         self._progressed = False
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
@@ -56,8 +52,10 @@ class GenerateCore:
     def add(self, source: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""
         try:
-            self._validate(source)
-            request = self._make(source)
+            if source.request_id in self._requests:
+                name = source.request_id
+                raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
+            request = self._intake.request(source)
             ref = _remote(source)
         except TriptychError as error:
             return [
@@ -84,59 +82,6 @@ class GenerateCore:
 
     def _alive(self) -> list[Request]:
         return [request for choices in self._requests.values() for request in choices.values()]
-
-    def _validate(self, source: GenerateRequest) -> None:
-        if source.request_id in self._requests:
-            raise InvalidRequest(f"request id '{source.request_id}' is in use", param="request_id")
-        if not source.token_ids:
-            raise InvalidRequest("the prompt is empty", param="token_ids")
-        vocabulary = self._model.text_config.vocab_size
-        if not all(0 <= token < vocabulary for token in source.token_ids):
-            raise InvalidRequest(f"token ids must lie in 0 … {vocabulary - 1}", param="token_ids")
-        limit = self._config.max_model_len
-        if len(source.token_ids) + source.sampling.max_tokens > limit:
-            raise InvalidRequest(
-                f"prompt of {len(source.token_ids)} tokens and max_tokens "
-                f"{source.sampling.max_tokens} exceed the limit of {limit} tokens",
-                param="token_ids",
-                code="context_length_exceeded",
-            )
-        if wants_remote_decode(source.kv_transfer_params) and not self.transfers.shares:
-            raise InvalidRequest(
-                "this worker has no KV connector: it cannot hand a request over",
-                param="kv_transfer_params",
-            )
-        check_spans(source)
-        self.scheduler.embeddings.validate(source.mm_items)
-        longest = max((item.length for item in source.mm_items), default=0)
-        if self.scheduler.limits.whole_media and longest > self.scheduler.limits.whole_media_tokens:
-            raise InvalidRequest(
-                f"a media item of {longest} tokens cannot be computed in one step", param="features"
-            )
-
-    def _make(self, source: GenerateRequest) -> Request:
-        positions, delta = self._positions(source)
-        first, *others = choices_of(source)
-        config = self._config
-        root = root_key(model=config.model, revision=config.revision, cache_salt=source.cache_salt)
-        deadline = source.deadline_s
-        return Request(
-            source=source,
-            index=first,
-            arrival=next(self._arrivals),
-            tokens=[*source.token_ids, *source.emitted.get(first, ())],
-            positions=positions,
-            rope_delta=delta,
-            keys=BlockKeyChain(root, config.block_size, source.mm_items),
-            deadline=None if deadline is None else time.monotonic() + deadline,
-            siblings=tuple(others),
-        )
-
-    def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
-        length = len(source.token_ids)
-        if self._model.uses_mrope:
-            return mrope_positions(length, source.mm_items, self._model.merge_size)
-        return text_positions(length), 0
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
         """Forget requests at once; blocks of a transfer under way follow when it has settled."""

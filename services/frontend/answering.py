@@ -12,7 +12,8 @@ from protocol.errors import TriptychError, from_info
 from protocol.openai_answers import DONE, Answer, encode_event
 from protocol.types import RequestOutput
 from services.frontend.answers import AnswerBuilder
-from services.frontend.output import Gain, OutputAssembler, OutputSpec
+from services.frontend.output import Gain, OutputAssembler
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 
 Steps = AsyncGenerator[list[RequestOutput], None]

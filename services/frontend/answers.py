@@ -21,7 +21,6 @@ from protocol.openai_answers import (
     ChatLogprobs,
     Delta,
     Message,
-    PromptTokensDetails,
     TextChoice,
     TextCompletion,
     TextLogprobs,
@@ -29,7 +28,8 @@ from protocol.openai_answers import (
 )
 from protocol.types import FinishReason, PositionLogprobs
 from services.frontend.logprobs import chat_logprobs, text_logprobs
-from services.frontend.output import Gain, OutputSpec
+from services.frontend.output import Gain
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 
 Params = dict[str, Any]
@@ -251,26 +251,6 @@ class AnswerBuilder:
         shown = text_logprobs(self._tokenizer, positions, top, self._shown[choice])
         self._shown[choice] += sum(map(len, shown.tokens))
         return shown
-
-
-def merge(answers: Sequence[Answer]) -> Answer:
-    """The answer to several prompts of one completion request, from those to each of them."""
-    texts = [answer for answer in answers if isinstance(answer, TextCompletion)]
-    first = texts[0]
-    usages = [answer.usage for answer in texts if isinstance(answer.usage, Usage)]
-    first.choices = [choice for answer in texts for choice in answer.choices]
-    first.usage = total_usage(usages)
-    return first
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    details = [u.prompt_tokens_details for u in usages if u.prompt_tokens_details is not None]
-    return Usage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-        sum(usage.total_tokens for usage in usages),
-        PromptTokensDetails(sum(d.cached_tokens for d in details)) if details else None,
-    )
 
 
 def _message(text: str, calls: list[CalledTool]) -> Message:

@@ -7,37 +7,10 @@ from dataclasses import dataclass, field
 
 from protocol.openai_answers import CalledTool, PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
+from services.frontend.spec import OutputSpec
 from services.frontend.stopping import StopScanner
 from services.frontend.tokenizer import Detokenizer, Tokenizer
 from services.frontend.tools import Heard, ToolCalls
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """What the output side must know of a request; `services.frontend.render` makes it.
-
-    `end_token_ids`: tokens that end an answer and are not shown (EOS and stop tokens).
-    `min_tokens`: stop strings count only in text that comes after so many tokens.
-    `max_tool_calls`: so many are taken out of a choice's text; 0 leaves them in it.
-    """
-
-    request_id: str
-    model: str
-    chat: bool
-    prompt_token_ids: Sequence[int]
-    n: int = 1
-    first_index: int = 0
-    stop: tuple[str, ...] = ()
-    end_token_ids: frozenset[int] = frozenset()
-    min_tokens: int = 0
-    include_stop_str: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    max_tool_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import InvalidRequest, ModelNotFound
-from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
+from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.frontend.chat_text import ChatText
@@ -18,9 +18,9 @@ from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
 from services.frontend.messages import MAX_NAME_CHARS, read_messages
 from services.frontend.model_info import ModelInfo
-from services.frontend.output import OutputSpec
 from services.frontend.prompt import Prompt, tokenize
 from services.frontend.sampling import fit, refuse_unsupported, sampling_params
+from services.frontend.spec import OutputSpec, describe_output
 from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
@@ -123,7 +123,7 @@ class Frontend:
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
         calls = self._chat_text.max_tool_calls(request)
-        spec = self._output_spec(request, generate, max_tool_calls=calls)
+        spec = describe_output(request, generate, self.info.eos_token_ids, max_tool_calls=calls)
         return RenderedRequest(generate, media, spec)
 
     async def render_completion(
@@ -143,7 +143,9 @@ class Frontend:
             name = f"{request_id}-{index}" if several else request_id
             token_ids = await self._prompt_ids(request, prompt, param)
             generate = self._generate(request, name, token_ids, sampling, param)
-            spec = self._output_spec(request, generate, first_index=index * sampling.n)
+            spec = describe_output(
+                request, generate, self.info.eos_token_ids, first_index=index * sampling.n
+            )
             rendered.append(RenderedRequest(generate, {}, spec))
         return rendered
 
@@ -229,36 +231,6 @@ class Frontend:
             cache_salt=request.cache_salt or "",
             kv_transfer_params=request.kv_transfer_params,
             ec_transfer_params=request.ec_transfer_params,
-        )
-
-    def _output_spec(
-        self,
-        request: SharedFields,
-        generate: GenerateRequest,
-        *,
-        first_index: int = 0,
-        max_tool_calls: int = 0,
-    ) -> OutputSpec:
-        sampling, options = generate.sampling, request.stream_options
-        eos = () if sampling.ignore_eos else self.info.eos_token_ids
-        return OutputSpec(
-            request_id=generate.request_id,
-            model=generate.model,
-            chat=isinstance(request, ChatCompletionRequest),
-            prompt_token_ids=generate.token_ids,
-            n=sampling.n,
-            first_index=first_index,
-            stop=sampling.stop,
-            end_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
-            min_tokens=sampling.min_tokens,
-            include_stop_str=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            logprobs=sampling.logprobs,
-            stream=bool(request.stream),
-            include_usage=options is not None and options.include_usage,
-            continuous_usage=options is not None and options.continuous_usage_stats,
-            return_token_ids=bool(request.return_token_ids),
-            max_tool_calls=max_tool_calls,
         )
 
 

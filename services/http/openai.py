@@ -14,7 +14,7 @@ from protocol.errors import InvalidRequest, PayloadTooLarge, RequestAborted
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
-from services.frontend.answers import merge
+from services.frontend.merging import merge
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.callers import deadline_of, with_caller
 from services.http.counting import Admitted, counted

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from protocol.openai_answers import Usage, encode, encode_event
 from protocol.types import PositionLogprobs, RequestOutput, TokenLogprob
-from services.frontend.answers import AnswerBuilder, merge
+from services.frontend.answers import AnswerBuilder
+from services.frontend.merging import merge
 from services.frontend.model_info import ModelInfo
-from services.frontend.output import Gain, OutputAssembler, OutputSpec
+from services.frontend.output import Gain, OutputAssembler
+from services.frontend.spec import OutputSpec
 from services.frontend.stopping import StopScanner
 from services.frontend.tokenizer import BROKEN, Tokenizer
 from tests.frontend_helpers import write_model

@@ -16,7 +16,7 @@ from protocol.openai_answers import encode
 from protocol.types import RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.model_info import ModelInfo
-from services.frontend.output import OutputSpec
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tools import Heard, ToolCalls
 from tests.chat_templates import TEMPLATES

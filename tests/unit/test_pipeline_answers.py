@@ -8,8 +8,8 @@ import pytest
 
 from protocol.types import GenerateRequest
 from services.frontend.answering import Answering
-from services.frontend.output import OutputSpec
 from services.frontend.render import RenderedRequest
+from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from tests.frontend_helpers import frontend, write_model
 from tests.scripted_workers import (

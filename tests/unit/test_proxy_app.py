@@ -13,8 +13,8 @@ import pytest
 from protocol.errors import InvalidRequest
 from protocol.types import MMItem
 from proxy.app import create_app
-from services.frontend.output import OutputSpec
 from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.spec import OutputSpec
 from services.http.server import bind, serve
 from tests.frontend_helpers import frontend, write_model
 from tests.scripted_workers import TOKENS, Stack, Worker, asking, before
