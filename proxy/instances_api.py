@@ -114,4 +114,5 @@ def _shown(instance: Instance) -> dict[str, Any]:
         "draining": instance.draining,
         "in_flight": instance.in_flight,
         "dialect": instance.dialect,
+        "resumes": instance.resumes,
     }
