@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
         )
-        shown = replace(config, admin_api_key="set" if config.admin_api_key else "")
+        shown = replace(
+            config,
+            admin_api_key="set" if config.admin_api_key else "",
+            worker_api_key="set" if config.worker_api_key else "",
+        )
         logger.info("configuration:\n%s", describe(shown))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config))
@@ -47,7 +51,7 @@ async def run(config: ProxyConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
     with bind(config.host, config.port) as listener:
         frontend = _frontend(config)
-        client = UpstreamClient(config.connect_timeout)
+        client = UpstreamClient(config.connect_timeout, authorization=config.authorization)
         gateway = make_gateway(config, frontend, client)
         try:
             await _serve(gateway, listener)

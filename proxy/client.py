@@ -56,10 +56,14 @@ class Patience:
 
 
 class UpstreamClient:
-    """One pool of connections to all workers, and what goes on over them; `close` ends both."""
+    """One pool of connections to all workers, and what goes on over them; `close` ends both.
+    `authorization` is sent with every call that has none of its own."""
 
-    def __init__(self, connect_timeout_s: float, probe_timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, connect_timeout_s: float, probe_timeout_s: float = 2.0, authorization: str = ""
+    ) -> None:
         self._session = aiohttp.ClientSession(
+            headers={"authorization": authorization} if authorization else None,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             auto_decompress=False,

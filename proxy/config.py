@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.errors import ConfigError
 from protocol.settings import option, parse_urls
 from services.frontend.options import FrontendOptions
 
@@ -19,6 +20,9 @@ class ProxyConfig(FrontendOptions):
     decode_servers_urls: str = option("", "decode workers, or workers that do it all")
     master_url: str = option("", "masters that place requests, comma-separated")
     admin_api_key: str = option("", "X-API-Key of /instances; closed if empty", env="ADMIN_API_KEY")
+    worker_api_key: str = option(
+        "", "the workers' --api-key, for what is asked without a client's", env="WORKER_API_KEY"
+    )
     dialect: str = option("auto", "how workers are spoken to", choices=("auto", "tokens", "openai"))
     allow_media_references: bool = option(False, "let clients name media by uuid alone")
     send_media: bool = option(
@@ -46,6 +50,14 @@ class ProxyConfig(FrontendOptions):
     max_answer_bytes: int = option(64 << 20, "largest answer of a worker, not streamed")
     probe_interval: float = option(1.0, "between health probes of a worker")
     log_level: str = option("info", "debug, info, warning or error")
+
+    @property
+    def authorization(self) -> str:
+        """What workers are sent if a client sent nothing. `ConfigError` if it is no header."""
+        key = self.worker_api_key
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("--worker-api-key must be printable ASCII characters")
+        return f"Bearer {key}" if key else ""
 
     def urls_of_masters(self) -> list[str]:
         """`ConfigError` if one is not a URL."""

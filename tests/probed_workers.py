@@ -25,13 +25,15 @@ OURS: dict[str, Any] = {
 
 class Worker:
     """Answers with what stands under a path: JSON, bytes as they are, or a status. `silent` paths
-    get no answer; those of `STREAMS` are streams of two events, the second one once `end` is set.
+    get no answer, those under /v1 only with the `key` if there is one; those of `STREAMS` are
+    streams of two events, the second one once `end` is set.
     """
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = dict(answers)
         self.silent: set[str] = set()
         self.asked: list[str] = []
+        self.key = ""
         self.end = asyncio.Event()
         self.url = ""
 
@@ -39,6 +41,9 @@ class Worker:
         self.asked.append(request.path)
         if request.path in self.silent:
             await asyncio.sleep(60)
+        guarded = bool(self.key) and request.path.startswith("/v1")
+        if guarded and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path in STREAMS:
             return await self._stream(request)
         answer = self.answers.get(request.path, 404)

@@ -141,7 +141,7 @@ async def begin(writer: asyncio.StreamWriter, kind: str = "text/event-stream") -
 
 
 async def good(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
-    if asked.body.get("stream"):
+    if (asked.body or {}).get("stream"):
         await begin(writer)
         for event in (*EVENTS, DONE):
             await chunk(writer, event)
@@ -299,7 +299,7 @@ async def relaying(
         config = resolve(ProxyConfig, [*FLAGS, *flags, *urls], {})
         fleet = make_fleet(config)
         metrics = ProxyMetrics(fleet)
-        client = UpstreamClient(2.0)
+        client = UpstreamClient(2.0, authorization=config.authorization)
         stack.push_async_callback(client.close)
         pipeline = make_pipeline(config, fleet, client, metrics)
         app = create_app(Gateway(config, None, fleet, client, pipeline, metrics))

@@ -42,6 +42,12 @@ class Call:
     def authorization(self) -> bytes:
         return self.headers.get(b"authorization", b"")
 
+    def authorize(self, value: bytes) -> None:
+        """For a client that does not say who it is."""
+        if value and not self.authorization:
+            self.headers[b"authorization"] = value
+            self._fields += b"authorization: %b\r\n" % value
+
     def fields(self, suffix: bytes = b"") -> bytes:
         """Header lines that go to workers: the id, and what must not get lost on the way."""
         return b"x-request-id: %b%b\r\n%b" % (self.request_id, suffix, self._fields)

@@ -31,17 +31,17 @@ def informing(
     limit = min(max_body_bytes, MAX_BODY)
 
     @routes.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         """The models that a decode worker serves."""
-        worker = fleet.least_loaded("decode")
-        return Response(await client.get(f"{worker.url}/v1/models"), media_type=JSON)
+        url = f"{fleet.least_loaded('decode').url}/v1/models"
+        return Response(await client.get(url, headers=_own(request)), media_type=JSON)
 
     @counted(admitted)
     async def passed(request: Request) -> Response:
         """Answered by a decode worker."""
         body = await read_body(request, limit)
         worker = fleet.least_loaded("decode")
-        headers = {"content-type": JSON}
+        headers = {"content-type": JSON, **_own(request)}
         patience = Patience.of(_TOKENS_S)
         call = client.post(worker.url + request.url.path, body, headers, patience)
         answer = await while_connected(request, call)
@@ -50,6 +50,12 @@ def informing(
     for path in _PASSED:
         routes.add_api_route(path, passed, methods=["POST"])
     return routes
+
+
+def _own(request: Request) -> dict[str, str]:
+    """What a client's request brings for the worker."""
+    given = request.headers.get("authorization")
+    return {} if given is None else {"authorization": given}
 
 
 def relayed() -> APIRouter:

@@ -41,6 +41,7 @@ class Relay:
         self._stages = Stages(fleet, config, metrics, self._attempts)
         self.max_body_bytes = config.max_body_bytes
         self.in_flight = 0
+        self._authorization = config.authorization.encode()
         metrics.watch_relayed(lambda: self.in_flight)
 
     async def close(self) -> None:
@@ -84,6 +85,7 @@ class Relay:
         """
         metrics, start = self._metrics, time.monotonic()
         metrics.received(len(call.body))
+        call.authorize(self._authorization)
         deadline: _Deadline | None = None
         try:
             deadline = _Deadline(call.timeout_s(self._config.request_timeout))

@@ -68,6 +68,24 @@ def test_what_each_stage_is_sent() -> None:
     run(work)
 
 
+@pytest.mark.parametrize(("given", "sent"), [(None, "bearer ours"), ("Bearer own", "bearer own")])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize"])
+def test_workers_behind_a_key(path: str, given: str | None, sent: str) -> None:
+    async def work() -> None:
+        async with relaying("PD", "--worker-api-key", "ours") as relayed:
+            headers = {} if given is None else {"authorization": given}
+            method = "GET" if path == "/v1/models" else "POST"
+            body = None if method == "GET" else json.dumps(text(prompt="x"))
+            call = relayed.session.request(method, relayed.url + path, data=body, headers=headers)
+            async with call as response:
+                assert response.status == 200
+            workers = relayed.all() if path == CHAT else relayed.workers["decode"]
+            keys = [asked.headers["authorization"] for w in workers for asked in w.asked]
+            assert keys == [sent] * len(workers)
+
+    run(work)
+
+
 def test_text_completions_are_relayed_without_encoders() -> None:
     async def work() -> None:
         async with relaying("EPD") as relayed:

@@ -22,8 +22,8 @@ THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
 
 
 @contextlib.asynccontextmanager
-async def asking() -> AsyncIterator[UpstreamClient]:
-    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S)
+async def asking(authorization: str = "") -> AsyncIterator[UpstreamClient]:
+    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S, authorization=authorization)
     try:
         async with asyncio.timeout(20):
             yield client
@@ -82,6 +82,19 @@ async def test_who_says_nothing_of_use_is_taken_for_another_engine(said: Any) ->
         await probe_once(fleet, client)
         assert (one.up, one.dialect) == (True, "openai")
         assert (other.up, other.dialect) == (True, "tokens")
+
+
+async def test_the_workers_key_opens_what_it_guards() -> None:
+    """vLLM asks for its key under /v1 alone."""
+    guarded = Worker(THEIRS)
+    guarded.key = "secret"
+    for key, resumes in (("", False), ("Bearer wrong", False), ("Bearer secret", True)):
+        async with serving(guarded), asking(key) as client:
+            guarded.answers |= {"/version": {"version": "1"}, RENDER_PATH: 400, GENERATE_PATH: 400}
+            fleet, (instance,) = decoding(guarded.url)
+            await probe_once(fleet, client)
+            assert (instance.up, instance.dialect) == (True, "openai")
+            assert instance.resumes is resumes
 
 
 async def test_a_url_that_cannot_be_asked_leaves_the_others_probed() -> None:
