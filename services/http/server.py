@@ -58,6 +58,8 @@ async def serve(
             ws="none",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
+            server_header=False,
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
         ),
