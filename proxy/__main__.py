@@ -52,10 +52,12 @@ async def run(config: ProxyConfig) -> None:
     with bind(config.host, config.port) as listener:
         frontend = _frontend(config)
         client = UpstreamClient(config.connect_timeout, authorization=config.authorization)
-        gateway = make_gateway(config, frontend, client)
+        masters = UpstreamClient(config.connect_timeout)  # the workers' key is not for them
+        gateway = make_gateway(config, frontend, client, masters)
         try:
             await _serve(gateway, listener)
         finally:
+            await masters.close()
             await client.close()
             if frontend is not None:
                 await frontend.close()

@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
-def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient) -> Gateway:
-    """Everything a proxy consists of; the caller owns `client` and `frontend`."""
+def make_gateway(
+    config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient, masters: UpstreamClient
+) -> Gateway:
+    """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     fleet = make_fleet(config)
     metrics = ProxyMetrics(fleet)
     alone = make_static(config, fleet, metrics)
@@ -42,7 +44,7 @@ def make_gateway(config: ProxyConfig, frontend: Frontend | None, client: Upstrea
     first: dict[str, Work] = {"probing": lambda: probe_once(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if config.master_url:
-        link = MasterLink(config.urls_of_masters(), client)
+        link = MasterLink(config.urls_of_masters(), masters)
         names = ModelNames.of(frontend)
         following, reports = Following(link, fleet, names.served), Reports(link)
         placing = MasterPlacing(fleet, link, following, reports, alone, metrics, names)

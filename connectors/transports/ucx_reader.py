@@ -102,18 +102,16 @@ class Reader:
         self._next = self._next + 1 & transfer_mask()
         self._reads[transfer] = read
         read.stop = lambda: self._stop(read, transfer)
+        read.bundles = {i: ranges for i, ranges in enumerate(messages) if len(ranges) > 1}
+        single = {i: ranges[0] for i, ranges in enumerate(messages) if len(ranges) == 1}
+        read.posted = set(single)
         self._ask(read, request)
-        self._expect(read, transfer, messages)
-        return read
-
-    def _expect(self, read: Read, transfer: int, messages: list[list[Range]]) -> None:
-        for index, ranges in enumerate(messages):
-            if read.error is not None:
-                return
-            if len(ranges) > 1:
-                read.bundles[index] = ranges
+        for index, where in single.items():
+            if read.error is None:
+                self._post(read, transfer, index, where)
             else:
-                self._post(read, transfer, index, ranges[0])
+                read.posted.discard(index)
+        return read
 
     def _post(self, read: Read, transfer: int, index: int, where: Range) -> None:
         def then(problem: str | None) -> None:
@@ -121,7 +119,6 @@ class Reader:
             read.landing += 1
             read.landed(problem)
 
-        read.posted.add(index)
         memory = read.local.view[where.local : where.local + where.size]
         self._worker.post(read.link, memory, tag(DATA, transfer, index), then, transfer)
 
@@ -141,13 +138,14 @@ class Reader:
     def receive(self, message: Message, transfer: int, index: int) -> None:
         """Take a message for which no receive is posted: a bundle, or one that nobody wants."""
         read = self._reads.get(transfer)
-        ranges = None if read is None else read.bundles.pop(index, None)
+        ranges = None if read is None else read.bundles.get(index)
         if read is None or ranges is None:
             self.late += message.size > 0
             return self._worker.discard(message)
         if message.size != sum(r.size for r in ranges):
             self._worker.discard(message)
             return read.fail(TransferError(f"ucx: {message.size} bytes came for {ranges[:3]}"))
+        del read.bundles[index]
         read.landing += 1
         return self._receive_bundle(message, read, ranges)
 

@@ -127,7 +127,7 @@ class UcxWorker:
         """`memory` (bytes, array or CUDA tensor, contiguous) keeps its contents until `then`."""
         if not link.alive:
             return then("the connection is broken")
-        return self._start(link.endpoint.tag_send, memory, (self._tag(tag),), then, link.address)
+        return self._start(link.endpoint.tag_send, memory, (self._tag(tag),), then, link)
 
     def post(self, link: Link, memory: Any, tag: int, then: Then, queue: int) -> None:
         """Let the message of this tag into `memory` when it comes; a longer one is an error, of a
@@ -137,7 +137,12 @@ class UcxWorker:
 
     def void(self, tag: int) -> None:
         """End the posted receive of this tag, unless its message comes or has begun to."""
-        self.send(self.link(self.address), self._nothing, tag, _ignore)
+        try:
+            ourselves = self.link(self.address)
+        except TransferError as error:
+            logger.warning("%s", error.message)  # the receive ends with its link
+        else:
+            self.send(ourselves, self._nothing, tag, _ignore)
 
     def _start(
         self, call: Any, memory: Any, where: tuple[Any, ...], then: Then, queue: Hashable

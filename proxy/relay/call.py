@@ -31,7 +31,7 @@ class Call:
         self._fields = b"".join(
             b"%b: %b\r\n" % (name, self.headers[name])
             for name in _PASSED_ON
-            if name in self.headers
+            if self.headers.get(name)
         )
 
     @property

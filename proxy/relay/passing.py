@@ -55,7 +55,7 @@ def informing(
 def _own(request: Request) -> dict[str, str]:
     """What a client's request brings for the worker."""
     given = request.headers.get("authorization")
-    return {} if given is None else {"authorization": given}
+    return {"authorization": given} if given else {}
 
 
 def relayed() -> APIRouter:

@@ -85,13 +85,15 @@ class AnswerBuilder:
         kv_transfer_params: Params | None = None,
         ec_transfer_params: Params | None = None,
     ) -> Answer | None:
-        """The chunk that tells `gain`, None if a client would learn nothing from it.
+        """The chunk that tells `gain`, None if a client would learn nothing from it, and is not
+        kept waiting for a call to be complete.
 
         `usage` so far is shown if the client asked for it in every chunk.
         """
         spec = self._spec
         silent = not (gain.text or gain.calls) and gain.finish_reason is None
-        if silent and not (gain.token_ids and (spec.return_token_ids or gain.logprobs)):
+        told = spec.return_token_ids or gain.logprobs or spec.max_tool_calls
+        if silent and not (gain.token_ids and told):
             return None
         chunk: Answer
         if spec.chat:

@@ -29,11 +29,12 @@ class Heard:
 
 class ToolCalls:
     """Takes calls out of a text, and the white space before them; `most` of them, others are
-    dropped. A call is told once it is complete. What looks like one and is none stays in the
-    text."""
+    dropped. A call is told once it is complete, which the first closing mark makes it. What looks
+    like one and is none stays in the text."""
 
     def __init__(self, most: int) -> None:
         self._left = most
+        self._heard = False
         self._held = ""
         self._gap = ""  # white space before the call
         self._inside = False
@@ -47,7 +48,7 @@ class ToolCalls:
         """What is held back; no more text comes."""
         body, self._held = self._held, ""
         if not self._inside:
-            return Heard(body)
+            return Heard(body if body.strip() or not self._heard else "")
         self._inside = False
         return self._sorted([_read(body) or self._gap + OPEN + body])
 
@@ -72,6 +73,7 @@ class ToolCalls:
     def _sorted(self, pieces: list[str | CalledTool]) -> Heard:
         calls = [piece for piece in pieces if isinstance(piece, CalledTool)][: self._left]
         self._left -= len(calls)
+        self._heard |= bool(calls)
         return Heard("".join(piece for piece in pieces if isinstance(piece, str)), tuple(calls))
 
 
@@ -91,6 +93,6 @@ def _read(body: str) -> CalledTool | None:
         arguments = bytes(call.arguments).decode()
         if arguments.startswith('"'):
             arguments = msgspec.json.decode(arguments, type=str)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return CalledTool(f"call_{uuid.uuid4().hex[:24]}", CalledFunction(call.name, arguments))

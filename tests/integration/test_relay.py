@@ -68,7 +68,9 @@ def test_what_each_stage_is_sent() -> None:
     run(work)
 
 
-@pytest.mark.parametrize(("given", "sent"), [(None, "bearer ours"), ("Bearer own", "bearer own")])
+@pytest.mark.parametrize(
+    ("given", "sent"), [(None, "bearer ours"), ("", "bearer ours"), ("Bearer own", "bearer own")]
+)
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize"])
 def test_workers_behind_a_key(path: str, given: str | None, sent: str) -> None:
     async def work() -> None:

@@ -27,6 +27,7 @@ BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'
 )
 HALT = '<tool_call>{"name": "halt"}</tool_call>'
+DEEP = '<tool_call>{"name": "f", "arguments": ' + "[" * 5000 + "</tool_call>"
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 Told = tuple[str, list[tuple[str, str]]]
@@ -51,7 +52,7 @@ WEATHER = ("weather", '{"city": "Bern", "at": [1, 2.50]}')
         ("", ("", [])),
         ("no call \n", ("no call \n", [])),
         (BERN, ("", [WEATHER])),
-        (f"Let me see.\n\n{BERN}\n{HALT}\n", ("Let me see.\n", [WEATHER, ("halt", "{}")])),
+        (f"Let me see.\n\n{BERN}\n{HALT}\n", ("Let me see.", [WEATHER, ("halt", "{}")])),
         (f"a {HALT} b", ("a b", [("halt", "{}")])),
         (BERN[: -len("</tool_call>")], ("", [WEATHER])),
         (f"a\n{BERN[:-20]}", (f"a\n{BERN[:-20]}", [])),
@@ -64,6 +65,8 @@ WEATHER = ("weather", '{"city": "Bern", "at": [1, 2.50]}')
         ),
         ("</tool_call> <tool_cal", ("</tool_call> <tool_cal", [])),
         ("1 < 2 <to", ("1 < 2 <to", [])),
+        (f"{HALT}\n", ("", [("halt", "{}")])),
+        (DEEP, (DEEP, [])),
     ],
 )
 def test_what_is_heard(text: str, told: Told) -> None:
@@ -180,7 +183,9 @@ def test_a_stop_string_comes_first(tokenizer: Tokenizer) -> None:
 def test_a_stream_with_calls(tokenizer: Tokenizer) -> None:
     """Clients join what they are sent by index, as OpenAI's own library does."""
     text, calls, finish = "", {}, []
-    for choice in streamed(tokenizer, f"I look.\n{BERN}\n{HALT}"):
+    chunks = streamed(tokenizer, said := f"I look.\n{BERN}\n{HALT}")
+    assert len(chunks) > len(tokenizer.encode(said))  # none is kept waiting for a call's end
+    for choice in chunks:
         delta = choice["delta"]
         text += delta.get("content") or ""
         for call in delta.get("tool_calls", ()):

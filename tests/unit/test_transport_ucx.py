@@ -104,6 +104,40 @@ def test_owner_refuses_what_it_does_not_have(local: Local, peer: PeerProcess) ->
 
 
 @UCX
+def test_a_bundle_of_another_size_is_refused(local: Local, peer: PeerProcess) -> None:
+    peer.signal(signal.SIGSTOP)
+    read = local.read("peer", (0, 0, 8), (16, 16, 8))
+    (transfer,) = local.transport._reader._reads
+    stranger = UcxWorker("127.0.0.1")
+    stranger.send(stranger.link(local.address), b"xyz", tag(DATA, transfer, 0), lambda _: None)
+    deadline = time.monotonic() + BOUND_S
+    with pytest.raises(TransferError, match="3 bytes came for"):
+        while not read.poll():
+            assert time.monotonic() < deadline
+            stranger.progress()
+            local.transport.poll()
+    until(lambda: read.settled, local.transport)
+    peer.signal(signal.SIGCONT)
+    stranger.close()
+    local.fetch("peer", (0, 0, 8), (16, 16, 8))
+
+
+@UCX
+@pytest.mark.parametrize("ranges", [[(0, 0, BLOCK)], [(0, 0, 8), (16, 16, 8)]])
+def test_a_request_that_cannot_leave(
+    local: Local, monkeypatch: pytest.MonkeyPatch, ranges: list[tuple[int, int, int]]
+) -> None:
+    worker = local.transport._running
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "send", lambda *message: message[-1]("no way"))
+        read = local.read("peer", *ranges)
+        with pytest.raises(TransferError, match="asking instance peer: no way"):
+            read.poll()
+        assert read.settled
+    local.fetch("peer", *ranges)
+
+
+@UCX
 def test_owner_that_does_not_poll(local: Local, peer: PeerProcess) -> None:
     local.bytes[:] = 7
     peer.connect("local", "kv", local.transport.describe("kv"))
