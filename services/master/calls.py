@@ -35,7 +35,9 @@ from services.http.errors import error_response
 from services.master.admission import Ticket
 from services.master.service import MasterService
 
-_JSON = "application/json"
+_JSON = b"application/json"
+_PACK = MSGPACK.encode()
+_PACKED = ((b"content-type", _PACK), (b"accept", _PACK))
 _LONGEST_WAIT_S = 60.0
 _T = TypeVar("_T")
 _Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
@@ -61,10 +63,7 @@ class Calls:
         if run is None:
             await self._app(scope, receive, send)
             return
-        packed = any(
-            name in (b"content-type", b"accept") and value == MSGPACK.encode()
-            for name, value in scope["headers"]
-        )
+        packed = any(field in _PACKED for field in scope["headers"])
         try:
             answer = await run(scope, receive, packed)
         except TriptychError as error:
@@ -160,10 +159,9 @@ async def _disconnected(receive: Receive) -> None:
 
 async def _send(send: Send, answer: Any, packed: bool) -> None:
     body = msgspec.msgpack.encode(answer) if packed else msgspec.json.encode(answer)
-    kind = MSGPACK if packed else _JSON
     headers = [
-        (b"content-type", kind.encode()),
-        (b"content-length", str(len(body)).encode()),
+        (b"content-type", _PACK if packed else _JSON),
+        (b"content-length", b"%d" % len(body)),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
