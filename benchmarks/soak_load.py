@@ -47,10 +47,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one choice: its text and its token ids."""
+    """Of one choice: its text, its token ids and, if asked for, by how much each was likelier than
+    the next best (a difference of logits)."""
 
     text: str
     tokens: tuple[int, ...]
+    leads: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,17 @@ class Asked:
 class Load:
     """Clients that ask until stopped, each at one of the `ports`; what became of every request, in
     `outcomes`. `fresh` is the share of questions that were never asked before, `aborted` that of
-    requests given up. `length` above 0: so many tokens, every second question sampled by a seed."""
+    requests given up. `length` above 0: so many tokens, every second question sampled by a seed.
+    With a `tie` above 0 all is greedy, and an answer may go its own way where the right one's token
+    leads by no more than that: `ties` are those leads."""
 
     ports: Sequence[int]
     seed: int
     fresh: float = 0.4
     aborted: float = 0.15
     length: int = 0
+    tie: float = 0.0
+    ties: list[float] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -96,7 +102,9 @@ class Load:
         params: dict[str, Any] = {}
         if self.length:
             params = {"max_tokens": self.length, "ignore_eos": True}
-        if self.length and number % 2:
+        if self.tie:
+            params |= {"logprobs": True, "top_logprobs": 2}
+        elif self.length and number % 2:
             params |= {"temperature": 1.0, "seed": number}
         return Asked(sample(kind, number), tuple(params.items()))
 
@@ -108,7 +116,18 @@ class Load:
     def check_new(self) -> int:
         """Ask the new questions once more, undisturbed: how many are answered otherwise."""
         new, self._new = self._new, []
-        return sum(self._ask(self.ports[0], asked, stream=False) != was for asked, was in new)
+        again = ((was, self._ask(self.ports[0], asked, stream=False)) for asked, was in new)
+        return sum(not self._agrees(was, now) for was, now in again)
+
+    def _agrees(self, right: Answer, given: Answer) -> bool:
+        if given == right:
+            return True
+        pairs = zip(right.tokens, given.tokens, right.leads, strict=False)
+        lead = next((lead for a, b, lead in pairs if a != b), None)
+        if lead is None:
+            return False
+        self.ties.append(lead)
+        return lead <= self.tie
 
     def start(self, clients: int) -> None:
         self.stopping.clear()
@@ -149,7 +168,7 @@ class Load:
         if index is None:
             self._new.append((asked, answer))
         wanted = answer if index is None else self._answers[index]
-        if answer == wanted and answer.tokens:
+        if answer.tokens and self._agrees(wanted, answer):
             return kind, "right", {}
         return kind, "wrong", {"detail": f"{answer!r} instead of {wanted!r}"}
 
@@ -202,29 +221,39 @@ def _refusal(response: http.client.HTTPResponse) -> Failure:
 def _whole(response: http.client.HTTPResponse) -> Answer:
     answer = json.loads(response.read())
     choice = answer["choices"][0]
-    return _counted(choice["message"]["content"], choice["token_ids"], answer["usage"])
+    return _counted(
+        choice["message"]["content"], choice["token_ids"], _leads(choice), answer["usage"]
+    )
 
 
-def _counted(text: str, tokens: list[int], usage: Any) -> Answer:
+def _leads(choice: Any) -> list[float]:
+    positions = (choice.get("logprobs") or {}).get("content") or ()
+    tops = ([top["logprob"] for top in position["top_logprobs"]] for position in positions)
+    return [best - second for best, second in tops]
+
+
+def _counted(text: str, tokens: list[int], leads: list[float], usage: Any) -> Answer:
     if usage is None or usage["completion_tokens"] != len(tokens):
         raise Failure(200, "", f"{len(tokens)} tokens came, but usage is {usage}")
-    return Answer(text, tuple(tokens))
+    return Answer(text, tuple(tokens), tuple(leads))
 
 
 def _streamed(response: http.client.HTTPResponse) -> Answer:
     parts: list[str] = []
     tokens: list[int] = []
+    leads: list[float] = []
     usage = None
     for line in response:
         if not line.startswith(b"data: "):
             continue
         if line.strip() == b"data: [DONE]":
-            return _counted("".join(parts), tokens, usage)
+            return _counted("".join(parts), tokens, leads, usage)
         event = json.loads(line[6:])
         if "error" in event:
             error = event["error"]
             raise Failure(200, str(error.get("code") or ""), str(error.get("message")))
         parts += [c["delta"].get("content") or "" for c in event["choices"]]
         tokens += [token for c in event["choices"] for token in c.get("token_ids") or ()]
+        leads += [lead for c in event["choices"] for lead in _leads(c)]
         usage = event.get("usage") or usage
     raise Failure(200, "", "the stream ended without its end mark")

@@ -152,7 +152,13 @@ def connector_flags(transport: str, root: Path) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    transport: str, counts: dict[str, int], folder: Path, *, master: bool = False, proxies: int = 1
+    transport: str,
+    counts: dict[str, int],
+    folder: Path,
+    *,
+    master: bool = False,
+    proxies: int = 1,
+    dtype: str = "auto",
 ) -> Iterator[Stack]:
     """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
     or have lists."""
@@ -165,6 +171,7 @@ def running(
     joined = ["--master-url", masters[0].url] if masters else []
     common = ["--model", MODEL, *connector_flags(transport, root), *joined]
     pools = ["--kv-cache-memory-bytes", str(24 << 20), "--embedding-cache-bytes", str(4 << 20)]
+    pools += ["--dtype", dtype]
     workers = [
         service(f"{role}-{i}", f"services.{role}", [*common, *pools], folder)
         for role, count in counts.items()

@@ -62,6 +62,10 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         await _learn(client, instance, not fleet.forced)
     before = instance.up, instance.draining
     instance.answered()
+    if instance.dialect is None:
+        instance.up = False  # whatever it was asked could be in the wrong one
+        if before[0]:
+            logger.warning("%s has not said how it is spoken to (--dialect says it)", instance.url)
     if not takes_requests:
         instance.draining = True  # until its next life; a master may have said so too
     if before != (instance.up, instance.draining):

@@ -37,17 +37,19 @@ def decoding(*urls: str) -> tuple[Fleet, list[Instance]]:
 
 
 async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
+    """And gets no requests until then: it could not make anything of them."""
     async with serving(Worker(OURS)) as worker, asking() as client:
         fleet, (instance,) = decoding(worker.url)
         worker.silent = {"/server_info"}
         await probe_once(fleet, client)
-        assert (instance.up, instance.known, fleet.relayed) == (True, False, "none")
+        assert (instance.up, instance.known, fleet.relayed) == (False, False, "none")
         worker.silent, worker.answers["/server_info"] = set(), 503
         await probe_once(fleet, client)
-        assert (instance.known, instance.dialect, fleet.relayed) == (False, None, "none")
+        assert (instance.known, instance.dialect, instance.up) == (False, None, False)
         worker.answers["/server_info"] = OURS["/server_info"]
         await probe_once(fleet, client)
         assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
+        assert instance.up
         assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
 
 
