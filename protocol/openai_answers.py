@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from protocol.types import FinishReason
 
 ChatFinish = FinishReason | Literal["tool_calls"]
+OWNER = "triptych"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -154,7 +155,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["model"] = "model"
     created: int
-    owned_by: str = "triptych"
+    owned_by: str = OWNER
     root: str
     parent: str | None = None
     max_model_len: int

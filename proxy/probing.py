@@ -19,6 +19,7 @@ from protocol.errors import (
     UpstreamError,
 )
 from protocol.generate import GENERATE_PATH, RENDER_PATH
+from protocol.openai_answers import OWNER
 from proxy.client import Unreachable, UpstreamClient
 from proxy.fleet import Fleet
 from proxy.instance import Dialect, Instance
@@ -101,12 +102,15 @@ async def _learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) 
 
 
 async def _told(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> bool:
-    """What stands in its /server_info; False if that could not be found out."""
-    info = await _object_at(client, f"{instance.url}/server_info")
+    """What stands in its /server_info; False if that could not be found out. Another engine's tells
+    nothing of use, and takes vLLM seconds."""
+    models = await _object_at(client, f"{instance.url}/v1/models")
+    foreign = models is not None and _foreign(models)
+    info = {} if foreign else await _object_at(client, f"{instance.url}/server_info")
     if info is None:
         return False
     if ask_dialect:
-        instance.dialect = await _dialect(client, instance, info) or instance.dialect
+        instance.dialect = await _dialect(client, instance, info, models) or instance.dialect
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.max_running = _count(info, "max_num_seqs")
@@ -115,14 +119,25 @@ async def _told(client: UpstreamClient, instance: Instance, ask_dialect: bool) -
 
 
 async def _dialect(
-    client: UpstreamClient, instance: Instance, info: dict[str, Any]
+    client: UpstreamClient,
+    instance: Instance,
+    info: dict[str, Any],
+    models: dict[str, Any] | None,
 ) -> Dialect | None:
     """Our workers say theirs. Others are taken for vLLM's if they say what models they serve."""
     if info.get("dialect") == "tokens":
         return "tokens"
-    models = await _object_at(client, f"{instance.url}/v1/models")
     version = models or await _object_at(client, f"{instance.url}/version")
     return "openai" if version else None
+
+
+def _foreign(models: dict[str, Any]) -> bool:
+    """Whether an answer to /v1/models names another engine as the models' owner."""
+    cards = models.get("data")
+    if not isinstance(cards, list):
+        return False
+    owners = [card.get("owned_by") for card in cards if isinstance(card, dict)]
+    return any(isinstance(owner, str) and owner != OWNER for owner in owners)
 
 
 async def _resumes(client: UpstreamClient, url: str) -> bool | None:

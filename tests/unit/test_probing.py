@@ -53,6 +53,20 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
 
 
+@pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
+async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> None:
+    """vLLM gathers its environment for the first /server_info."""
+    foreign = owner == "vllm"
+    models = {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
+    theirs = Worker({"/health": {}, **models, "/server_info": {"vllm_config": "…"}})
+    theirs.silent = {"/server_info"} if foreign else set()
+    async with serving(theirs) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert (instance.up, instance.dialect, instance.known) == (True, "openai", True)
+        assert ("/server_info" in worker.asked) is not foreign
+
+
 async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
     async with serving(Worker(OURS)) as worker, asking() as client:
         fleet, (instance,) = decoding(worker.url)
