@@ -24,7 +24,7 @@ from proxy.master.reports import Reports
 from proxy.metrics import ProxyMetrics
 from proxy.pipeline import Pipeline, Retrying
 from proxy.placing import Placing, StaticPlacing, room_of
-from proxy.probing import probe, probe_once
+from proxy.probing import probe, probe_first
 from proxy.stages import Stages
 from services.frontend.render import Frontend
 from services.http.background import supervised
@@ -41,7 +41,7 @@ def make_gateway(
     metrics = ProxyMetrics(fleet)
     alone = make_static(config, fleet, metrics)
     placing: Placing = alone
-    first: dict[str, Work] = {"probing": lambda: probe_once(fleet, client)}
+    first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if config.master_url:
         link = MasterLink(config.urls_of_masters(), masters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,7 @@ from proxy.fleet import Fleet
 from proxy.instance import Dialect, Instance
 
 logger = logging.getLogger(__name__)
+_AGAIN_S = 0.2
 _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"})
 
 
@@ -35,8 +37,19 @@ async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None
         await asyncio.sleep(interval_s)
 
 
-async def probe_once(fleet: Fleet, client: UpstreamClient) -> None:
-    """Whatever one worker does to its probe, the others are probed."""
+async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 10.0) -> None:
+    """Until everybody who is there has said what it is, or for so long: a worker that has just come
+    up can be slow to."""
+    deadline = time.monotonic() + patience_s
+    while await probe_once(fleet, client):
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def probe_once(fleet: Fleet, client: UpstreamClient) -> bool:
+    """Whatever one worker does to its probe, the others are probed. True if it would be worth it to
+    ask again at once."""
     asked = list(fleet.to_probe())
     probes = (probe_one(fleet, client, instance) for instance in asked)
     results = await asyncio.gather(*probes, return_exceptions=True)
@@ -45,32 +58,40 @@ async def probe_once(fleet: Fleet, client: UpstreamClient) -> None:
             logger.error("probing %s", instance.url, exc_info=failure)
             instance.refused()
     fleet.news()
+    return True in results
 
 
-async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
-    """A refused connection means down at once, a late answer only if it happens again and again."""
+async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) -> bool:
+    """A refused connection means down at once, a late answer only if it happens again and again.
+    True if it is there, and has not said how it is spoken to: it gets no requests until then."""
     try:
         takes_requests = await _asked(client, instance)
     except DeadlineExceeded:
         instance.late()
-        return
+        return _hold(instance)
     except TriptychError:
         instance.refused()
-        return
+        return False
     if instance.suspect and not instance.vouched:
         instance.known = False  # it may be another life of it
     if not instance.known and not instance.departed:
         await _learn(client, instance, not fleet.forced)
     before = instance.up, instance.draining
     instance.answered()
-    if instance.dialect is None:
-        instance.up = False  # whatever it was asked could be in the wrong one
-        if before[0]:
-            logger.warning("%s has not said how it is spoken to (--dialect says it)", instance.url)
     if not takes_requests:
         instance.draining = True  # until its next life; a master may have said so too
+    held = _hold(instance)
     if before != (instance.up, instance.draining):
         fleet.news()
+    return held
+
+
+def _hold(instance: Instance) -> bool:
+    """Send nothing to a worker of which it is not known what it speaks; whether that is so."""
+    if instance.dialect is None and instance.up:
+        instance.up = False
+        logger.info("%s has not said how it is spoken to (--dialect says it)", instance.url)
+    return instance.dialect is None
 
 
 async def _asked(client: UpstreamClient, instance: Instance) -> bool:

@@ -14,7 +14,7 @@ from proxy.client import Patience, Unreachable, UpstreamClient
 from proxy.fleet import Fleet
 from proxy.instance import Instance
 from proxy.placing import room_of
-from proxy.probing import probe_once, probe_one
+from proxy.probing import probe_first, probe_once, probe_one
 from tests.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.2
@@ -51,6 +51,28 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
         assert instance.up
         assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
+
+
+async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is() -> None:
+    theirs = Worker({**THEIRS, "/version": {"version": "1"}})
+    theirs.silent = {"/server_info"}
+    async with serving(theirs) as worker, serving(Worker(OURS)) as good, asking() as client:
+        fleet, (slow, other) = decoding(worker.url, good.url)
+        first = asyncio.create_task(probe_first(fleet, client))
+        while not other.known or slow.up:  # noqa: ASYNC110 — what is awaited has no event
+            await asyncio.sleep(0.01)
+        worker.silent = {"/health", "/server_info"}
+        await asyncio.sleep(2 * PROBE_S)
+        assert not (slow.up or first.done())
+        worker.silent = set()
+        await first
+        assert slow.up and slow.dialect == "openai"
+        began = time.monotonic()
+        gone = fleet.add("http://127.0.0.1:9", "decode")
+        worker.silent = {"/v1/models", "/server_info"}
+        slow.known, slow.dialect = False, None
+        await probe_first(fleet, client, patience_s=0.1)
+        assert time.monotonic() - began < 5 and not (gone.up or slow.up)
 
 
 @pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
