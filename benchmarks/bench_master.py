@@ -29,17 +29,7 @@ from benchmarks.master_load import (
     requests_of,
     workers,
 )
-from benchmarks.rows import (
-    Row,
-    arguments,
-    at_least,
-    at_most,
-    finish,
-    hardware,
-    head,
-    line,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
 from services.master.collector import calm
@@ -170,7 +160,6 @@ def http_rows(count: int) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 if every row holds."""
     args = arguments("bench_master", __doc__).parse_args(argv)
-    unwind_when_terminated()
     scale = 1 if args.quick else 5
     print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
     rows = [

@@ -29,16 +29,7 @@ from benchmarks import bench_proxy_load as load
 from benchmarks import bench_proxy_servers as servers
 from benchmarks import bench_proxy_tokens as tokens
 from benchmarks.bench_proxy_upstream import SLOW_EVENTS
-from benchmarks.rows import (
-    Row,
-    arguments,
-    finish,
-    hardware,
-    head,
-    line,
-    two_cores,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, finish, hardware, head, line, two_cores
 
 RATE_BAR, BYTES_BAR = 1.3, 1.1
 SEED = 0
@@ -211,7 +202,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/demo"),
                         help="model of the tokens rows")  # fmt: skip
     args = parser.parse_args(argv)
-    unwind_when_terminated()
     about = hardware(("uvloop", "aiohttp"), SEED)
     rows = run(args)
     print("\n".join([f"{about}, {servers.PEER}", head(), *map(line, rows)]))

@@ -22,17 +22,7 @@ from pathlib import Path
 from benchmarks import bench_transport_overlap as overlap
 from benchmarks import bench_transport_rows as transports
 from benchmarks.bench_transport_pair import SEED
-from benchmarks.rows import (
-    Row,
-    arguments,
-    finish,
-    hardware,
-    head,
-    line,
-    markdown,
-    two_cores,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, finish, hardware, head, line, markdown, two_cores
 
 _PACKAGES = {"nixl": "nixl", "ucx": "ucxx"}
 _VERSIONS = ("torch", "transformers", "numpy", "nixl", "ucxx-cu12", "pyzmq", "blake3")
@@ -81,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/demo"),
                         help="whose family and tokenizer the overlap's model has")  # fmt: skip
     args = parser.parse_args(argv)
-    unwind_when_terminated()
     about, rows = f"{hardware(_VERSIONS, SEED)}, {_congestion()}", []
     print(f"{about}\n{head()}")
     for row in measure(args, two_cores(args.cores)):

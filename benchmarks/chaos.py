@@ -28,16 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.rows import (
-    Row,
-    arguments,
-    at_most,
-    finish,
-    hardware,
-    head,
-    line,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak_books import Books, settle
 from benchmarks.soak_load import Load, Outcome
 from benchmarks.soak_stack import TRANSPORTS, Service, Stack, running
@@ -127,7 +118,6 @@ def _stall(worker: Service) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row does not hold."""
     args = _arguments(argv)
-    unwind_when_terminated()
     print(hardware(_VERSIONS, SEED))
     print(f"chaos over {args.transport}, {CLIENTS} clients, {TOKENS} tokens each", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:

@@ -29,17 +29,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.pictures import sample
-from benchmarks.rows import (
-    Row,
-    arguments,
-    at_least,
-    at_most,
-    finish,
-    hardware,
-    head,
-    line,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from benchmarks.soak_books import private_bytes
 from benchmarks.soak_stack import MODEL, Service, service
 
@@ -224,7 +214,6 @@ def _rows(
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 if a row does not hold."""
     args = _arguments(argv)
-    unwind_when_terminated()
     print(hardware(("aiohttp", "uvloop"), SEED), flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="overload-") as name,

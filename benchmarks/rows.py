@@ -50,7 +50,11 @@ def _ratio(ours: float, peer: float) -> float | None:
 
 
 def arguments(name: str, about: str | None) -> argparse.ArgumentParser:
-    """The parser of `python -m benchmarks.NAME` with what all have; `about` is the module's doc."""
+    """The parser of `python -m benchmarks.NAME` with what all have; `about` is the module's doc.
+
+    From here on SIGTERM leaves every `with`, as Ctrl-C does: what was started is ended.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(
         prog=f"benchmarks.{name}",
         description=about,
@@ -59,11 +63,6 @@ def arguments(name: str, about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="within a minute")
     parser.add_argument("--json", type=Path, help="write the rows here")
     return parser
-
-
-def unwind_when_terminated() -> None:
-    """On SIGTERM leave every `with`, as on Ctrl-C: what was started is ended."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def two_cores(given: str) -> tuple[int, int]:

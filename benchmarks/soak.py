@@ -22,16 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.rows import (
-    Row,
-    arguments,
-    at_most,
-    finish,
-    hardware,
-    head,
-    line,
-    unwind_when_terminated,
-)
+from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak_books import Books, settle, totals
 from benchmarks.soak_load import Load, Outcome
 from benchmarks.soak_stack import TRANSPORTS, Stack, running
@@ -67,7 +58,6 @@ class Chaos:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
-    unwind_when_terminated()
     print(f"soak over {args.transport}, {args.minutes:g} minutes, {CLIENTS} clients")
     print(hardware(("torch", "nixl", "ucxx-cu12", "pyzmq"), SEED), flush=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as name:

@@ -68,7 +68,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         takes_requests = await _asked(client, instance)
     except DeadlineExceeded:
         instance.late()
-        return _hold(instance)
+        return _hold(instance, instance.up)
     except TriptychError:
         instance.refused()
         return False
@@ -80,18 +80,20 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     instance.answered()
     if not takes_requests:
         instance.draining = True  # until its next life; a master may have said so too
-    held = _hold(instance)
+    held = _hold(instance, before[0])
     if before != (instance.up, instance.draining):
         fleet.news()
     return held
 
 
-def _hold(instance: Instance) -> bool:
+def _hold(instance: Instance, was_up: bool) -> bool:
     """Send nothing to a worker of which it is not known what it speaks; whether that is so."""
-    if instance.dialect is None and instance.up:
-        instance.up = False
+    if instance.dialect is not None:
+        return False
+    instance.up = False
+    if was_up:
         logger.info("%s has not said how it is spoken to (--dialect says it)", instance.url)
-    return instance.dialect is None
+    return True
 
 
 async def _asked(client: UpstreamClient, instance: Instance) -> bool:

@@ -53,7 +53,10 @@ async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
         assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
 
 
-async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is() -> None:
+async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "proxy.probing")
     theirs = Worker({**THEIRS, "/version": {"version": "1"}})
     theirs.silent = {"/server_info"}
     async with serving(theirs) as worker, serving(Worker(OURS)) as good, asking() as client:
@@ -67,6 +70,7 @@ async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is() -> None
         worker.silent = set()
         await first
         assert slow.up and slow.dialect == "openai"
+        assert [record.getMessage().split()[0] for record in caplog.records] == [worker.url]
         began = time.monotonic()
         gone = fleet.add("http://127.0.0.1:9", "decode")
         worker.silent = {"/v1/models", "/server_info"}
