@@ -125,6 +125,14 @@ class Fleet:
         trusted = [instance for instance in able if not instance.suspect] or able
         return [instance for instance in trusted if instance not in avoid] or trusted
 
+    def replaceable(self, instance: Instance) -> bool:
+        """Whether somebody who answers in time could take this one's work."""
+        computing = instance.role != "encode" and self.relayed != "all"
+        peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
+        now = time.monotonic()
+        others = (peer for peer in peers if peer is not instance and not peer.late_probes)
+        return any(peer.usable(now) for peer in others)
+
     def least_loaded(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
         """The usable worker with the fewest calls of ours, ties at random; or `Unavailable`."""
         able = self.usable(role, avoid)

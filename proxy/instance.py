@@ -13,6 +13,7 @@ from proxy.breaker import Breaker
 Dialect = Literal["tokens", "openai"]
 WorkingRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion"]
 _LATE_PROBES = 3
+_LATE_PROBES_ALONE = 10
 
 
 def stage_of(role: WorkingRole) -> Role:
@@ -80,11 +81,11 @@ class Instance:
         self.up = self.known = False
         self.draining = self.draining and self.vouched
 
-    def late(self) -> None:
+    def late(self, alone: bool) -> None:
         """It has not answered a probe in time. Only if that happens again and again it is lost, for
-        a busy machine is not a dead worker."""
+        a busy machine is not a dead worker; more often if nobody could take its work, `alone`."""
         self.late_probes += 1
-        if self.late_probes >= _LATE_PROBES:
+        if self.late_probes >= (_LATE_PROBES_ALONE if alone else _LATE_PROBES):
             self.refused()
             self.lost = True
 
@@ -92,7 +93,7 @@ class Instance:
         """No master has heard of it for long: another silence is enough."""
         self.vouched = False
         self.refused()
-        self.late_probes = max(self.late_probes, _LATE_PROBES - 1)
+        self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:

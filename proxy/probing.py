@@ -67,7 +67,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     try:
         takes_requests = await _asked(client, instance)
     except DeadlineExceeded:
-        instance.late()
+        _late(fleet, instance)
         return _hold(instance, instance.up)
     except TriptychError:
         instance.refused()
@@ -84,6 +84,13 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     if before != (instance.up, instance.draining):
         fleet.news()
     return held
+
+
+def _late(fleet: Fleet, instance: Instance) -> None:
+    was_lost = instance.lost
+    instance.late(alone=not fleet.replaceable(instance))
+    if instance.lost and not was_lost:
+        logger.warning("%s has been silent for too long: given up", instance.url)
 
 
 def _hold(instance: Instance, was_up: bool) -> bool:

@@ -181,19 +181,53 @@ async def test_a_worker_that_drains_is_passed_over_until_its_next_life() -> None
         assert fleet.usable("decode") == [instance]
 
 
-async def test_a_silent_worker_is_given_up_only_when_it_stays_silent() -> None:
-    async with serving(Worker(OURS)) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
+async def test_a_silent_worker_is_given_up_only_when_it_stays_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Worker(OURS)) as worker, serving(Worker(OURS)) as other, asking() as client:
+        fleet, (instance, _) = decoding(worker.url, other.url)
         await probe_once(fleet, client)
         worker.silent = {"/health"}
         for _ in range(2):
             await probe_once(fleet, client)
         assert (instance.up, instance.lost) == (True, False)
-        await probe_once(fleet, client)
-        assert (instance.up, instance.lost, instance.known) == (False, True, False)
+        for _ in range(2):
+            await probe_once(fleet, client)
+            assert (instance.up, instance.lost, instance.known) == (False, True, False)
+        assert [record.getMessage().split()[0] for record in caplog.records] == [worker.url]
         worker.silent = set()
         await probe_once(fleet, client)
         assert (instance.up, instance.lost, instance.known) == (True, False, True)
+
+
+async def test_who_cannot_be_replaced_is_waited_for_longer() -> None:
+    """If all are silent together, it is rather the machine, or the network, than all of them."""
+    async with serving(Worker(OURS)) as one, serving(Worker(OURS)) as two, asking() as client:
+        fleet, (first, second) = decoding(one.url, two.url)
+        await probe_once(fleet, client)
+        one.silent = two.silent = {"/health"}
+        for _ in range(9):
+            await probe_once(fleet, client)
+            assert first.up and second.up
+        two.silent = set()
+        await probe_once(fleet, client)
+        assert first.lost and second.up
+        two.silent = {"/health"}
+        for _ in range(9):
+            await probe_once(fleet, client)
+            assert second.up
+        await probe_once(fleet, client)
+        assert second.lost
+
+
+async def test_computing_workers_replace_each_other_where_requests_are_not_relayed() -> None:
+    for dialect, replaceable in (("tokens", True), ("openai", False)):
+        fleet = Fleet.from_urls("http://e", "http://p", "http://d")
+        fleet.force_dialect(dialect)
+        found = [fleet.replaceable(instance) for instance in fleet.all()]
+        assert found == [False, replaceable, replaceable]
+        fleet.decode[0].late_probes = 1
+        assert not fleet.replaceable(fleet.prefill[0])
 
 
 async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
@@ -206,7 +240,7 @@ async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
             one.connect_ex(("127.0.0.1", port))
         async with asking() as client:
             fleet, (instance,) = decoding(f"http://127.0.0.1:{port}")
-            for _ in range(3):
+            for _ in range(10):
                 await probe_once(fleet, client)
             assert instance.lost
         for one in held:
