@@ -1,4 +1,4 @@
-"""Two repairs that vLLM for CPUs needs, in the environment this runs in. Standard library only.
+"""Three repairs that vLLM for CPUs needs, in the environment this runs in. Standard library only.
 
 Run twice, it changes nothing the second time.
 """
@@ -16,6 +16,12 @@ import torch as _torch
 _library = _torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _library.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+_POLLING = """import os
+import time
+
+os.sched_yield = lambda: time.sleep(0.0005)
 """
 
 
@@ -36,7 +42,15 @@ def name_distribution(packages: Path) -> None:
     (folder / "METADATA").write_text(metadata)
 
 
+def poll_gently(packages: Path) -> None:
+    """For a second after each message a worker polls for the next by `sched_yield` alone. Where
+    there are more workers than cores, that can keep everything else from running for half a minute
+    (seen with Linux 6.18)."""
+    (packages / "sitecustomize.py").write_text(_POLLING)
+
+
 if __name__ == "__main__":
     site_packages = Path(sysconfig.get_paths()["purelib"])
     define_operators(site_packages)
     name_distribution(site_packages)
+    poll_gently(site_packages)
