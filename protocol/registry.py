@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol.errors import InvalidRequest
 from protocol.kv_events import EventSource
 from protocol.refs import KVLayout
 from protocol.types import Modality
@@ -37,7 +36,6 @@ Stage = Literal["encode", "prefill", "request"]
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
 
 _MOST = 1 << 40
-KEY_BITS = 64  # which no constraint of msgspec can say
 BlockKey = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
@@ -167,12 +165,6 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     session: str = ""
     avoid: Annotated[list[str], Meta(max_length=1024)] = []
     debug: bool = False
-
-    def __post_init__(self) -> None:
-        if max(self.block_keys, default=0) >> KEY_BITS:
-            raise InvalidRequest(
-                f"block_keys: a key has more than {KEY_BITS} bits", param="block_keys"
-            )
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):

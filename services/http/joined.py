@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
+_SMALL = 1 << 14  # copied rather than sent from two places
+
 
 class JoinedWrites:
     """What uvicorn writes one answer to. What comes first is held until the next write, at most
@@ -22,7 +24,10 @@ class JoinedWrites:
             self._loop.call_soon(self._flush)
         elif self._held:
             head, self._held = self._held, b""
-            self._transport.writelines((head, data))
+            if len(data) < _SMALL:
+                self._transport.write(head + data)
+            else:
+                self._transport.writelines((head, data))
         else:
             self._transport.write(data)
 

@@ -8,9 +8,10 @@ import pytest
 from protocol.decoding import accepted
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import decode_batch
-from protocol.registry import InstanceInfo, InstanceName, ScheduleRequest, Workers
+from protocol.registry import InstanceInfo, InstanceName, Placement, ScheduleRequest, Workers
 from protocol.settings import resolve
 from services.master.config import MasterConfig
+from services.master.master import Master
 from services.master.peer_messages import decode_message, decode_stored
 from services.master.prober import decode_probed
 from services.master.registry import Registry
@@ -69,11 +70,14 @@ def test_addresses_of_every_kind_are_taken() -> None:
 def test_a_block_key_has_64_bits(key: int) -> None:
     body = msgspec.json.encode({"request_id": "r", "prompt_tokens": 64, "block_keys": [1]})
     decode = msgspec.json.Decoder(ScheduleRequest).decode
+    master = Master(MasterConfig())
+    master.register(info(), 0.0)
     with pytest.raises(InvalidRequest) as caught:
-        accepted(decode, body.replace(b"[1]", f"[1,{key}]".encode()))
+        master.schedule(accepted(decode, body.replace(b"[1]", f"[1,{key}]".encode())), 0.0)
     assert caught.value.param is not None and caught.value.param.startswith("block_keys")
     most = accepted(decode, body.replace(b"[1]", f"[0,{2**64 - 1}]".encode()))
     assert most.block_keys == [0, 2**64 - 1]
+    assert isinstance(master.schedule(most, 0.0), Placement)
 
 
 def test_what_is_nested_too_deep_is_malformed() -> None:
