@@ -103,13 +103,13 @@ class SharedFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
-    # They change the answer and no worker honours them: anything but the default is refused.
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    # They change the answer and no worker honours them: anything but the default is refused.
     prompt_logprobs: Any = None
     use_beam_search: Any = None
     truncate_prompt_tokens: Any = None

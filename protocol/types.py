@@ -39,7 +39,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `seed` None means that whoever first owns the request draws one. `logprobs` is the number of
     alternatives per token, 0 for the chosen one alone, None for none. Strings in `stop` are
-    matched by the frontend, `stop_token_ids` by the engine.
+    matched by the frontend, `stop_token_ids` by the engine. `grammar` is what the output is held
+    to, in a form of llguidance; "" for nothing.
     """
 
     max_tokens: int = 16
@@ -60,6 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:

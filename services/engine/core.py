@@ -11,6 +11,7 @@ from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, err
 from protocol.refs import KVRef, has_remote_prefill
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
+from services.engine.grammar import Grammars
 from services.engine.intake import Intake
 from services.engine.language import LanguageModel
 from services.engine.rates import RateMeter, work_of
@@ -31,6 +32,7 @@ class GenerateCore:
         scheduler: Scheduler,
         runner: Runner,
         transfers: Transfers,
+        grammars: Grammars,
         meter: RateMeter,
         meanwhile: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -41,7 +43,8 @@ class GenerateCore:
         self.transfers = transfers
         self._runner = runner
         self._meanwhile = meanwhile
-        self._intake = Intake(config, model, scheduler, shares_kv=transfers.shares)
+        self._grammars = grammars
+        self._intake = Intake(config, model, scheduler, grammars, shares_kv=transfers.shares)
         self._requests: dict[str, dict[int, Request]] = {}
         self._progressed = False
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
@@ -102,6 +105,7 @@ class GenerateCore:
         hold something for them are told."""
         self.abort(list(self._requests))
         self.transfers.offers.close()
+        self._grammars.close()
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
@@ -129,7 +133,10 @@ class GenerateCore:
             self.scheduler.computed(chunk)
             if chunk.request.hands_over:
                 self.transfers.offers.grown(chunk.request)
-        gained = [self._gained(token) for token in sampled]
+        gained = [
+            self._fail(one.request, one.failure) if one.failure else self._gained(one)
+            for one in sampled
+        ]
         self.transfers.offers.hand_over(gained)
         return gained
 

@@ -25,6 +25,7 @@ from services.engine.config import EngineConfig
 from services.engine.core import GenerateCore
 from services.engine.embeddings import EmbeddingCache
 from services.engine.encoding import EncodeQueue
+from services.engine.grammar import Grammars
 from services.engine.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.language import LanguageModel
 from services.engine.loader import parameter_bytes
@@ -106,6 +107,9 @@ class Engine:
         )
         scheduler.unplace = transfers.unplace
         runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
+        grammars = Grammars.load(
+            Path(config.model_dir), model.text_config.vocab_size, config.eos_token_ids
+        )
         capacity = num_blocks * config.block_size
         self.max_model_len = min(config.max_model_len, capacity)
         return GenerateCore(
@@ -114,6 +118,7 @@ class Engine:
             scheduler,
             runner,
             transfers,
+            grammars,
             self.meter,
             self._connectors.meanwhile,
         )

@@ -11,6 +11,7 @@ from protocol.keys import BlockKeyChain, root_key
 from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest
 from services.engine.config import EngineConfig
+from services.engine.grammar import Grammars
 from services.engine.language import LanguageModel
 from services.engine.positions import Positions, mrope_positions, text_positions
 from services.engine.request import Request, choices_of
@@ -21,12 +22,19 @@ class Intake:
     """Requests in the order they come in. `shares_kv`: this worker can hand a request over."""
 
     def __init__(
-        self, config: EngineConfig, model: LanguageModel, scheduler: Scheduler, *, shares_kv: bool
+        self,
+        config: EngineConfig,
+        model: LanguageModel,
+        scheduler: Scheduler,
+        grammars: Grammars,
+        *,
+        shares_kv: bool,
     ) -> None:
         self._config = config
         self._model = model
         self._limits = scheduler.limits
         self._embeddings = scheduler.embeddings
+        self._grammars = grammars
         self._shares_kv = shares_kv
         self._arrivals = itertools.count()
 
@@ -81,6 +89,7 @@ class Intake:
             keys=BlockKeyChain(root, config.block_size, source.mm_items),
             deadline=None if deadline is None else time.monotonic() + deadline,
             siblings=tuple(others),
+            constraint=self._grammars.constraint(source.sampling.grammar),
         )
 
     def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from protocol.keys import BlockKeyChain
 from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest, MMItem, SamplingParams
+from services.engine.grammar import Constraint
 from services.engine.positions import Positions
 
 
@@ -45,6 +46,12 @@ class Request:
     num_computed: int = 0
     num_stored: int = 0
     num_cached: int | None = None
+    constraint: Constraint | None = None
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether it is known what the next token is held to."""
+        return self.constraint is None or self.constraint.ready
 
     @property
     def key(self) -> RequestKey:
@@ -121,4 +128,5 @@ def sibling_of(request: Request, index: int) -> Request:
         rope_delta=request.rope_delta,
         keys=keys,
         deadline=request.deadline,
+        constraint=request.constraint and request.constraint.another(),
     )

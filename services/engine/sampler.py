@@ -11,8 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from protocol.errors import InvalidRequest, TriptychError
 from protocol.types import PositionLogprobs, TokenLogprob
 from services.engine.request import Request
 
@@ -21,11 +24,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Sampled:
-    """The token one choice gained."""
+    """The token one choice gained, or why it cannot gain one."""
 
     request: Request
     token_id: int
     logprobs: PositionLogprobs | None = None
+    failure: TriptychError | None = None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -51,22 +55,28 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
         """logits float32[S, vocabulary], one row per request; they are not changed."""
-        adjusted = self._adjust(logits, requests)
+        adjusted, failures = self._adjust(logits, requests)
         token_ids = _choose(adjusted, requests)
         return [
-            Sampled(request, token, _logprobs(logits[row], token, request))
+            Sampled(request, token, _logprobs(logits[row], token, request), failures.get(row))
             for row, (request, token) in enumerate(zip(requests, token_ids, strict=True))
         ]
 
-    def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    def _adjust(
+        self, logits: torch.Tensor, requests: Sequence[Request]
+    ) -> tuple[torch.Tensor, dict[int, TriptychError]]:
         changed = None
+        failures: dict[int, TriptychError] = {}
         for row, request in enumerate(requests):
             if self._plain(request):
                 continue
             if changed is None:
                 changed = logits.clone()
-            self._adjust_row(changed[row], request)
-        return logits if changed is None else changed
+            try:
+                self._adjust_row(changed[row], request)
+            except InvalidRequest as error:
+                failures[row] = error
+        return logits if changed is None else changed, failures
 
     def _plain(self, request: Request) -> bool:
         s = request.sampling
@@ -76,6 +86,7 @@ class Sampler:
             and s.repetition_penalty == 1
             and not s.logit_bias
             and request.num_output >= s.min_tokens
+            and request.constraint is None
         )
 
     def _adjust_row(self, row: torch.Tensor, request: Request) -> None:
@@ -88,6 +99,17 @@ class Sampler:
             row[token] += bias
         if request.num_output < s.min_tokens:
             row[[*self._eos, *s.stop_token_ids]] = float("-inf")
+        if request.constraint is not None:
+            _constrain(row, request.constraint.allowed(request.output))
+
+
+def _constrain(row: torch.Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Only what is allowed; and if nothing of that is left, all of it."""
+    mask = torch.from_numpy(allowed).to(row.device)
+    left = row.masked_fill(~mask, float("-inf"))
+    if torch.isneginf(left).all():
+        left = torch.zeros_like(row).masked_fill(~mask, float("-inf"))
+    row.copy_(left)
 
 
 def _penalize_repetition(row: torch.Tensor, tokens: Sequence[int], penalty: float) -> None:

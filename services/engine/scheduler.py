@@ -154,9 +154,10 @@ class Scheduler:
         self.running.append(request)
 
     def _chunk_size(self, request: Request, budget: int) -> int:
-        """Tokens that can run now: within the budget, up to the first embedding not there yet."""
+        """Tokens that can run now: within the budget, up to the first embedding not there yet, and
+        without the last if what may follow it is not known yet."""
         start = request.num_computed
-        end = min(len(request.tokens), start + budget)
+        end = min(len(request.tokens) - (not request.may_sample), start + budget)
         for item in request.items_in(start, end):
             if not self.embeddings.ready(item.mm_hash):
                 end = max(start, item.offset)

@@ -56,11 +56,14 @@ class ChatText:
     def max_tool_calls(self, request: ChatCompletionRequest) -> int:
         """How many calls may be taken out of an answer: none if no tools are given, or if this
         model would not write them in a form that is known."""
-        if not request.tools or request.tool_choice == "none":
-            return 0
-        if not self._template(with_tools=True).marks_calls:
+        if not request.tools or request.tool_choice == "none" or not self.writes_calls:
             return 0
         return 1 if request.parallel_tool_calls is False else MAX_TOOL_CALLS
+
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the model writes tool calls in the form that is known here."""
+        return bool(self._templates) and self._template(with_tools=True).marks_calls
 
     def _template(self, with_tools: bool) -> ChatTemplate:
         template = self._templates.get("tool_use") if with_tools else None

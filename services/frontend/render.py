@@ -14,6 +14,7 @@ from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family, load_family
+from services.frontend.grammar import asks_for_grammar, grammar_of, mark_terms
 from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
 from services.frontend.messages import MAX_NAME_CHARS, read_messages
@@ -103,7 +104,7 @@ class Frontend:
 
         `resolved`: bytes by URL of media that are at hand and need not be fetched.
         """
-        sampling = self._checked(request)
+        sampling = await self._checked(request)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         items = await self._items.load(chat.media, salt=salt, resolved=resolved or {})
@@ -134,7 +135,7 @@ class Frontend:
         The text of a prompt is taken as it is, special tokens in it included, for it has no chat
         template around it; tokens that stand for media are refused.
         """
-        sampling = self._checked(request)
+        sampling = await self._checked(request)
         prompts = _prompts(request.prompt)
         rendered = []
         for index, prompt in enumerate(prompts):
@@ -149,7 +150,7 @@ class Frontend:
             rendered.append(RenderedRequest(generate, {}, spec))
         return rendered
 
-    def _checked(self, request: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
+    async def _checked(self, request: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
         """What can be checked before media are fetched."""
         if request.model and request.model not in self.config.names:
             raise ModelNotFound(f"the model '{request.model}' does not exist here", param="model")
@@ -164,7 +165,15 @@ class Frontend:
             room=self.info.max_model_len,
             vocab_size=self.info.vocab_size,
             defaults=self.info.generation_defaults,
+            grammar=await self._grammar(request),
         )
+
+    async def _grammar(self, request: ChatCompletionRequest | CompletionRequest) -> str:
+        """A large one takes some ten milliseconds to check."""
+        if not asks_for_grammar(request):
+            return ""
+        marks = mark_terms(self.tokenizer) if self._chat_text.writes_calls else None
+        return await asyncio.to_thread(grammar_of, request, marks)
 
     def _check_room(self, num_tokens: int, param: str) -> int:
         """How many tokens are left for the answer."""

@@ -20,16 +20,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on to the model's limit
 GREEDY_BELOW = 1e-5
-_NEUTRAL: Mapping[str, Any] = MappingProxyType(
-    {"response_format": {"type": "text"}, "modalities": ["text"], "best_of": 1}
-)
+_NEUTRAL: Mapping[str, Any] = MappingProxyType({"modalities": ["text"], "best_of": 1})
 _UNSUPPORTED = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "prompt_logprobs",
     "use_beam_search",
     "truncate_prompt_tokens",
@@ -51,13 +43,6 @@ def refuse_unsupported(request: SharedFields) -> None:
         value = getattr(request, name, None)
         if value and value != _NEUTRAL.get(name):
             raise InvalidRequest(f"{name} is not supported", param=name, code="unsupported_field")
-    choice = getattr(request, "tool_choice", None)
-    if choice not in (None, "none", "auto"):
-        raise InvalidRequest(
-            "tool_choice may be 'none' or 'auto': this server cannot force a tool call",
-            param="tool_choice",
-            code="unsupported_field",
-        )
 
 
 def sampling_params(
@@ -66,9 +51,11 @@ def sampling_params(
     room: int,
     vocab_size: int,
     defaults: Mapping[str, Any],
+    grammar: str = "",
 ) -> SamplingParams:
     """`room`: how many tokens there are at most for the answer. `defaults`: what
-    generation_config.json sets. `InvalidRequest` names the field that is out of range.
+    generation_config.json sets. `grammar`: what the output is held to. `InvalidRequest` names the
+    field that is out of range.
     """
     max_tokens = _max_tokens(request, room, defaults)
     temperature = _number(request, defaults, "temperature", 1.0, least=0.0)
@@ -92,6 +79,7 @@ def sampling_params(
         logprobs=_logprobs(request),
         skip_special_tokens=request.skip_special_tokens,
         include_stop_str_in_output=request.include_stop_str_in_output,
+        grammar=grammar,
     )
 
 

@@ -41,6 +41,10 @@ class Tokenizer:
         backend.add_tokens(_missing_tokens(backend, info))
         return Tokenizer(backend)
 
+    def serialized(self) -> str:
+        """In the form of tokenizer.json, with all added tokens."""
+        return self._backend.to_str()
+
     @property
     def size(self) -> int:
         return self._backend.get_vocab_size()

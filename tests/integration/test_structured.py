@@ -1,0 +1,149 @@
+"""Outputs of a form that the client asks for, through the running stack."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from benchmarks.pictures import questions
+from tests.chat_templates import TEMPLATES
+from tests.stack import Process, idle, proxy, running
+
+MODEL = Path(__file__).parents[2] / "models" / "demo"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "shape": {"enum": ["circle", "square", "triangle", "star", "cross"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["shape", "count"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "seen", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "draw", "parameters": SCHEMA}}
+LONG = "([a-z]{5} ){60}"
+
+
+@dataclass
+class Fleet:
+    decode: list[Process]
+    proxy: Process
+    toolbox: Process  # a proxy whose template knows tools
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.proxy.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATES["qwen3_tools"])
+    with running(MODEL) as stack:
+        names = ("encoder", "prefill", "decode", "decode")
+        workers = [stack.start(f"services.{name}") for name in names]
+        for worker in workers:
+            worker.wait_ready()
+        encode, prefill, *decode = workers
+        shape = ([encode], [prefill], decode)
+        yield Fleet(
+            decode,
+            proxy(stack, *shape),
+            proxy(stack, *shape, "--chat-template", str(template)),
+        )
+        for worker in workers:
+            idle(worker)
+
+
+def text_of(fleet: Fleet, messages: Any, **fields: Any) -> list[str | None]:
+    answer = fleet.client.chat.completions.create(
+        model="tiny", messages=messages, **{"temperature": 0, "max_tokens": 200, **fields}
+    )
+    return [choice.message.content for choice in answer.choices]
+
+
+def streamed(fleet: Fleet, messages: Any, **fields: Any) -> Iterator[str]:
+    stream = fleet.client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        stream=True,
+        **{"temperature": 0, "max_tokens": 200, **fields},
+    )
+    for event in stream:
+        if event.choices and event.choices[0].delta.content:
+            yield event.choices[0].delta.content
+
+
+def test_a_picture_becomes_an_object_of_the_schema(fleet: Fleet) -> None:
+    for question in questions("count", 4):
+        messages = question.openai_messages()
+        (text,) = text_of(fleet, messages, response_format=FORMAT)
+        seen = json.loads(text or "")
+        assert set(seen) == {"shape", "count"} and 0 <= seen["count"] <= 9
+        assert "".join(streamed(fleet, messages, response_format=FORMAT)) == text
+
+
+def test_every_choice_is_one_and_every_seed_the_same_again(fleet: Fleet) -> None:
+    messages = next(iter(questions("shape", 1))).openai_messages()
+    how = {"n": 4, "seed": 3, "temperature": 1.5, "extra_body": {"guided_regex": "(ab|cd){3}"}}
+    found = text_of(fleet, messages, **how)
+    assert all(re.fullmatch("(ab|cd){3}", text or "") for text in found)
+    assert text_of(fleet, messages, **how) == found
+
+
+def test_a_stream_goes_on_in_its_form_when_its_worker_dies(fleet: Fleet) -> None:
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    how = {"max_tokens": 400, "extra_body": {"guided_regex": LONG}, "temperature": 0.7, "seed": 9}
+    (undisturbed,) = text_of(fleet, messages, **how)
+    assert re.fullmatch(LONG, undisturbed or "")
+    texts: list[str] = []
+    streams = [threading.Event() for _ in range(4)]
+
+    def follow(begun: threading.Event) -> None:
+        pieces = []
+        for piece in streamed(fleet, messages, **how):
+            pieces.append(piece)
+            begun.set()
+        texts.append("".join(pieces))
+
+    threads = [threading.Thread(target=follow, args=(begun,)) for begun in streams]
+    for thread in threads:
+        thread.start()
+    assert all(begun.wait(30) for begun in streams)
+    fleet.decode[0].kill()
+    for thread in threads:
+        thread.join(60)
+    assert texts == [undisturbed] * len(streams)
+    fleet.decode[0].restart()
+
+
+def test_a_tool_call_can_be_asked_for(fleet: Fleet) -> None:
+    client = OpenAI(base_url=f"{fleet.toolbox.url}/v1", api_key="none", max_retries=0)
+    for tool_choice in ("required", {"type": "function", "function": {"name": "draw"}}):
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Draw something."}],
+            tools=[TOOL],  # type: ignore[list-item]
+            tool_choice=tool_choice,  # type: ignore[arg-type]
+            parallel_tool_calls=False,
+            temperature=0,
+            max_tokens=400,
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls" and not choice.message.content
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function" and call.function.name == "draw"
+        assert set(json.loads(call.function.arguments)) == {"shape", "count"}
+
+
+def test_what_cannot_be_followed_is_refused(fleet: Fleet) -> None:
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "cow"}}}
+    with pytest.raises(BadRequestError, match="cow") as caught:
+        text_of(fleet, [{"role": "user", "content": "x"}], response_format=wrong)
+    assert caught.value.param == "response_format"
