@@ -47,9 +47,7 @@ class Constraint:
         At the grammar's end only tokens that end the answer may. `InvalidRequest` if the grammar
         does not compile, takes too much to follow, or the output is none of its.
         """
-        if self._matcher is None:
-            self._matcher = self._compiled.result().deep_copy()
-        matcher = self._matcher
+        matcher = self._matcher = self._matcher or self._begin()
         for token in output[self._followed :]:
             if not matcher.is_stopped():
                 matcher.consume_token(token)
@@ -58,6 +56,12 @@ class Constraint:
         if matcher.is_error():
             raise InvalidRequest(f"grammar: {matcher.get_error()}", param="grammar")
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+
+    def _begin(self) -> LLMatcher:
+        failure = self._compiled.exception()  # none is known to be raised, not even by the library
+        if failure is not None:
+            raise InvalidRequest(f"grammar: {failure}", param="grammar")
+        return self._compiled.result().deep_copy()
 
 
 class Grammars:

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
+from protocol.errors import InvalidRequest
 from protocol.types import RequestOutput
 from services.engine.engine import Engine
 from services.engine.grammar import Constraint, Grammars
@@ -225,6 +227,13 @@ def test_a_prompt_is_computed_while_its_grammar_is_compiled(model_dir: ModelDir)
     tokens = [token for output in ended(worker, "slow") for token in output.token_ids]
     assert said(path, tokens) == "no"
     worker.close()
+
+
+def test_what_the_compiler_raises_is_the_grammars_fault() -> None:
+    broken: Future[LLMatcher] = Future()
+    broken.set_exception(RuntimeError("no"))
+    with pytest.raises(InvalidRequest, match="no"):
+        Constraint(broken, 10).allowed([])
 
 
 def test_without_a_tokenizer_grammars_are_refused(model_dir: ModelDir, tmp_path: Path) -> None:
