@@ -13,7 +13,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from services.engine.triton_tiles import LOG2E, fold_keys, load_tile, request_of, split_length
+from services.engine.triton_tiles import (
+    fold_keys,
+    load_tile,
+    request_of,
+    split_length,
+    start_rows,
+    store_tile,
+    visible_keys,
+)
 
 
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
@@ -59,27 +67,11 @@ def prefill_kernel(
     query_rows = query_ptr + packed * stride_qt + head * stride_qh
     query = load_tile(query_rows, live, K_DIM, PAD_K, True)
 
-    first_position = context - count + first_token
-    first = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW else 0
-    end = tl.minimum(first_position + BLOCK_Q, context)
-    span_start = position
-    span_end = position
-    if span_starts_ptr is not None:
-        span_start = tl.load(span_starts_ptr + packed, mask=live, other=0).to(tl.int32)
-        span_end = tl.load(span_ends_ptr + packed, mask=live, other=0).to(tl.int32)
-        end = tl.minimum(tl.maximum(end, tl.max(span_end, 0)), context)
-        if WINDOW:
-            first = tl.minimum(first, tl.min(tl.where(span_end > 0, span_start, first), 0))
-    if WINDOW or span_starts_ptr is not None:
-        full = first
-    else:
-        full = (first_position + 1) // BLOCK_N * BLOCK_N
-
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if sinks_ptr is not None:
-        top = tl.load(sinks_ptr + head, mask=live, other=0.0).to(tl.float32) * LOG2E
-        total += 1.0
+    first, full, end, span_start, span_end = visible_keys(
+        context - count + first_token, context, position, packed, live,
+        span_starts_ptr, span_ends_ptr, WINDOW, BLOCK_Q, BLOCK_N,
+    )  # fmt: skip
+    top, total = start_rows(sinks_ptr, head, live, True, BLOCK_M)
     top, total, acc = fold_keys(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query, first, full, end,
         position, span_start, span_end,
@@ -90,14 +82,9 @@ def prefill_kernel(
         span_starts_ptr is not None, BLOCK_N,
     )  # fmt: skip
 
-    column = tl.arange(0, PAD_V)
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_rows = out_ptr + packed * stride_ot + head * stride_oh
-    tl.store(
-        out_rows[:, None] + column[None, :],
-        out.to(out_ptr.dtype.element_ty),
-        mask=live[:, None] & (column < V_DIM)[None, :],
-    )
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    store_tile(out_rows, live, out, V_DIM, PAD_V)
 
 
 @triton.jit(do_not_specialize=["table_width", "split_keys", "num_splits"])
@@ -139,13 +126,8 @@ def decode_kernel(
     query = load_tile(query_rows, live, K_DIM, PAD_K, True)
     position = tl.full([BLOCK_M], 0, tl.int32) + context - 1
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if sinks_ptr is not None:
-        # A sink counts once, whatever the number of splits.
-        sink = tl.load(sinks_ptr + head, mask=live, other=0.0).to(tl.float32) * LOG2E
-        top = tl.where(split == 0, sink, top)
-        total = tl.where(split == 0, 1.0, total)
+    # A sink counts once, whatever the number of splits.
+    top, total = start_rows(sinks_ptr, head, live, split == 0, BLOCK_M)
     # The window is in `oldest`: within [first, end) everything is visible.
     top, total, acc = fold_keys(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query,
@@ -156,18 +138,15 @@ def decode_kernel(
         K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, 0, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
 
-    column = tl.arange(0, PAD_V)
-    mask = live[:, None] & (column < V_DIM)[None, :]
     if SPLIT:
         num_heads = tl.num_programs(1) * GROUP
         place = (request.to(tl.int64) * num_heads + head) * num_splits + split
         tl.store(top_ptr + place, top, mask=live)
         tl.store(total_ptr + place, total, mask=live)
-        tl.store(partial_ptr + place[:, None] * V_DIM + column[None, :], acc, mask=mask)
+        store_tile(partial_ptr + place * V_DIM, live, acc, V_DIM, PAD_V)
     else:
         out_rows = out_ptr + packed * stride_ot + head * stride_oh
-        out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_rows[:, None] + column[None, :], out, mask=mask)
+        store_tile(out_rows, live, acc / total[:, None], V_DIM, PAD_V)
 
 
 @triton.jit(do_not_specialize=["split_keys", "num_splits"])

@@ -36,6 +36,30 @@ def load_tile(row_ptrs, live, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.c
 
 
 @triton.jit
+def store_tile(row_ptrs, live, tile, DIM: tl.constexpr, PAD: tl.constexpr):
+    """[N, PAD] elements to N rows of DIM, those that are live."""
+    column = tl.arange(0, PAD)
+    tl.store(
+        row_ptrs[:, None] + column[None, :],
+        tile.to(row_ptrs.dtype.element_ty),
+        mask=live[:, None] & (column < DIM)[None, :],
+    )
+
+
+@triton.jit
+def start_rows(sinks_ptr, head, live, counts, BLOCK_M: tl.constexpr):
+    """(top, total) float32[M] of a running softmax before its first key: with sinks that of the
+    row's head, if it `counts`."""
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=live, other=0.0).to(tl.float32) * LOG2E
+        top = tl.where(counts, sink, top)
+        total = tl.where(counts, 1.0, total)
+    return top, total
+
+
+@triton.jit
 def _scores(query, key, scale, SOFTCAP: tl.constexpr):
     """float32[M, N] in base 2; `scale` holds log2(e) unless there is a softcap."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
@@ -128,6 +152,33 @@ def request_of(tile, starts_ptr, num_requests, BLOCK_Q: tl.constexpr):
         else:
             high = middle - 1
     return low
+
+
+@triton.jit
+def visible_keys(
+    first_position, context, position, packed, live, span_starts_ptr, span_ends_ptr,
+    WINDOW: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(first, full, end, span_start, span_end) of a query tile from `first_position` on.
+
+    Its rows see keys of [first, end) only, and all of [first, full); span_* int32[M] are the media
+    span each row stands in, which it sees all of.
+    """
+    first = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW else 0
+    end = tl.minimum(first_position + BLOCK_Q, context)
+    span_start = position
+    span_end = position
+    if span_starts_ptr is not None:
+        span_start = tl.load(span_starts_ptr + packed, mask=live, other=0).to(tl.int32)
+        span_end = tl.load(span_ends_ptr + packed, mask=live, other=0).to(tl.int32)
+        end = tl.minimum(tl.maximum(end, tl.max(span_end, 0)), context)
+        if WINDOW:
+            first = tl.minimum(first, tl.min(tl.where(span_end > 0, span_start, first), 0))
+    if WINDOW or span_starts_ptr is not None:
+        full = first
+    else:
+        full = (first_position + 1) // BLOCK_N * BLOCK_N
+    return first, full, end, span_start, span_end
 
 
 @triton.jit
