@@ -53,8 +53,9 @@ class Constraint:
                 matcher.consume_token(token)
         self._followed = len(output)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            raise InvalidRequest(f"grammar: {matcher.get_error()}", param="grammar")
+        if matcher.is_error() or not bits.any():
+            why = matcher.get_error() or "no token can come next"
+            raise InvalidRequest(f"grammar: {why}", param="grammar")
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
 
     def _begin(self) -> LLMatcher:
@@ -82,7 +83,10 @@ class Grammars:
         return Grammars(_tokenizer(model_dir, vocabulary, eos_token_ids), vocabulary)
 
     def constraint(self, grammar: str) -> Constraint | None:
-        """For a request's first choice; None without a grammar."""
+        """For a request's first choice; None without a grammar.
+
+        `InvalidRequest` if this model takes none, `Unavailable` if too many wait to be compiled.
+        """
         if not grammar:
             return None
         if self._tokenizer is None:

@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Sampled:
-    """The token one choice gained, or why it cannot gain one."""
+    """The token one choice gained; with a `failure`, why it cannot gain one, and no token."""
 
     request: Request
     token_id: int
@@ -54,7 +54,8 @@ class Sampler:
         self._eos = tuple(eos_token_ids)
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
-        """logits float32[S, vocabulary], one row per request; they are not changed."""
+        """logits float32[S, vocabulary], one row per request; they are not changed. A request whose
+        grammar cannot be followed comes back with a `failure`."""
         adjusted, failures = self._adjust(logits, requests)
         token_ids = _choose(adjusted, requests)
         return [

@@ -63,11 +63,15 @@ class ChatText:
     @property
     def writes_calls(self) -> bool:
         """Whether the model writes tool calls in the form that is known here."""
-        return bool(self._templates) and self._template(with_tools=True).marks_calls
+        template = self._found(with_tools=True)
+        return template is not None and template.marks_calls
+
+    def _found(self, with_tools: bool) -> ChatTemplate | None:
+        template = self._templates.get("tool_use") if with_tools else None
+        return template or self._templates.get("default")
 
     def _template(self, with_tools: bool) -> ChatTemplate:
-        template = self._templates.get("tool_use") if with_tools else None
-        template = template or self._templates.get("default")
+        template = self._found(with_tools)
         if template is None:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"

@@ -170,9 +170,9 @@ def _forced_call(request: SharedFields, marks: tuple[str, str] | None) -> Iterat
         return
     name = _forced_name(request.tool_choice)
     functions = filter(_is_function, (tool.get("function") for tool in request.tools or ()))
-    calls = [_call(function) for function in functions if name in ("", function["name"])]
+    calls = [_call(function) for function in functions if name in (None, function["name"])]
     if not calls:
-        wanted = f"no tool is called '{name}'" if name else "there are no tools"
+        wanted = "there are no tools" if name is None else f"no tool is called '{name}'"
         raise InvalidRequest(f"tool_choice: {wanted}", param="tool_choice")
     if marks is None:
         raise InvalidRequest(
@@ -180,7 +180,8 @@ def _forced_call(request: SharedFields, marks: tuple[str, str] | None) -> Iterat
             param="tool_choice",
             code="unsupported_field",
         )
-    most = 1 if name or request.parallel_tool_calls is False else MAX_FORCED_CALLS
+    alone = name is not None or request.parallel_tool_calls is False
+    most = 1 if alone else MAX_FORCED_CALLS
     yield "tool_choice", _of_calls(calls, most, marks)
 
 
@@ -200,10 +201,10 @@ class _Choice(msgspec.Struct):
     function: _Named
 
 
-def _forced_name(choice: str | dict[str, Any] | None) -> str:
-    """The function that must be called, "" for any."""
+def _forced_name(choice: str | dict[str, Any] | None) -> str | None:
+    """The function that must be called, None for any."""
     if choice == "required":
-        return ""
+        return None
     if isinstance(choice, str):
         raise InvalidRequest(
             "tool_choice must be 'none', 'auto', 'required' or name a function", param="tool_choice"
@@ -217,7 +218,7 @@ def _call(function: dict[str, Any]) -> dict[str, Any]:
     shared = {key: arguments[key] for key in _SHARED if key in arguments}
     return {
         "type": "object",
-        "properties": {"name": {"const": function.get("name")}, "arguments": arguments},
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
         "x-guidance": {"whitespace_pattern": _GAP},

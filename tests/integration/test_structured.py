@@ -13,6 +13,7 @@ from openai import BadRequestError, OpenAI
 
 from benchmarks.pictures import questions
 from tests.chat_templates import TEMPLATES
+from tests.integration.test_placing import metric
 from tests.stack import Process, idle, proxy, running
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
@@ -120,6 +121,7 @@ def test_a_stream_goes_on_in_its_form_when_its_worker_dies(fleet: Fleet) -> None
     for thread in threads:
         thread.join(60)
     assert texts == [undisturbed] * len(streams)
+    assert metric(fleet.proxy, 'proxy:retries_total{stage="resumed"') > 0
     fleet.decode[0].restart()
 
 

@@ -102,6 +102,13 @@ def test_completions_too(front: Frontend) -> None:
     assert first.generate.sampling.grammar == second.generate.sampling.grammar != ""
 
 
+def test_what_is_no_chat_needs_no_template(tmp_path: Path) -> None:
+    front = frontend(write_model("qwen3", tmp_path), chat_template=None)
+    front._chat_text._templates = {"rag": front._chat_text._templates["default"]}
+    (rendered,) = render_prompts(front, "a", guided_regex="x+")
+    assert rendered.generate.sampling.grammar
+
+
 def written(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 

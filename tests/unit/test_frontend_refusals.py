@@ -147,6 +147,11 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"tool_choice": "always"}, 400, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, 400, "tool_choice.function"),
     ({"tool_choice": {"function": {"name": "f"}}}, 400, "tool_choice"),
+    (
+        {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": ""}}},
+        400,
+        "tool_choice",
+    ),
 ]
 
 

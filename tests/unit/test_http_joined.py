@@ -42,11 +42,19 @@ def body(answer: JoinedWrites) -> None:
     answer.write(b"body ")
 
 
+LARGE = b"body " * (1 << 16)
+
+
+def large(answer: JoinedWrites) -> None:
+    answer.write(LARGE)
+
+
 @pytest.mark.parametrize(
     ("turns", "sent"),
     [
         ([[head, body]], [b"head body "]),
         ([[head, body, body]], [b"head body ", b"body "]),
+        ([[head, large]], [b"head " + LARGE]),
         ([[head], []], [b"head "]),
         ([[head], [body]], [b"head ", b"body "]),
         ([[head, body], [body], [body]], [b"head body ", b"body ", b"body "]),
