@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -88,11 +89,13 @@ class KVConfig(msgspec.Struct, frozen=True):
 
 
 def namespace_dir() -> Path:
-    """Where this user's shared-memory segments lie; `TRIPTYCH_NAMESPACE` keeps stacks apart."""
+    """The folder in which this user's engines find each other; `TRIPTYCH_NAMESPACE` keeps stacks
+    apart. It holds sockets and small files; containers that share it can share memory."""
     name = os.environ.get("TRIPTYCH_NAMESPACE", "default")
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError("TRIPTYCH_NAMESPACE: letters, digits, '-' and '_' only")
-    return _SHM / f"triptych-{os.getuid()}-{name}"
+    usable = os.access(_SHM, os.W_OK | os.X_OK)
+    return (_SHM if usable else Path(tempfile.gettempdir())) / f"triptych-{os.getuid()}-{name}"
 
 
 def drop_namespace() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from connectors.messages import Hello, Refused, Welcome
 from connectors.side_channel import Address, Sender, SideClient, SideServer
-from connectors.transports.base import Transport
+from connectors.transports.base import Transfer, Transport
 from protocol.errors import IncompatiblePeer, TransferError, TransferTimeout
 
 
@@ -50,14 +50,33 @@ class Greeter:
 
 @dataclass
 class _Handshake:
-    """`life` of the connection that it was begun on."""
+    """`life` of the connection that it was begun on; `producer` is the instance that answered, and
+    `connecting` what its region's memory still waits for."""
 
     query: int
     life: int | None
     region: str
     deadline: float
-    peer: str | None = None
+    producer: str | None = None
+    connecting: Transfer | None = None
     error: TransferError | None = None
+
+    @property
+    def peer(self) -> str | None:
+        """The producer's instance id once its region can be read."""
+        return self.producer if self.connecting is None else None
+
+    def advance(self) -> None:
+        """See whether the region can be read, or why it never will be."""
+        try:
+            if self.connecting is not None and self.connecting.poll():
+                self.connecting = None
+        except TransferError as error:
+            self.connecting, self.error = None, error
+
+    def cancel(self) -> None:
+        if self.connecting is not None:
+            self.connecting.cancel()
 
 
 class Peers:
@@ -88,6 +107,7 @@ class Peers:
             handshake = None
         if handshake is None:
             handshake = self._handshakes[key] = self._begin(address, region)
+        handshake.advance()
         if handshake.error is None and handshake.peer is None:
             if self._client.broken(address):
                 handshake.error = TransferError(f"no connection to {address[0]}:{address[1]}")
@@ -96,6 +116,7 @@ class Peers:
                     f"{address[0]}:{address[1]} did not answer a handshake"
                 )
         if handshake.error is not None:
+            handshake.cancel()
             del self._handshakes[key]
             if all(known != address for known, _ in self._handshakes):
                 # Otherwise what is read of another region would lose its connection too.
@@ -138,8 +159,10 @@ class Peers:
         if handshake is None:
             return
         try:
-            self._transport.connect(message.instance_id, handshake.region, message.description)
-            handshake.peer = message.instance_id
+            handshake.connecting = self._transport.connect(
+                message.instance_id, handshake.region, message.description
+            )
+            handshake.producer = message.instance_id
         except TransferError as error:
             handshake.error = error
 
@@ -157,9 +180,15 @@ class Peers:
         """A producer is gone, by whatever address it is known: what is there next must introduce
         itself again."""
         here = [key for key in self._handshakes if key[0] == address]
-        gone = {self._handshakes.pop(key).peer for key in here} - {None}
-        for key in [key for key, known in self._handshakes.items() if known.peer in gone]:
-            del self._handshakes[key]
+        gone = {self._end(key) for key in here} - {None}
+        for key in [key for key, known in self._handshakes.items() if known.producer in gone]:
+            self._end(key)
         for peer in gone:
             self._transport.disconnect(str(peer))
         self._client.forget(address)
+
+    def _end(self, key: tuple[Address, str]) -> str | None:
+        """Forget a handshake; the instance that had answered it, if one had."""
+        handshake = self._handshakes.pop(key)
+        handshake.cancel()
+        return handshake.producer

@@ -103,6 +103,7 @@ class Stack:
 
     @property
     def segments(self) -> Path:
+        """The folder in which its workers meet."""
         return Path(f"/dev/shm/triptych-{os.getuid()}-{self.namespace}")
 
     def stop(self) -> list[int]:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,7 @@ class Network:
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self.directory = Path("/dev/shm") / f"triptych-test-{uuid.uuid4().hex}"
+        self.directory = Path(tempfile.gettempdir()) / f"triptych-test-{uuid.uuid4().hex}"
         self._started: list[PeerProcess] = []
         self.reader = self.start("reader", 0)
         self.source = self.start("source", 1)

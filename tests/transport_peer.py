@@ -85,7 +85,9 @@ class Peer:
         return base64.b64encode(self.transport.describe(region)).decode()
 
     def connect(self, peer: str, region: str, description: str) -> None:
-        self.transport.connect(peer, region, base64.b64decode(description))
+        connecting = self.transport.connect(peer, region, base64.b64decode(description))
+        while connecting is not None and not connecting.poll():
+            time.sleep(_POLL_S)
 
     def disconnect(self, peer: str) -> None:
         self.transport.disconnect(peer)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from connectors.owners import create_locked, locked
+from connectors.private_folder import make_private
 from connectors.side_channel import Address
 from protocol.errors import ConfigError
 
@@ -22,7 +23,7 @@ class Listing:
     def __init__(self, folder: Path, instance_id: str, address: Address) -> None:
         self._path = folder / f"{_PREFIX}{instance_id}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
             producers(folder)
             self._file: int | None = create_locked(self._path)
             os.write(self._file, msgspec.json.encode(address))

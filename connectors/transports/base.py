@@ -89,11 +89,12 @@ class Transport(ABC):
         """What a peer must know to read a region; opaque, sent once per peer."""
 
     @abstractmethod
-    def connect(self, peer: str, region: str, description: bytes) -> None:
+    def connect(self, peer: str, region: str, description: bytes) -> Transfer | None:
         """Make a peer's region readable; `peer` is its instance id. Idempotent for equal
         descriptions; a new description replaces the old one (the peer has restarted).
 
-        `TransferError` if the description is no good or the peer cannot be reached.
+        Returns what to wait for until it is readable, None if it is. `TransferError`, here or from
+        that, if the description is no good or the peer cannot be reached.
         """
 
     @abstractmethod

@@ -1,27 +1,29 @@
-"""Shared memory on one host: a region is a file under /dev/shm that peers map and copy from."""
+"""Shared memory on one host: peers receive a region's memory over a Unix socket, map it and copy
+from it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import MADV_REMOVE, PAGESIZE, mmap
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from connectors import owners
+from connectors.host_memory import MemoryBudget
+from connectors.private_folder import make_private
 from connectors.transports.base import Range, Transfer, Transport, check_ranges
+from connectors.transports.descriptor_passing import (
+    DescriptorRequest,
+    DescriptorServer,
+    sweep_sockets,
+)
+from connectors.transports.shared_memory import Bytes, SharedMemory, map_for_reading
 from protocol.errors import ConfigError, TransferError
 
 _PREFIX = "region-"
-_GRAIN = 1 << 20  # bytes of a sparse region without larger granules that are committed together
-Bytes = npt.NDArray[np.uint8]
 
 
 class _Description(msgspec.Struct):
@@ -30,13 +32,24 @@ class _Description(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class _Region:
+    """Memory of ours, and who hands it out."""
+
+    memory: SharedMemory
+    server: DescriptorServer
+
+
+@dataclass(frozen=True)
 class _Mapped:
-    """A segment; `view` is its memory for copying, as slices of a tensor cost as much as copying a
-    small block does."""
+    """Memory of a peer's, as its `description` says; `tensor` and `view` are the same bytes."""
 
     description: bytes
-    memory: torch.Tensor
+    tensor: torch.Tensor
     view: Bytes
+
+
+_Peers = dict[tuple[str, str], _Mapped]
+"""By instance id and region."""
 
 
 class _Done(Transfer):
@@ -53,24 +66,53 @@ class _Done(Transfer):
         return True
 
 
+class _Connecting(Transfer):
+    """Waits for a peer's memory, maps it and puts it among `peers`."""
+
+    def __init__(
+        self, path: Path, key: tuple[str, str], description: bytes, nbytes: int, peers: _Peers
+    ) -> None:
+        self._key = key
+        self._description = description
+        self._nbytes = nbytes
+        self._peers = peers
+        self.path = path
+        self.request = DescriptorRequest(path)
+
+    def poll(self) -> bool:
+        descriptor = self.request.poll()
+        if descriptor is not None:
+            try:
+                mapped = map_for_reading(descriptor, self._nbytes)
+            finally:
+                os.close(descriptor)  # the mapping does not need it
+            self._peers[self._key] = _Mapped(self._description, *mapped)
+        return self.settled
+
+    def cancel(self) -> None:
+        self.request.cancel()
+
+    @property
+    def settled(self) -> bool:
+        return self.request.settled
+
+
 class ShmTransport(Transport):
-    """Segments carry a lock that their owner holds while it lives, so that whoever starts next can
-    tell and remove those of a process that was killed."""
+    """`folder` holds one Unix socket for each region, and is this user's alone."""
 
     name = "shm"
     maps = True
 
-    def __init__(self, directory: Path, instance_id: str) -> None:
-        self._directory = directory
+    def __init__(self, folder: Path, instance_id: str) -> None:
+        self.folder = folder
         # A name for each life: who had mapped a former one must notice that it has ended.
         self._owner = f"{instance_id}-{uuid.uuid4().hex[:8]}"
-        self._regions: dict[str, _Mapped] = {}
-        self._locks: dict[Path, int] = {}
-        self._committed: dict[str, npt.NDArray[np.bool_]] = {}
-        self._grains: dict[str, int] = {}
-        self._peers: dict[tuple[str, str], _Mapped] = {}
-        directory.mkdir(parents=True, exist_ok=True)
-        self.swept = sweep(directory)
+        self._budget = MemoryBudget()
+        self._regions: dict[str, _Region] = {}
+        self._peers: _Peers = {}
+        self._connecting: list[_Connecting] = []
+        make_private(folder)
+        self.swept = sweep(folder)
 
     def allocate(
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
@@ -79,84 +121,63 @@ class ShmTransport(Transport):
             raise ConfigError(
                 f"shm: memory of {device} cannot be shared: kv_buffer_device must be cpu"
             )
-        if region in self._regions:
-            raise ConfigError(f"shm: region '{region}' exists")
-        path = self._path(region)
-        self._locks[path] = self._create(path, nbytes, sparse)
-        self._grains[region] = grain = granule if granule >= PAGESIZE else _GRAIN
-        self._committed[region] = np.full(-(-nbytes // grain), not sparse)
-        memory = torch.from_file(str(path), shared=True, size=nbytes, dtype=torch.uint8)
-        description = msgspec.msgpack.encode(_Description(path.name, nbytes))
-        self._regions[region] = _Mapped(description, memory, memory.numpy())
-        return memory
-
-    def _create(self, path: Path, nbytes: int, sparse: bool) -> int:
-        """The descriptor that holds the segment's lock."""
-        descriptor = owners.create_locked(path)
+        if region in self._regions or nbytes <= 0:
+            raise ConfigError(f"shm: region '{region}' exists or is to have {nbytes} bytes")
+        memory = SharedMemory(nbytes, self._budget, sparse=sparse, granule=granule)
         try:
-            os.truncate(descriptor, nbytes)
-            if not sparse:
-                os.posix_fallocate(descriptor, 0, nbytes)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            raise ConfigError(f"shm: no room for {nbytes} bytes: {error.strerror}") from None
-        return descriptor
-
-    def commit(self, region: str, offset: int, size: int) -> None:
-        grain, grains = self._grains[region], self._committed[region]
-        first, end = offset // grain, -(-(offset + size) // grain)
-        if grains[first:end].all():
-            return  # asking again takes a quarter of the time that filling it does
-        descriptor = self._locks[self._path(region)]
-        start = first * grain
-        stop = min(end * grain, self._regions[region].view.size)
-        with contextlib.suppress(OSError):  # too little for what may come: just what is asked for
-            os.posix_fallocate(descriptor, start, stop - start)
-            grains[first:end] = True
-            return
-        try:
-            os.posix_fallocate(descriptor, offset, size)
-        except OSError as error:
-            raise TransferError(f"shm: no room for {size} bytes: {error.strerror}") from None
-
-    def discard(self, region: str, offset: int, size: int) -> None:
-        """Give back what lies in pages that are all in the range."""
-        first, end = -(-offset // PAGESIZE) * PAGESIZE, (offset + size) // PAGESIZE * PAGESIZE
-        if first < end:
-            grain = self._grains[region]
-            self._committed[region][first // grain : -(-end // grain)] = False
-            descriptor = self._locks[self._path(region)]
-            with mmap(descriptor, end - first, offset=first) as pages:
-                pages.madvise(MADV_REMOVE)
+            server = DescriptorServer(self._path(region), memory.reader_descriptor())
+        except ConfigError:
+            memory.close()
+            raise
+        self._regions[region] = _Region(memory, server)
+        return memory.tensor
 
     def _path(self, region: str) -> Path:
-        return self._directory / f"{_PREFIX}{region}-{self._owner}"
+        return self.folder / f"{_PREFIX}{region}-{self._owner}"
+
+    def commit(self, region: str, offset: int, size: int) -> None:
+        self._regions[region].memory.commit(offset, size)
+
+    def discard(self, region: str, offset: int, size: int) -> None:
+        self._regions[region].memory.discard(offset, size)
+
+    def committed_bytes(self, region: str) -> int:
+        """How much memory a region takes."""
+        return self._regions[region].memory.allocated_bytes
 
     def describe(self, region: str) -> bytes:
-        return self._regions[region].description
+        ours = self._regions[region]
+        return msgspec.msgpack.encode(_Description(ours.server.path.name, ours.memory.view.size))
 
-    def connect(self, peer: str, region: str, description: bytes) -> None:
+    def connect(self, peer: str, region: str, description: bytes) -> Transfer | None:
         known = self._peers.get((peer, region))
         if known is not None and known.description == description:
-            return
-        memory = self._map(description)
-        self._peers[peer, region] = _Mapped(description, memory, memory.numpy())
+            return None
+        wanted = self._decode(description)
+        connecting = _Connecting(
+            self.folder / wanted.name, (peer, region), description, wanted.nbytes, self._peers
+        )
+        self._connecting.append(connecting)
+        return None if connecting.poll() else connecting
 
-    def _map(self, description: bytes) -> torch.Tensor:
+    def _decode(self, description: bytes) -> _Description:
+        """`TransferError` unless it names a socket in the folder."""
         try:
             wanted = msgspec.msgpack.decode(description, type=_Description)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise TransferError(f"shm: a description that is none of ours: {error}") from None
-        path = self._directory / wanted.name
-        if not wanted.name.startswith(_PREFIX) or path.parent != self._directory:
-            raise TransferError(f"shm: '{wanted.name[:80]}' is no segment's name")
-        try:
-            if path.stat().st_size != wanted.nbytes or wanted.nbytes <= 0:
-                raise TransferError(f"shm: segment {wanted.name} has another size")
-            return torch.from_file(str(path), shared=True, size=wanted.nbytes, dtype=torch.uint8)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise TransferError(f"shm: segment {wanted.name} is gone: {error}") from None
+        path = self.folder / wanted.name
+        if not wanted.name.startswith(_PREFIX) or path.parent != self.folder or wanted.nbytes <= 0:
+            raise TransferError(f"shm: '{wanted.name[:80]}' is no region's name")
+        return wanted
+
+    def _awaited(self) -> list[_Connecting]:
+        self._connecting = [one for one in self._connecting if not one.settled]
+        return self._connecting
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        return [one.request.fileno() for one in self._awaited()]
 
     def _peer(self, peer: str, region: str) -> _Mapped:
         known = self._peers.get((peer, region))
@@ -165,7 +186,7 @@ class ShmTransport(Transport):
         return known
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
-        target, source = self._regions[region].view, self._peer(peer, region).view
+        target, source = self._regions[region].memory.view, self._peer(peer, region).view
         problem = check_ranges(ranges, source.size, target.size)
         if problem is not None:
             raise TransferError(f"shm: {problem}")
@@ -174,7 +195,7 @@ class ShmTransport(Transport):
         return _Done()
 
     def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
-        remote = self._peer(peer, region).memory
+        remote = self._peer(peer, region).tensor
         problem = check_ranges([Range(offset, 0, size)], remote.numel(), size)
         if problem is not None:
             raise TransferError(f"shm: {problem}")
@@ -185,19 +206,20 @@ class ShmTransport(Transport):
             del self._peers[key]
 
     def close(self) -> None:
+        for connecting in self._connecting:
+            connecting.cancel()
         self._peers.clear()
+        for region in self._regions.values():
+            region.server.close()
+            region.memory.close()
         self._regions.clear()
-        for path in list(self._locks):
-            self._drop(path)
-
-    def _drop(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        os.close(self._locks.pop(path))
 
     def check_integrity(self) -> list[str]:
-        return [f"shm: segment {path.name} is gone" for path in self._locks if not path.exists()]
+        paths = [region.server.path for region in self._regions.values()]
+        gone = [f"shm: socket {path.name} is gone" for path in paths if not path.exists()]
+        return gone + [f"shm: {one.path.name} is awaited" for one in self._awaited()]
 
 
-def sweep(directory: Path) -> int:
-    """Remove segments whose owner is dead; returns how many."""
-    return owners.sweep(directory, f"{_PREFIX}*")
+def sweep(folder: Path) -> int:
+    """Remove the sockets of regions whose owner is dead; returns how many."""
+    return sweep_sockets(folder, f"{_PREFIX}*")

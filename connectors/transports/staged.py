@@ -166,8 +166,8 @@ class StagedTransport(Transport):
     def describe(self, region: str) -> bytes:
         return self._inner.describe(region)
 
-    def connect(self, peer: str, region: str, description: bytes) -> None:
-        self._inner.connect(peer, region, description)
+    def connect(self, peer: str, region: str, description: bytes) -> Transfer | None:
+        return self._inner.connect(peer, region, description)
 
     def disconnect(self, peer: str) -> None:
         self._inner.disconnect(peer)

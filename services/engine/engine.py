@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
+from connectors.host_memory import available_bytes
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
 from connectors.node import Readable
@@ -82,9 +83,7 @@ class Engine:
         self._media = self._media or model.takes_media
         layout = model.kv_layout(config.block_size)
         self.layout = layout
-        num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes(layout)
-        if num_blocks < 1:
-            raise ConfigError("the KV cache has no room for a single block")
+        num_blocks = _num_blocks(config, block_bytes(layout))
         self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
@@ -251,11 +250,29 @@ def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
     return f"{config.model}@{config.revision[:12]}:{digest}"
 
 
+def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks of the KV pool. `ConfigError` if there are none, or they need more than is free."""
+    num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"KV cache holds no block of {block_bytes} bytes: raise --kv-cache-memory-bytes or, on "
+            "a GPU, --gpu-memory-utilization, or lower --block-size"
+        )
+    needed, free = num_blocks * block_bytes, available_bytes()
+    if config.device == "cpu" and needed > free:
+        raise ConfigError(
+            f"KV cache of {needed} bytes does not fit into the {free} bytes of free memory: "
+            "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    return num_blocks
+
+
 def _pool_bytes(config: EngineConfig) -> int:
     if config.kv_cache_bytes:
         return config.kv_cache_bytes
     if config.device == "cpu":
-        return _CPU_KV_BYTES
+        # Other workers may be about to take as much of the same memory.
+        return min(_CPU_KV_BYTES, available_bytes() // 8)
     free, total = torch.cuda.mem_get_info(config.device)
     used = total - free
     return max(0, int(total * config.gpu_memory_utilization) - used)

@@ -25,11 +25,12 @@ def done(transport: StagedTransport, transfer: Transfer | None) -> None:
 
 def test_what_was_computed_last_arrives(tmp_path: Path) -> None:
     """The copy out waits for the computing before it, and computing after the copy in sees it."""
-    folder = Path("/dev/shm") / f"test-{tmp_path.name}"
+    folder = tmp_path / "shm"
     owner, reader = (StagedTransport(ShmTransport(folder, name)) for name in ("owner", "reader"))
     source, target = (t.allocate("kv", SIZE, "cuda", granule=GRANULE) for t in (owner, reader))
     assert source.is_cuda and target.is_cuda
-    reader.connect("owner", "kv", owner.describe("kv"))
+    connecting = reader.connect("owner", "kv", owner.describe("kv"))
+    until(lambda: connecting is None or connecting.poll())
     pieces = [(number * GRANULE, GRANULE) for number in range(COUNT)]
     for turn in range(1, 5):
         work = torch.full((SIZE,), turn, dtype=torch.uint8, device="cuda")

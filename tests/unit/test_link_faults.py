@@ -1,6 +1,7 @@
 """Transfers that go wrong half-way, over every transport: noticed, counted, made good."""
 
 import ast
+import os
 import subprocess
 import sys
 import time
@@ -249,6 +250,7 @@ def test_blocks_that_are_damaged_on_disk_are_refused(tmp_path: Path, how: str) -
 
 
 FULL = """
+import os
 import sys
 from pathlib import Path
 from connectors.base import EC_TENSOR, Entry
@@ -256,7 +258,8 @@ from protocol.errors import TransferError
 from tests.links import Link
 import torch
 
-link = Link("shm", Path(sys.argv[1]))
+del os.memfd_create
+link = Link("shm", Path(sys.argv[1]) / "shm")
 ec = link.producer.ec
 large = {EC_TENSOR: torch.zeros(60, 64)}
 held = {}
@@ -275,11 +278,13 @@ print("went on")
 """
 
 
-def test_a_shared_memory_that_is_full_fails_one_entry_only(tmp_path: Path) -> None:
-    """A tmpfs of its own, with room for the pools and most of an embedding store."""
+def test_a_full_file_system_fails_one_entry_only(tmp_path: Path) -> None:
+    """Without memfd regions are files in TMPDIR: a tmpfs with room for the pools and most of an
+    embedding store."""
     mount = f"mount -t tmpfs -o size=72k none {tmp_path} && exec {sys.executable} - {tmp_path}"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         input=FULL, capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
     if "unshare" in done.stderr or "mount:" in done.stderr:

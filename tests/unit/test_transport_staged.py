@@ -18,16 +18,16 @@ SIZE = GRANULE * COUNT
 
 
 class Side:
-    """One instance; `mirror` is the segment's file."""
+    """One instance."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.transport = StagedTransport(ShmTransport(folder, name), everything=True)
+        self._shm = ShmTransport(folder, name)
+        self.transport = StagedTransport(self._shm, everything=True)
         self.memory = self.transport.allocate("kv", SIZE, "cpu", granule=GRANULE)
-        (self.mirror,) = folder.glob(f"region-kv-{name}-*")
 
     def mirrored(self) -> int:
         """Bytes of memory that the mirror takes."""
-        return self.mirror.stat().st_blocks * 512
+        return self._shm.committed_bytes("kv")
 
     def done(self, transfer: Transfer | None) -> None:
         assert transfer is not None
@@ -47,10 +47,11 @@ def pieces(*granules: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def sides(tmp_path: Path) -> Iterator[tuple[Side, Side]]:
-    folder = Path("/dev/shm") / f"test-{tmp_path.name}"
+    folder = tmp_path / "shm"
     owner, reader = Side(folder, "owner"), Side(folder, "reader")
     owner.memory[:] = torch.randint(1, 256, (SIZE,), dtype=torch.uint8)
-    reader.transport.connect("owner", "kv", owner.transport.describe("kv"))
+    connecting = reader.transport.connect("owner", "kv", owner.transport.describe("kv"))
+    until(lambda: connecting is None or connecting.poll())
     yield owner, reader
     for side in (owner, reader):
         assert side.transport.check_integrity() == []

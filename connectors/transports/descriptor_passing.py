@@ -1,0 +1,164 @@
+"""File descriptors handed from process to process over Unix sockets in a folder.
+
+The file system's permissions on that folder say who may ask. A socket is bound under another name
+and renamed once it listens, so that one that refuses is always one whose owner has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.errors import ConfigError, TransferError
+
+_BACKLOG = 128
+_PAUSE_S = 0.05  # before accepting again when this process has no descriptors left
+_TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of `path` that fits the 107 bytes which a Unix socket's address may have."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class DescriptorServer:
+    """Gives `descriptor`, which it owns, to every process that connects to the socket at `path`. It
+    does so in a thread, because peers must not wait for the end of a long engine step."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._listener = _listen(path)
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="descriptors", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    time.sleep(_PAUSE_S)
+                    continue
+                return
+            with peer, contextlib.suppress(OSError):
+                peer.setblocking(False)  # a fresh connection takes one byte at once, or is broken
+                socket.send_fds(peer, [b"\0"], [self._descriptor])
+
+    def close(self) -> None:
+        self._closed = True
+        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        self._thread.join()
+        self._listener.close()
+        os.close(self._descriptor)
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    temporary = path.with_name(f".{path.name}")
+    try:
+        with _short(temporary) as name:
+            listener.bind(name)
+        temporary.chmod(0o600)
+        listener.listen(_BACKLOG)
+        temporary.rename(path)
+    except OSError as error:
+        listener.close()
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"cannot listen at {path}: {error.strerror}") from None
+    return listener
+
+
+class DescriptorRequest:
+    """Asks the owner of the socket at `path` for its descriptor, without waiting. `TransferError`
+    if nobody listens there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._deadline = time.monotonic() + _TIMEOUT_S
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise TransferError(f"shm: no socket to ask {path.name[:80]}: {error}") from None
+        self._connected = False
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to do; -1 once it has ended."""
+        return self._socket.fileno()
+
+    def poll(self) -> int | None:
+        """The descriptor, once, for the caller to close; None before that and after it.
+
+        Raises `TransferError` if it will not come.
+        """
+        if self.settled:
+            return None
+        try:
+            if not self._connected:
+                self._connect()
+            descriptor = self._receive()
+            if descriptor is None and time.monotonic() > self._deadline:
+                raise TransferError(f"no answer within {_TIMEOUT_S:.0f} s")
+        except (TransferError, OSError, ValueError) as error:
+            self.cancel()
+            raise TransferError(f"shm: {self._path.name[:80]}: {error}") from None
+        if descriptor is not None:
+            self.cancel()
+        return descriptor
+
+    def _connect(self) -> None:
+        with contextlib.suppress(BlockingIOError), _short(self._path) as name:
+            self._socket.connect(name)  # would block while the owner's backlog is full
+            self._connected = True
+
+    def _receive(self) -> int | None:
+        if not self._connected:
+            return None
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except BlockingIOError:
+            return None
+        if not descriptors:
+            raise TransferError("its owner has ended, or this process may open no more files")
+        os.set_inheritable(descriptors[0], False)
+        return descriptors[0]
+
+    def cancel(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+    @property
+    def settled(self) -> bool:
+        return self._socket.fileno() < 0
+
+
+def sweep_sockets(folder: Path, pattern: str) -> int:
+    """Remove the sockets of dead processes among those of a pattern; returns how many."""
+    removed = 0
+    for path in folder.glob(pattern):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+        ):
+            probe.setblocking(False)
+            try:
+                with _short(path) as name:
+                    probe.connect(name)
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+                removed += 1
+    return removed
