@@ -4,10 +4,10 @@
 
 Placement and ingestion run in this process; the HTTP rows start `python -m services.master` and
 drive it from this process over kept connections, so both share the machine. `peer` is what the row
-is held against: a figure that is required, a plain dictionary of sets filled in the same run, or
-RTP-LLM's published master figure (750 prefill and 500 decode mock engines, 5.2K QPS at p50 11 ms,
-p95 263 ms; its hardware is not published). A row holds if `ratio`, ours / peer, is at least `bar`
-where more is better, at most `bar` where less is.
+is held against: a figure that is required, or a plain dictionary of sets filled in the same run. A
+row holds if `ratio`, ours / peer, is at least `bar` where more is better, at most `bar` where less
+is. The HTTP rows are a closed loop over 32 connections, without heartbeats or events; no peer
+publishes a figure taken that way, so they stand alone.
 """
 
 import gc
@@ -39,7 +39,6 @@ from services.master.master import Master
 
 WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400}
 BLOCKS = 1_000_000
-RTP_QPS, RTP_P50_MS, RTP_P95_MS = 5200.0, 11.0, 263.0
 UNDER_WAY = 2000
 
 
@@ -112,7 +111,7 @@ def memory_row(blocks: int) -> Row:
                     index[key].add((i + 1) % holders)
         return index
 
-    name = "index bytes/block (peer: dict of sets)"
+    name = "index bytes/block, prompts in a row, 5 in 4 held once (peer: dict of sets)"
     return at_most(name, traced(ours) / blocks, traced(plain) / blocks, 1)
 
 
@@ -150,10 +149,10 @@ def http_rows(count: int) -> list[Row]:
         rate, core_rate, times = uvloop.run(drive(address, pid, count))
     p50, p95 = (float(np.percentile(times, p)) * 1e3 for p in (50, 95))
     return [
-        at_least("HTTP placements/s (peer: RTP-LLM, published)", rate, RTP_QPS, 1),
-        at_least("HTTP placements per second of one core (same peer)", core_rate, RTP_QPS, 1),
-        at_most("HTTP p50, ms (peer: RTP-LLM at 5.2K QPS)", p50, RTP_P50_MS, 1),
-        at_most("HTTP p95, ms (peer: RTP-LLM at 5.2K QPS)", p95, RTP_P95_MS, 1),
+        Row("HTTP placements/s, 750 prefill and 500 decode workers", rate),
+        Row("HTTP placements per second of one core", core_rate),
+        Row("HTTP p50, ms", p50),
+        Row("HTTP p95, ms", p95),
     ]
 
 
