@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks.judging import agrees
 from benchmarks.phrases import PHRASES, TEXT_TURNS
 from benchmarks.scenes import DIGITS, SHAPES, TONES, Scene, Thing, draw, random_scene
 
@@ -27,13 +28,18 @@ class Split(Enum):
 
 @dataclass(frozen=True)
 class Question:
-    """A question about `scenes`, in order, and its one right answer."""
+    """A question about `scenes`, in order. `answer` is the right one as the demo model words it."""
 
     kind: str
     text: str
     answer: str
     scenes: tuple[Scene, ...] = ()
     images_first: bool = True
+
+    def matches(self, answer: str) -> bool:
+        """Whether `answer` is right, in whatever words: it must name everything that the right
+        answer names (colours, things, numbers), and nothing else of the same sort."""
+        return agrees(self.kind, answer, self.answer)
 
     def images(self) -> list[Image.Image]:
         """The pictures, freshly drawn."""

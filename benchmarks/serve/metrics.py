@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.judging import agrees
 from benchmarks.serve.client import Outcome, Prepared
 
 MS = 1000.0
@@ -40,7 +41,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers by kind of question; a failed request is a wrong answer."""
+    """Right answers, in whatever words, by kind of question; a failed request is a wrong answer."""
 
     right: Counter[str]
     asked: Counter[str]
@@ -89,14 +90,10 @@ def accuracy(requests: Sequence[Prepared], outcomes: Sequence[Outcome]) -> Accur
     for request, outcome in zip(requests, outcomes, strict=True):
         if request.answer is not None:
             asked[request.kind] += 1
-            right[request.kind] += outcome.success and same(outcome.text, request.answer)
+            right[request.kind] += outcome.success and agrees(
+                request.kind, outcome.text, request.answer
+            )
     return Accuracy(right, asked) if asked else None
-
-
-def same(answer: str, expected: str) -> bool:
-    """Whether two answers agree, case, spaces and a final full stop aside."""
-    first, second = (" ".join(text.casefold().split()).rstrip(".") for text in (answer, expected))
-    return first == second
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[tuple[str, int]]:

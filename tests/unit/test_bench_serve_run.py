@@ -133,6 +133,16 @@ async def test_demo_answers_are_checked() -> None:
     assert server.requests[0]["temperature"] == 0
 
 
+async def test_a_true_answer_in_other_words_is_right() -> None:
+    question = sample("colour", 0)
+    colour = question.answer.rstrip(".").split()[-1]
+    server = FakeOpenAI(tokens=("It ", "is ", f"**{colour}**, I think."))
+    argv = ("--dataset-name", "demo", "--demo-kinds", "colour", "--num-prompts", "1")
+    report = await measure(server, *argv)
+    assert report.accuracy is not None
+    assert report.accuracy.right == {"colour": 1}
+
+
 async def test_failures_have_reasons() -> None:
     server = FakeOpenAI(refuse=frozenset({0, 1}), cut=frozenset({2}), break_off=frozenset({3}))
     report = await measure(server, *SHORT)
