@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.judging import agrees
+from benchmarks.judging import agrees, facts_of
 from benchmarks.phrases import PHRASES, TEXT_TURNS
 from benchmarks.scenes import DIGITS, SHAPES, TONES, Scene, Thing, draw, random_scene
 
@@ -35,6 +35,11 @@ class Question:
     answer: str
     scenes: tuple[Scene, ...] = ()
     images_first: bool = True
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether other words can be right too. They cannot where the answer is a greeting."""
+        return bool(facts_of(self.kind, self.answer, self.answer))
 
     def matches(self, answer: str) -> bool:
         """Whether `answer` is right, in whatever words: it must name everything that the right

@@ -83,6 +83,9 @@ WRONG = {
         "The circle is orange and the digit 7 is red. The background is grey.",
         "A red or green circle and an orange digit 7 on a grey background.",
     ),
+    ("describe", "A red circle on a white background."): (
+        "A red circle and a red circle on a white background.",
+    ),
     ("describe", CROSSED): (
         "A red circle and a blue square on a white background.",
         "A blue circle and a red square on a white background.",
@@ -151,6 +154,18 @@ def test_the_very_sentence_is_right_and_that_of_another_question_is_not(kind: st
 def test_gibberish_is_a_miss(answer: str) -> None:
     assert not any(agrees(kind, answer, question.answer) for kind in KINDS
                    for question in questions(kind, 3))  # fmt: skip
+
+
+def test_broken_text_is_a_miss_unless_it_is_just_cut_off() -> None:
+    assert not agrees("colour", "d\N{REPLACEMENT CHARACTER}s red k", "The circle is red.")
+    assert agrees("colour", "It is red \N{REPLACEMENT CHARACTER}", "The circle is red.")
+
+
+def test_a_greeting_has_no_facts() -> None:
+    greetings = {q.answer for q in questions("text", 200) if not q.has_facts}
+    assert "Hello! How can I help you?" in greetings
+    assert "The capital of France is Paris." not in greetings
+    assert all(question.has_facts for kind in KINDS[:-1] for question in questions(kind, 30))
 
 
 def test_same_ignores_case_spaces_and_a_full_stop_only() -> None:
