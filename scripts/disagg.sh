@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Starts a master, encode, prefill and decode workers and a proxy on this machine, asks about a
-# picture, runs a short serving benchmark, stops everything. All settings are environment variables:
+# picture, runs a short serving benchmark, stops everything. A wrong answer is shown and does not
+# stop the script; an error does, and the last line names the step that failed. All settings are
+# environment variables:
 #
-#   NUM_E NUM_P NUM_D        workers of each role; NUM_P=0 makes decode workers prefill too
+#   NUM_E NUM_P NUM_D        workers of each role; NUM_P=0 makes decode workers prefill too;
+#                            NUM_E=0 asks in text only, as is done for a text model anyway
 #   MODEL                    model directory
 #   ENCODE_PORT PREFILL_PORT DECODE_PORT PROXY_PORT    first port of each role
 #   MASTER_PORT              where workers register; MASTER=0 for none, the proxy's lists alone
@@ -15,6 +18,10 @@
 #   KEEP_RUNNING=1           serve until Ctrl-C instead of stopping after the benchmark
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/lib.sh
+source scripts/lib.sh
+trap finish EXIT
+trap 'exit 130' INT TERM
 
 NUM_E="${NUM_E:-1}" NUM_P="${NUM_P:-1}" NUM_D="${NUM_D:-1}"
 MODEL="${MODEL:-models/demo}"
@@ -35,20 +42,35 @@ HOST=127.0.0.1
 AFFINITY=CUDA_VISIBLE_DEVICES
 [ "${DEVICE_PLATFORM,,}" = xpu ] && AFFINITY=ZE_AFFINITY_MASK
 
+for name in NUM_E NUM_P NUM_D; do
+    [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} must be a whole number"
+done
+[ "$NUM_D" -gt 0 ] || die "NUM_D=$NUM_D must be at least 1"
+[ -d "$MODEL" ] || die "MODEL=$MODEL is not a directory (relative paths start at $PWD)"
+
+STEP="setting up ${VENV:-.venv} (scripts/setup.sh)"
+scripts/setup.sh
+PYTHON_BIN="${VENV:-.venv}/bin/python"
+export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}" TRANSFORMERS_VERBOSITY="${TRANSFORMERS_VERBOSITY:-error}"
+export TRIPTYCH_NAMESPACE="${TRIPTYCH_NAMESPACE:-disagg-$$}"
+
+kind=$("$PYTHON_BIN" -m scripts.model_kind "$MODEL") || die "MODEL=$MODEL: $kind"
+TEXT_ONLY=""
+if [ "$kind" = text ]; then
+    echo "$MODEL takes no pictures: no encode worker is started, the questions are text only."
+    NUM_E=0
+elif [ "$NUM_E" = 0 ]; then
+    echo "NUM_E=0: no worker encodes pictures, the questions are text only."
+fi
+[ "$NUM_E" -gt 0 ] || TEXT_ONLY=1
+
 # On a CPU the workers share the cores; threads beyond them only wait for one another.
 cores=$(getconf _NPROCESSORS_ONLN)
 threads=$((cores / (NUM_E + NUM_P + NUM_D)))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 
-scripts/setup.sh
-PYTHON_BIN="${VENV:-.venv}/bin/python"
-export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}" TRANSFORMERS_VERBOSITY="${TRANSFORMERS_VERBOSITY:-error}"
-export TRIPTYCH_NAMESPACE="${TRIPTYCH_NAMESPACE:-disagg-$$}"
+STEP="making the folder LOG_PATH=$LOG_PATH"
 mkdir -p "$LOG_PATH"
-# shellcheck source=scripts/lib.sh
-source scripts/lib.sh
-trap stop_all EXIT
-trap 'exit 130' INT TERM
 
 if [ "$EC_TRANSPORT" = shared_storage ]; then
     EC_TRANSPORT='{"ec_connector": "shared_storage", "ec_connector_extra_config":
@@ -75,6 +97,7 @@ workers() {
     done
 }
 
+STEP="starting the services"
 MASTER_URL=""
 if [ "$MASTER" = 1 ]; then
     MASTER_URL="http://$HOST:$MASTER_PORT"
@@ -106,11 +129,16 @@ for name in "${NAMES[@]}"; do
 done
 echo "All services are up; the OpenAI API is at http://$HOST:$PROXY_PORT/v1"
 
-"$PYTHON_BIN" -m benchmarks.ask --base-url "http://$HOST:$PROXY_PORT" --save "$LOG_PATH"
+STEP="asking the server (benchmarks.ask)"
+"$PYTHON_BIN" -m benchmarks.ask --base-url "http://$HOST:$PROXY_PORT" --save "$LOG_PATH" \
+    ${TEXT_ONLY:+--kinds text,text,text}
+STEP="measuring the server (benchmarks.serve)"
 "$PYTHON_BIN" -m benchmarks.serve --backend openai-chat --host "$HOST" --port "$PROXY_PORT" \
-    --dataset-name demo --num-prompts "$NUM_PROMPTS" --request-rate "$REQUEST_RATE" --seed 0 \
+    --dataset-name demo ${TEXT_ONLY:+--demo-kinds text} \
+    --num-prompts "$NUM_PROMPTS" --request-rate "$REQUEST_RATE" --seed 0 \
     --json "$LOG_PATH/serve.json"
 
+STEP="serving"
 if [ "${KEEP_RUNNING:-0}" = 1 ]; then
     echo "Serving at http://$HOST:$PROXY_PORT/v1 until Ctrl-C ..."
     wait

@@ -3,6 +3,27 @@
 
 PIDS=()
 NAMES=()
+STEP="reading the settings" # what the script is about; finish names it if it fails
+
+# die MESSAGE: end the script with a reason
+die() {
+    echo "error: $1" >&2
+    STEP=""
+    exit 1
+}
+
+# finish: trap of EXIT; tells which step failed, then ends every process started here
+finish() {
+    local status=$? logs=""
+    [ "${#PIDS[@]}" -eq 0 ] || logs="; logs are in $LOG_PATH"
+    case "$status" in
+        0) ;;
+        130) echo "Interrupted while $STEP$logs" >&2 ;;
+        *) [ -z "$STEP" ] || echo "error: $STEP failed with exit status $status$logs" >&2 ;;
+    esac
+    stop_all
+    exit "$status"
+}
 
 # start NAME COMMAND...: run in the background, output to $LOG_PATH/NAME.log
 start() {
@@ -13,17 +34,19 @@ start() {
     NAMES+=("$name")
 }
 
-# wait_for NAME URL: until URL answers 200, or fail if the process is gone or TIMEOUT_SECONDS pass
+# wait_for NAME URL: until URL answers 200; die if the process is gone or TIMEOUT_SECONDS pass
 wait_for() {
     local name=$1 url=$2 index
     for index in "${!NAMES[@]}"; do
         [ "${NAMES[$index]}" = "$name" ] && break
     done
-    if ! "$PYTHON_BIN" scripts/wait_for_url.py "$url" "${PIDS[$index]}" "$TIMEOUT_SECONDS"; then
-        echo "error: $name did not start; the end of $LOG_PATH/$name.log:" >&2
-        tail -n 20 "$LOG_PATH/$name.log" >&2
-        return 1
+    "$PYTHON_BIN" scripts/wait_for_url.py "$url" "${PIDS[$index]}" "$TIMEOUT_SECONDS" && return
+    echo "The end of $LOG_PATH/$name.log:" >&2
+    tail -n 20 "$LOG_PATH/$name.log" >&2
+    if kill -0 "${PIDS[$index]}" 2>/dev/null; then
+        die "$name: no answer from $url within $TIMEOUT_SECONDS s (TIMEOUT_SECONDS)"
     fi
+    die "$name ended before it was ready; logs are in $LOG_PATH"
 }
 
 # stop_all: end every process started here, first politely
