@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.forked import Forked
+
 START_S = 120.0
 STOP_S = 20.0
 
@@ -25,7 +27,11 @@ STOP_S = 20.0
 class Process:
     """One service. `url` is known once it is ready; `stop` ends it and returns its exit status."""
 
-    def __init__(self, module: str, *flags: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, module: str, *flags: str, env: Mapping[str, str], forked: bool = True
+    ) -> None:
+        """`forked`: from a process that has imported everything, instead of by its command."""
+        self._forked = forked
         self.module = module
         self.flags = flags
         self._env = {**os.environ, **env}
@@ -34,15 +40,19 @@ class Process:
         self.launch()
 
     def launch(self, port: int = 0) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, *self.flags, "--port", str(port)],
-            env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        arguments = [*self.flags, "--port", str(port)]
+        if self._forked:
+            self.process: Forked | subprocess.Popen[str] = Forked(self.module, arguments, self._env)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", self.module, *arguments],
+                env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True)
         reader.start()
 
-    def _read(self, process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    def _read(self, process: Forked | subprocess.Popen[str], lines: queue.Queue[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -85,19 +95,20 @@ class Stack:
     """Services that belong together: one shared-memory namespace, one model."""
 
     model: Path
+    forked: bool = True
     processes: list[Process] = field(default_factory=list)
     namespace: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
 
     def start(self, module: str, *flags: str) -> Process:
         env = {"TRIPTYCH_NAMESPACE": self.namespace, "OMP_NUM_THREADS": "1"}
         named = ("--model", str(self.model), "--served-model-name", "tiny")
-        process = Process(module, *named, *flags, env=env)
+        process = Process(module, *named, *flags, env=env, forked=self.forked)
         self.processes.append(process)
         return process
 
     def start_plain(self, module: str, *flags: str) -> Process:
         """A service that has no model."""
-        process = Process(module, *flags, env={})
+        process = Process(module, *flags, env={}, forked=self.forked)
         self.processes.append(process)
         return process
 
@@ -112,10 +123,10 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(model: Path) -> Iterator[Stack]:
+def running(model: Path, *, forked: bool = True) -> Iterator[Stack]:
     """A stack to add services to; all are ended on leaving. What those that were killed have left
     is swept by whoever starts next in their namespace, and here nobody does."""
-    stack = Stack(model)
+    stack = Stack(model, forked)
     try:
         yield stack
     finally:
@@ -167,7 +178,7 @@ def idle(process: Process, timeout_s: float = 10.0) -> Any:
                          "num_items_encoding")
         )  # fmt: skip
         if not busy:
-            assert report["problems"] == []
+            assert report["problems"] == [], report["problems"]
             return report
         assert time.monotonic() < deadline, report
         time.sleep(0.02)

@@ -76,17 +76,30 @@ class _Connecting(Transfer):
         self._description = description
         self._nbytes = nbytes
         self._peers = peers
+        self._error: TransferError | None = None
         self.path = path
         self.request = DescriptorRequest(path)
 
+    def advance(self) -> None:
+        """Take the memory if it has come; a failure is for `poll` to raise."""
+        try:
+            descriptor = self.request.poll()
+            if descriptor is not None:
+                self._map(descriptor)
+        except TransferError as error:
+            self._error = error
+
+    def _map(self, descriptor: int) -> None:
+        try:
+            mapped = map_for_reading(descriptor, self._nbytes)
+        finally:
+            os.close(descriptor)  # the mapping does not need it
+        self._peers[self._key] = _Mapped(self._description, *mapped)
+
     def poll(self) -> bool:
-        descriptor = self.request.poll()
-        if descriptor is not None:
-            try:
-                mapped = map_for_reading(descriptor, self._nbytes)
-            finally:
-                os.close(descriptor)  # the mapping does not need it
-            self._peers[self._key] = _Mapped(self._description, *mapped)
+        self.advance()
+        if self._error is not None:
+            raise self._error
         return self.settled
 
     def cancel(self) -> None:
@@ -179,6 +192,11 @@ class ShmTransport(Transport):
     def descriptors(self) -> Sequence[int]:
         return [one.request.fileno() for one in self._awaited()]
 
+    def poll(self) -> None:
+        """Requests end here too, should nobody wait for them any more."""
+        for one in self._awaited():
+            one.advance()
+
     def _peer(self, peer: str, region: str) -> _Mapped:
         known = self._peers.get((peer, region))
         if known is None:
@@ -215,6 +233,7 @@ class ShmTransport(Transport):
         self._regions.clear()
 
     def check_integrity(self) -> list[str]:
+        self.poll()  # what has ended meanwhile is not lost
         paths = [region.server.path for region in self._regions.values()]
         gone = [f"shm: socket {path.name} is gone" for path in paths if not path.exists()]
         return gone + [f"shm: {one.path.name} is awaited" for one in self._awaited()]

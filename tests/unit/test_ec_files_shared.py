@@ -2,7 +2,6 @@
 nothing stays for ever."""
 
 import errno
-import multiprocessing
 import os
 import signal
 import time
@@ -19,14 +18,13 @@ from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
 from protocol.errors import ConfigError, TransferError
 from tests.conftest import Pass
+from tests.forked import context
 from tests.unit.test_ec_files import arrived, entry, store
 
 
 def killed(work: Callable[[Path], None], root: Path) -> None:
     """Let a process work until it kills itself: nothing of it is cleaned up."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # torch is imported once for all of them
-    process = context.Process(target=work, args=(root,))
+    process = context().Process(target=work, args=(root,))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL

@@ -61,6 +61,18 @@ def test_a_region_is_read_while_its_owner_computes(
     assert torch.equal(theirs[5:], ours[3:-2]) and not theirs[:5].any()
 
 
+def test_a_peer_that_nobody_waits_for_any_more_is_forgotten(
+    pair: tuple[ShmTransport, ShmTransport],
+) -> None:
+    """Or its answer would keep the engine's loop awake for good."""
+    owner, reader = pair
+    owner.allocate("kv", SIZE, "cpu")
+    connecting = reader.connect("owner", "kv", owner.describe("kv"))
+    until(lambda: (reader.poll(), not reader.descriptors)[1])
+    assert connecting is None or connecting.settled
+    assert reader.view("owner", "kv", 0, 8).numel() == 8
+
+
 def test_a_reader_cannot_write(pair: tuple[ShmTransport, ShmTransport]) -> None:
     owner, reader = pair
     owner.allocate("kv", SIZE, "cpu")
