@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -33,19 +33,17 @@ def context() -> ForkServerContext:
     return found
 
 
-class Forked:
-    """A service as `subprocess.Popen` shows it, as far as tests use that."""
+def handed(descriptor: int) -> Any:
+    """An argument for a forked process, where `detach` gives its own copy of the descriptor."""
+    return context().reducer.DupFd(descriptor)  # type: ignore[attr-defined]
 
-    def __init__(self, module: str, arguments: Sequence[str], env: dict[str, str]) -> None:
-        read_end, write_end = os.pipe()
-        self.stdout = os.fdopen(read_end, errors="replace")
-        forked = context()
-        output = forked.reducer.DupFd(write_end)  # type: ignore[attr-defined]
-        self._process = forked.Process(
-            target=_serve, args=(output, module, list(arguments), env), daemon=True
-        )
+
+class Forked:
+    """A process that runs `target`, as `subprocess.Popen` shows it, as far as tests use that."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._process = context().Process(target=target, args=arguments, daemon=True)
         self._process.start()
-        os.close(write_end)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -64,6 +62,16 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Service(Forked):
+    """`python -m module arguments`; `stdout` has what it writes to either output."""
+
+    def __init__(self, module: str, arguments: Sequence[str], env: dict[str, str]) -> None:
+        read_end, write_end = os.pipe()
+        self.stdout = os.fdopen(read_end, errors="replace")
+        super().__init__(_serve, handed(write_end), module, list(arguments), env)
+        os.close(write_end)
 
 
 def _serve(output: Any, module: str, arguments: list[str], env: dict[str, str]) -> None:

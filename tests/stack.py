@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.forked import Forked
+from tests.forked import Service
 
 START_S = 120.0
 STOP_S = 20.0
@@ -42,7 +42,9 @@ class Process:
     def launch(self, port: int = 0) -> None:
         arguments = [*self.flags, "--port", str(port)]
         if self._forked:
-            self.process: Forked | subprocess.Popen[str] = Forked(self.module, arguments, self._env)
+            self.process: Service | subprocess.Popen[str] = Service(
+                self.module, arguments, self._env
+            )
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *arguments],
@@ -52,7 +54,7 @@ class Process:
         reader = threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True)
         reader.start()
 
-    def _read(self, process: Forked | subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    def _read(self, process: Service | subprocess.Popen[str], lines: queue.Queue[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:

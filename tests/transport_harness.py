@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import uuid
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import protocol.errors
+from tests import transport_peer
+from tests.forked import Forked, handed
 
-ROOT = Path(__file__).parents[1]
 ANSWER_S = 90.0
 Ranges = list[list[int]]
 
@@ -57,25 +57,26 @@ class PeerProcess:
     ) -> None:
         self.kind = kind
         self.instance_id = instance_id
-        words = [kind.transport, instance_id, str(directory), str(read_timeout_s)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.transport_peer", *words],
-            cwd=ROOT,
-            env={**os.environ, "UCX_NET_DEVICES": "lo", **kind.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        self._process = Forked(
+            transport_peer.main,
+            handed(commands),
+            handed(answers),
+            {**os.environ, "UCX_NET_DEVICES": "lo", **kind.environment},
+            (kind.transport, instance_id, directory, read_timeout_s),
         )
+        os.close(commands)
+        os.close(answers)
+        self._lines = os.fdopen(self._answers, "rb", buffering=0)
 
     def send(self, op: str, **arguments: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
+        os.write(self._commands, json.dumps({"op": op, **arguments}).encode() + b"\n")
 
     def receive(self) -> Any:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
+        if not select.select([self._answers], [], [], ANSWER_S)[0]:
             raise AssertionError(f"{self.instance_id}: no answer within {ANSWER_S} s")
-        answer = json.loads(self._process.stdout.readline() or b'{"error": "dead"}')
+        answer = json.loads(self._lines.readline() or b'{"error": "dead"}')
         if "error" in answer:
             kind = getattr(protocol.errors, answer["error"], AssertionError)
             raise kind(answer.get("message", f"{self.instance_id} has ended"))
@@ -111,11 +112,16 @@ class PeerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._commands >= 0:
+            os.close(self._commands)
+            self._commands = -1
 
     def exit(self) -> int:
         """Let it end by itself; its exit status, which is not 0 if it had to be killed."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._leave()
         try:
             return self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:

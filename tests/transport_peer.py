@@ -1,6 +1,4 @@
-"""A process that holds one transport and does what lines of JSON on its stdin say.
-
-    python -m tests.transport_peer TRANSPORT INSTANCE_ID DIRECTORY READ_TIMEOUT_S
+"""A process that holds one transport and does what lines of JSON say.
 
 Each line is {"op": name, ...arguments}; each answer {"value": …} or {"error": class, "message": …}.
 End of input closes the transport and ends the process.
@@ -12,7 +10,6 @@ import base64
 import json
 import os
 import select
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -179,14 +176,11 @@ def _serve(peer: Peer, commands: int, answers: int) -> None:
             os.write(answers, json.dumps(_answer(peer, line)).encode() + b"\n")
 
 
-def main() -> None:
-    transport, instance_id, directory, read_timeout_s = sys.argv[1:]
-    answers = os.dup(1)
-    os.dup2(2, 1)  # libraries that print must not do so among the answers
-    peer = Peer(make(transport, instance_id, Path(directory), float(read_timeout_s)))
-    _serve(peer, 0, answers)
+def main(commands: Any, answers: Any, env: dict[str, str], what: tuple[Any, ...]) -> None:
+    """Until no more commands come. `what`: transport, instance id, directory, read timeout (s)."""
+    os.environ.clear()
+    os.environ.update(env)
+    said, replies = commands.detach(), answers.detach()
+    peer = Peer(make(*what))
+    _serve(peer, said, replies)
     peer.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -158,7 +158,7 @@ def test_an_encoder_whose_region_is_gone_says_so(tmp_path: Path) -> None:
     (region,) = tmp_path.glob("region-*")
     region.unlink()
     (problem,) = group.members[0].check_integrity()
-    assert "segment" in problem
+    assert "socket" in problem
     group.close()
 
 
