@@ -55,17 +55,30 @@ class Engine:
         self.meter = RateMeter()
         self._log = CacheLog(config.block_size) if config.events is not None else None
         self._connectors = Connectors(config.ec, config.kv, config.device)
+        self._media = "vision" in config.parts
+        self.kv: KVConnector | None = None
+        self.generate: GenerateCore | None = None
+        self.encode: EncodeQueue | None = None
+        self._events: EventThread | None = None
         self.ec = self._connectors.make_ec(
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
             consumes="language" in config.parts,
         )
-        if self._log is not None and "vision" in config.parts:
+        try:
+            self._build(wake)
+        except BaseException:
+            self.close()  # peers of this host would find what is left of it
+            raise
+
+    def _build(self, wake: Callable[[], None]) -> None:
+        parts = self.config.parts
+        if self._log is not None and "vision" in parts:
             self.ec.listen(self._log.embedding_changed)
-        self._media = "vision" in config.parts
-        self.kv: KVConnector | None = None
-        self.generate = self._language() if "language" in config.parts else None
-        self.encode = self._vision(wake) if "vision" in config.parts else None
+        if "language" in parts:
+            self.generate = self._language()
+        if "vision" in parts:
+            self.encode = self._vision(wake)
         self._events = self._publish()
 
     def _publish(self) -> EventThread | None:

@@ -18,6 +18,7 @@ import msgspec
 import torch
 import zmq
 
+from connectors.config import drop_namespace
 from connectors.node import Readable
 from protocol.errors import TriptychError, error_info
 from protocol.types import EncodeOutput, RequestOutput
@@ -68,6 +69,7 @@ class EngineProcess:
         try:
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
         except TriptychError as error:
+            drop_namespace()
             self._say_last(messages.Fatal(error_info(error)))
             raise
         self._send(engine.ready())

@@ -8,13 +8,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from connectors.config import KVConfig
+from connectors.config import ECConfig, KVConfig
 from connectors.messages import Alive, Heartbeat
 from services.engine import messages
 from services.engine.config import EngineConfig
-from services.engine.messages import Event, Query, Ready, Start, Statistics, decode_event
+from services.engine.messages import Event, Fatal, Query, Ready, Start, Statistics, decode_event
 from tests.conftest import ModelDir
 from tests.links import RawConsumer
+from tests.tiny_models import STATEFUL_FAMILY
 
 BOUND_S = 60.0
 encode = msgspec.json.encode
@@ -37,6 +38,35 @@ def test_an_engine_ends_with_its_worker_even_while_it_starts(
     finally:
         engine.kill()
     assert engine.returncode == 0
+
+
+def test_an_engine_that_refuses_its_model_says_why_and_leaves_nothing(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """It has announced itself to its peers by the time it reads the weights."""
+    config = EngineConfig(
+        model_dir=str(model_dir(STATEFUL_FAMILY)), model="m", revision="r", parts=("language",),
+        num_blocks=8, ec=ECConfig("shm", path=str(tmp_path / "shm"), role="ec_producer"),
+    )  # fmt: skip
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    events = context.socket(zmq.PULL)
+    events.bind(f"ipc://{tmp_path}/events")
+    start = Start(f"ipc://{tmp_path}/commands", f"ipc://{tmp_path}/events", config)
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "services.engine.process"], stdin=subprocess.PIPE
+    )
+    try:
+        assert engine.stdin is not None
+        engine.stdin.write(encode(start) + b"\n")
+        engine.stdin.flush()
+        assert events.poll(round(BOUND_S * 1000))
+        said = decode_event(events.recv())
+        assert isinstance(said, Fatal) and "qwen3_next" in said.error.message, said
+        assert engine.wait(BOUND_S) == 1
+    finally:
+        engine.kill()
+        events.close(0)
+    assert list((tmp_path / "shm").iterdir()) == []
 
 
 class Stalled:
