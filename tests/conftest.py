@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from services.engine.compile_cache import ensure_writable
 from tests.tiny_models import build
 
 ModelDir = Callable[[str], Path]
 Pass = Callable[[float], None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache() -> None:
+    """Kernels are compiled here as in an engine, also where the home folder is read-only."""
+    ensure_writable()
 
 
 @pytest.fixture(scope="session")

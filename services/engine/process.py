@@ -23,6 +23,7 @@ from connectors.node import Readable
 from protocol.errors import TriptychError, error_info
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
+from services.engine.compile_cache import ensure_writable
 from services.engine.engine import Engine
 
 logger = logging.getLogger("engine")
@@ -189,6 +190,7 @@ def main() -> int:
     if start.config.num_threads:
         torch.set_num_threads(start.config.num_threads)
     try:
+        ensure_writable()
         EngineProcess(start).run()
     except TriptychError as error:
         logger.error("%s", error.message)
