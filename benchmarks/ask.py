@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import KINDS, Question, encode_image, sample
+from benchmarks.common.pictures import KINDS, Question, encode_image, sample
 from benchmarks.serve.sse import error_text
 
 _ASKED = ("describe", "count", "colour")

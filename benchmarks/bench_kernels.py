@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
+from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from protocol.refs import KVGroup, KVLayout
-from services.engine.attention import backend_for
-from services.engine.batch import PagedBatch
-from services.engine.kv_cache import KVCache, block_elements
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.kv_cache import KVCache, block_elements
+from services.engine.attention.paged import backend_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 28, 4, 128, 16
 DTYPE = torch.bfloat16

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.rows import Row, arguments, at_most, finish, hardware, head, line
-from benchmarks.soak_books import Books, settle
-from benchmarks.soak_load import Load, Outcome
-from benchmarks.soak_stack import TRANSPORTS, Service, Stack, running
+from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
+from benchmarks.soak.books import Books, settle
+from benchmarks.soak.load import Load, Outcome
+from benchmarks.soak.stack import TRANSPORTS, Service, Stack, running
 
 CLIENTS = 4
 SEED = 11

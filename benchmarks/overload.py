@@ -28,10 +28,10 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.pictures import sample
-from benchmarks.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
-from benchmarks.soak_books import private_bytes
-from benchmarks.soak_stack import MODEL, Service, service
+from benchmarks.common.pictures import sample
+from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
+from benchmarks.soak.books import private_bytes
+from benchmarks.soak.stack import MODEL, Service, service
 
 SEED = 5
 TIMES = 10

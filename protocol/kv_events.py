@@ -12,7 +12,7 @@ Payload. msgpack of `[ts, [event, ...], dp_rank]`. vLLM wrote events as arrays w
 until June 2026, as maps with the tag under `type` since; both are read, and written on demand.
 
 Block hashes of our workers are `short_key` of the content key. Those of other engines are names
-without meaning (`services.master.foreign` matches tokens and media instead).
+without meaning (`services.master.index.foreign_blocks` matches tokens and media instead).
 """
 
 from __future__ import annotations

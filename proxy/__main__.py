@@ -15,11 +15,11 @@ from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
 from proxy.app import create_app
 from proxy.assembly import make_gateway
-from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
 from proxy.relay import serving
 from proxy.relay.relay import Relay
+from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
 from services.http.server import bind, serve
 

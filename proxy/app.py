@@ -9,9 +9,9 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from protocol.errors import RequestAborted, TriptychError
+from proxy.fleet.admin_api import managing
 from proxy.gateway import Gateway
-from proxy.instances_api import managing
-from proxy.relay import passing
+from proxy.relay import passthrough
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.openai import Service, generating
@@ -33,8 +33,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(generating(_service(gateway, gateway.frontend)))
         app.include_router(informing(gateway.frontend, gateway.admitted, limit))
     else:
-        app.include_router(passing.relayed())
-        routes = passing.informing(gateway.fleet, gateway.client, gateway.admitted, limit)
+        app.include_router(passthrough.relayed())
+        routes = passthrough.informing(gateway.fleet, gateway.client, gateway.admitted, limit)
         app.include_router(routes)
     app.include_router(_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))

@@ -10,22 +10,22 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from proxy.admission import Admission, Limits
-from proxy.breaker import Breaker
-from proxy.calls import Calls, StageTimes
-from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
-from proxy.encode_stage import EncodeStage
-from proxy.fleet import Fleet
+from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet_watcher import Following
+from proxy.fleet.probing import probe, probe_first
 from proxy.gateway import Gateway
-from proxy.master.following import Following
-from proxy.master.link import MasterLink
-from proxy.master.placing import MasterPlacing, ModelNames
-from proxy.master.reports import Reports
 from proxy.metrics import ProxyMetrics
-from proxy.pipeline import Pipeline, Retrying
-from proxy.placing import Placing, StaticPlacing, room_of
-from proxy.probing import probe, probe_first
-from proxy.stages import Stages
+from proxy.placement.by_master import MasterPlacing, ModelNames
+from proxy.placement.master_client import MasterLink
+from proxy.placement.own_view import Placing, StaticPlacing, room_of
+from proxy.placement.reporter import Reports
+from proxy.tokens.encode_stage import EncodeStage
+from proxy.tokens.pipeline import Pipeline, Retrying
+from proxy.tokens.stages import Stages
+from proxy.tokens.worker_calls import Calls, StageTimes
+from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
 from services.http.background import supervised
 

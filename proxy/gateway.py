@@ -13,12 +13,12 @@ import msgspec
 from protocol.errors import TriptychError, Unavailable
 from protocol.generate import check_ec_params
 from protocol.types import GenerateRequest, RequestOutput
-from proxy.client import UpstreamClient
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet
-from proxy.journey import Caller
+from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
-from proxy.pipeline import Pipeline
+from proxy.tokens.pipeline import Pipeline
+from proxy.tokens.request_state import Caller
+from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
 
 _RETRY_AFTER_S = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.compile_cache import ensure_writable
-from tests.tiny_models import build
+from tests.support.tiny_models import build
 
 ModelDir = Callable[[str], Path]
 Pass = Callable[[float], None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import KINDS
+from benchmarks.common.pictures import KINDS
 from benchmarks.serve import options
 from benchmarks.serve.options import ENDPOINTS, METRICS, SAMPLING, Bucket
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from benchmarks.pictures import data_url, sample
+from benchmarks.common.pictures import data_url, sample
 from benchmarks.serve.args import Settings
 from benchmarks.serve.options import Bucket
 from benchmarks.serve.tokens import TokenCounter, random_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.judging import agrees
+from benchmarks.common.judging import agrees
 from benchmarks.serve.client import Outcome, Prepared
 
 MS = 1000.0

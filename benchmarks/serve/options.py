@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import KINDS
+from benchmarks.common.pictures import KINDS
 
 ENDPOINTS = (
     ("openai-chat", "/v1/chat/completions"),

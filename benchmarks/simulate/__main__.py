@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rows import arguments, finish
+from benchmarks.common.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import COUNT, case, mooncake_case
 from benchmarks.simulate.contenders import OURS, PEERS, Contender

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from benchmarks.pictures import encode_image
+from benchmarks.common.pictures import encode_image
 from protocol.generate import (
     ENCODE_PATH,
     GENERATE_PATH,

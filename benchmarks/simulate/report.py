@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rows import Row, at_least, at_most
-from benchmarks.rows import markdown as table
+from benchmarks.common.rows import Row, at_least, at_most
+from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile

@@ -26,11 +26,11 @@ from protocol.registry import (
     ScheduleRequest,
     Target,
 )
-from services.master.admission import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
+from services.master.placement.admission import Ticket
 
-_TICK_S = 0.1  # as `services.master.service`
+_TICK_S = 0.1  # as `services.master.api.service`
 _PUMP_S = 0.005
 _DRAIN_S = 120.0
 _MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows

@@ -1,9 +1,9 @@
 """Encoder-cache connectors.
 
 local        one process
-files        shared storage: folders of entries, marks of requests, loads (file_load)
+files        shared storage: folders of entries, lease_files, loads (file_load)
 arena        over a transport that reads a peer's memory
-store        the producer's side of it: entries in a region, who waits for them (wants)
-reader       the consumer's side: loads under way (load), memory that they fill (keep)
+store        the producer's side of it: entries in a region, who waits for them (wait_queue)
+reader       the consumer's side: loads under way (load), memory that they fill (buffer_pool)
 holders      the requests that entries are kept for
 """

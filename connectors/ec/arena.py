@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
+from connectors.ec.buffer_pool import Keep, Landing
 from connectors.ec.directory import Listing, producers
-from connectors.ec.keep import Keep, Landing
 from connectors.ec.load import REGION
+from connectors.ec.range_allocator import Space, aligned
 from connectors.ec.reader import ECReader, Sources
-from connectors.ec.space import Space, aligned
 from connectors.ec.store import ECStore
 from connectors.messages import ECTensor
 from connectors.meter import Meter, TransferStats

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from connectors.base import ECLoad, Tensors
 from connectors.ec import file_format
-from connectors.ec.marks import Marks, drop
+from connectors.ec.lease_files import Marks, drop
 from connectors.meter import Meter
 from protocol.errors import TransferError, TransferTimeout
 

@@ -22,7 +22,7 @@ from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.file_load import FileLoad
 from connectors.ec.folders import FILE_NAME, Folders
-from connectors.ec.marks import Marks, kept_in, short
+from connectors.ec.lease_files import Marks, kept_in, short
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest, TransferError
 

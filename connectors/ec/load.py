@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from connectors.base import ECLoad, Tensors
-from connectors.ec.keep import Keep, Landing
+from connectors.ec.buffer_pool import Keep, Landing
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECGrant, ECTensor, ECWant
 from connectors.side_channel import Address

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from connectors.ec.keep import Keep, Landing
+from connectors.ec.buffer_pool import Keep, Landing
 from connectors.ec.load import REGION, ArenaLoad, Told
 from connectors.ec.store import ECStore
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECWant, FromProducer

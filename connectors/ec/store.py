@@ -14,9 +14,9 @@ import torch
 from connectors.base import EC_TENSOR, nobody_listens
 from connectors.base import Entry as NewEntry
 from connectors.ec.holders import Holders
-from connectors.ec.space import Space, aligned
+from connectors.ec.range_allocator import Space, aligned
 from connectors.ec.tensors import copies, fill
-from connectors.ec.wants import Want, Wants
+from connectors.ec.wait_queue import Want, Wants
 from connectors.leases import LeaseTable
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECTensor, ECWant
 from connectors.side_channel import Sender, SideServer

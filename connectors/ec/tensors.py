@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from connectors.base import EC_TENSOR, Tensors
-from connectors.ec.space import aligned
+from connectors.ec.range_allocator import aligned
 from connectors.messages import ECTensor
 from protocol.errors import TransferError
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from connectors.transports.steps import Copy, InTurn
+from connectors.transports.composite_transfer import Copy, InTurn
 from protocol.errors import ConfigError, TransferError
 
 Piece = tuple[int, int]

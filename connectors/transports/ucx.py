@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from connectors.transports.background_poller import Pump
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from connectors.transports.pump import Pump
 from connectors.transports.ucx_owner import Owner, Region
 from connectors.transports.ucx_reader import Reader
 from connectors.transports.ucx_wire import (

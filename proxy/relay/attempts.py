@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from protocol.types import Role
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet
-from proxy.instance import Instance
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.relay.answers import Refused
-from proxy.relay.connection import Broken
-from proxy.relay.lanes import Lane
+from proxy.relay.response_validation import Refused
+from proxy.upstream.connection import Broken
+from proxy.upstream.connection_pool import Lane
 
 _T = TypeVar("_T")
 Failure = Broken | Refused

@@ -15,16 +15,16 @@ from protocol.errors import (
     Unavailable,
 )
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet
+from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics
-from proxy.relay.answers import Refused
 from proxy.relay.attempts import Attempts
-from proxy.relay.call import Call
-from proxy.relay.exchange import Exchange
-from proxy.relay.job import Job
-from proxy.relay.reply import Reply
-from proxy.relay.rewriting import RelayRequest, may_hold_media
+from proxy.relay.bodies import RelayRequest, may_hold_media
+from proxy.relay.request import Call
+from proxy.relay.request_state import Job
+from proxy.relay.response import Reply
+from proxy.relay.response_validation import Refused
 from proxy.relay.stages import Stages
+from proxy.upstream.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0

@@ -7,8 +7,8 @@ import socket
 
 from starlette.types import ASGIApp
 
-from proxy.relay.edge import edge_for
-from proxy.relay.seam import HotPath
+from proxy.relay.hot_path import HotPath
+from proxy.relay.server import edge_for
 from services.http.server import serve as serve_http
 
 _YOUNG = 5000

@@ -11,17 +11,17 @@ import msgspec
 
 from protocol.generate import ABORT_PATH
 from proxy.config import ProxyConfig
-from proxy.fleet import Fleet
+from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics
-from proxy.relay.answers import Refused, check_stream, check_whole, prefilled
 from proxy.relay.attempts import Attempts, was_begun
-from proxy.relay.connection import Answer, Broken, Limits
-from proxy.relay.encoding import Encoding
-from proxy.relay.exchange import Exchange
-from proxy.relay.job import Job
-from proxy.relay.lanes import Lane
-from proxy.relay.resuming import Resuming
-from proxy.relay.stubs import Body, size_of
+from proxy.relay.data_urls import Body, size_of
+from proxy.relay.encode_stage import Encoding
+from proxy.relay.request_state import Job
+from proxy.relay.response_validation import Refused, check_stream, check_whole, prefilled
+from proxy.relay.resume.resume import Resuming
+from proxy.upstream.connection import Answer, Broken, Limits
+from proxy.upstream.connection_pool import Lane
+from proxy.upstream.exchange import Exchange
 
 _ABORT_S = 2.0
 _REFUSALS = (400, 415, 422)

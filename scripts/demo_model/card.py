@@ -2,8 +2,8 @@
 
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from benchmarks.pictures import sample
-from benchmarks.scenes import DIGITS, GROUNDS, MAX_THINGS, SHAPES, TONES
+from benchmarks.common.pictures import sample
+from benchmarks.common.scenes import DIGITS, GROUNDS, MAX_THINGS, SHAPES, TONES
 
 CLAIMED = 0.9  # share of right answers from which the card says that the model can do it
 
@@ -18,7 +18,8 @@ pipeline_tag: image-text-to-text
 A toy with the architecture of Qwen2.5-VL ({size:.1f} million parameters), so that a picture can be
 asked about with no download, and a test notices when the embeddings of two pictures are mixed up.
 `scripts/train_demo_model.py` trained it from nothing on pictures that it drew itself
-(`benchmarks/pictures.py`): {minutes:.0f} minutes in each of {workers} process(es){continued}.
+(`benchmarks/common/pictures.py`): {minutes:.0f} minutes in each of {workers}
+process(es){continued}.
 The schedule follows the clock, so a new run gives a similar model, not the same one.
 
 ## What it is

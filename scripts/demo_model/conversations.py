@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.pictures import Question, ask
-from benchmarks.scenes import Scene
+from benchmarks.common.pictures import Question, ask
+from benchmarks.common.scenes import Scene
 from demo_model.vision import Grid
 from demo_model.vocabulary import SYSTEM_PROMPT
 

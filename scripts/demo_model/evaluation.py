@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
-from benchmarks.pictures import KINDS, Question, questions
+from benchmarks.common.pictures import KINDS, Question, questions
 from demo_model.architecture import build_image_processor
 
 MAX_NEW_TOKENS = 48

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
-from benchmarks.pictures import Question, sample
+from benchmarks.common.pictures import Question, sample
 from demo_model.conversations import PICTURE, RowBatch, RowBuilder, collate, exchange, system_turn
 from demo_model.evaluation import model_inputs
 from demo_model.learner import Learner

@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from benchmarks.scenes import DIGITS, GROUNDS, SHAPES, TONES, Scene, draw
+from benchmarks.common.scenes import DIGITS, GROUNDS, SHAPES, TONES, Scene, draw
 from demo_model.architecture import PIXELS
 from demo_model.vision import Grid
 

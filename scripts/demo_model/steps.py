@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.pictures import Split
-from benchmarks.scenes import SIZES, Scene, random_scene
+from benchmarks.common.pictures import Split
+from benchmarks.common.scenes import SIZES, Scene, random_scene
 from demo_model.conversations import (
     PICTURE,
     Row,

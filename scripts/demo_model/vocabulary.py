@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.pictures import KINDS, Split, questions
+from benchmarks.common.pictures import KINDS, Split, questions
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",

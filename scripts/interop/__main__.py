@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts.interop import load, model, topologies
 from scripts.interop.shared import Site, before_vllm
 from scripts.interop.table import Table
-from tests.stack import proxy
+from tests.support.stack import proxy
 
 DEMO = Path("models/demo")
 PROMPTS = 60

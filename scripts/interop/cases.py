@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scripts.interop.vllm import post
-from tests.conversations import LONG, asking, picture
-from tests.integration.clients import body_of
-from tests.reference import Messages
+from tests.support.clients import body_of
+from tests.support.conversations import LONG, asking, picture
+from tests.support.reference import Messages
 
 TOKENS = 16
 TIE = 1e-3

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny_models
+from tests.support import tiny_models
 
 NAME = "model"
 FAMILY = "qwen2_5_vl"  # its tiny one has head_dim 32, the least that vLLM takes on a CPU

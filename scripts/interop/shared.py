@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from scripts.interop.table import Table
 from scripts.interop.vllm import Transfers, Worker
-from tests.stack import Process, Stack, running
+from tests.support.stack import Process, Stack, running
 
 # Folder of the model, part in EC, KV or not. `whole` does it all, and prefills where asked to.
 KINDS: Mapping[str, tuple[str, str, bool]] = MappingProxyType(

@@ -14,9 +14,9 @@ from scripts.interop.cases import CASES, Outcome
 from scripts.interop.shared import Site, before_vllm
 from scripts.interop.table import Table
 from scripts.interop.vllm import Worker, metric
-from tests.conversations import asking, picture
-from tests.reference import reference_generate
-from tests.stack import Process
+from tests.support.conversations import asking, picture
+from tests.support.reference import reference_generate
+from tests.support.stack import Process
 
 ENCODED = r"Finish execute for mm hash (\w+)"
 SAVED = r"Save cache successful for mm_hash (\w+)"

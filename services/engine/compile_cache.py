@@ -1,5 +1,5 @@
-"""Where compiled kernels are kept: in the home folder, or elsewhere if nothing can be written there,
-as in a container with a read-only home."""
+"""Where compiled kernels are kept. The home folder may be read-only, as it often is in a container:
+then a folder among the temporary files is used."""
 
 from __future__ import annotations
 

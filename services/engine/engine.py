@@ -21,24 +21,24 @@ from protocol.errors import ConfigError
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
 from protocol.types import EncodeOutput, RequestOutput
-from services.engine.block_manager import BlockManager
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.config import EngineConfig
-from services.engine.core import GenerateCore
-from services.engine.embeddings import EmbeddingCache
-from services.engine.encoding import EncodeQueue
-from services.engine.grammar import Grammars
-from services.engine.kv_cache import DTYPES, KVCache, block_bytes, block_elements
-from services.engine.language import LanguageModel
-from services.engine.loader import parameter_bytes
 from services.engine.messages import Ready
+from services.engine.model.language import LanguageModel
+from services.engine.model.loader import parameter_bytes
+from services.engine.model.runner import Runner
+from services.engine.model.vision import VisionModel
 from services.engine.publishing import EventThread
-from services.engine.rates import RateMeter
 from services.engine.reports import counters_of, gauges_of
-from services.engine.runner import Runner
-from services.engine.sampler import Sampler
-from services.engine.scheduler import Limits, Scheduler
-from services.engine.transfers import Transfers
-from services.engine.vision import VisionModel
+from services.engine.sampling.grammar import Grammars
+from services.engine.sampling.sampler import Sampler
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.encode_queue import EncodeQueue
+from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.rates import RateMeter
+from services.engine.scheduling.scheduler import Limits, Scheduler
+from services.engine.transfers.kv_fetches import Transfers
 from services.membership.events import CacheLog
 
 logger = logging.getLogger(__name__)

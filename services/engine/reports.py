@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from protocol.kv_events import short_key
 from protocol.registry import Load
 from services.engine.messages import Query, Statistics
-from services.engine.scheduler import Scheduler
+from services.engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from services.engine.engine import Engine

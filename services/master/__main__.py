@@ -15,10 +15,10 @@ import uvloop
 from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
 from services.http.server import bind, serve
-from services.master.app import create_app
+from services.master.api.app import create_app
+from services.master.api.service import MasterService
 from services.master.collector import calm
 from services.master.config import MasterConfig
-from services.master.service import MasterService
 
 logger = logging.getLogger("master")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -54,7 +54,9 @@ def _check(config: MasterConfig) -> None:
     if config.redis_url:
         if not config.redis_url.startswith(_REDIS_SCHEMES):
             raise ConfigError(f"redis_url: one of {', '.join(_REDIS_SCHEMES)} is expected")
-        from services.master.redis_io import check_url  # takes a tenth of a second to import
+        from services.master.replication.redis_io import (
+            check_url,  # takes a tenth of a second to import
+        )
 
         check_url(config.redis_url)
 

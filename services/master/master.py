@@ -31,15 +31,15 @@ from protocol.registry import (
     Placement,
     ScheduleRequest,
 )
-from services.master.admission import AdmissionQueue, Ticket
 from services.master.config import MasterConfig
-from services.master.fleet import Fleet
-from services.master.ledger import Held, Ledger
-from services.master.media import AllBusy
-from services.master.placed import KEY_TYPE
-from services.master.placement import Placer
-from services.master.policies.loading import load_policy
-from services.master.registry import Registry
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.registry import Registry
+from services.master.placement.admission import AdmissionQueue, Ticket
+from services.master.placement.ledger import Held, Ledger
+from services.master.placement.media import AllBusy
+from services.master.placement.placer import Placer
+from services.master.placement.policies.factory import load_policy
+from services.master.replication.placement_sync import KEY_TYPE
 
 logger = logging.getLogger(__name__)
 _HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason

@@ -8,7 +8,7 @@ import torch
 from connectors.transports.base import Range, Transfer
 from connectors.transports.shm import ShmTransport
 from connectors.transports.staged import StagedTransport
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.gpu,

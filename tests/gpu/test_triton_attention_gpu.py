@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from protocol.refs import KVGroup, KVLayout
-from services.engine.attention import TorchAttention, backend_for
-from services.engine.batch import AttentionBackend, PagedBatch
-from services.engine.kv_cache import KVCache, block_elements
-from services.engine.triton_attention import TritonAttention
-from tests.paged_cases import LAYER, Case, Step, check, make
+from services.engine.attention.batch import AttentionBackend, PagedBatch
+from services.engine.attention.kv_cache import KVCache, block_elements
+from services.engine.attention.paged import TorchAttention, backend_for
+from services.engine.attention.triton_backend import TritonAttention
+from tests.support.paged_cases import LAYER, Case, Step, check, make
 
 pytestmark = [
     pytest.mark.gpu,

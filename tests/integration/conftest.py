@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.stack import Process
+from tests.support.stack import Process
 
 
 @pytest.fixture

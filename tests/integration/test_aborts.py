@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from tests.conftest import ModelDir
-from tests.mocks import CHAT, GENERATE, Stream, generate_body, mock
-from tests.stack import Process, call, idle, running
-from tests.waiting import until
+from tests.support.mocks import CHAT, GENERATE, Stream, generate_body, mock
+from tests.support.stack import Process, call, idle, running
+from tests.support.waiting import until
 
 LONG = 900
 ASKED = [{"role": "user", "content": "Tell me all there is to tell."}]

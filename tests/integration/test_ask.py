@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.ask import main
 from tests.conftest import ModelDir
-from tests.stack import Process, running
+from tests.support.stack import Process, running
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import ModelDir
-from tests.conversations import picture
-from tests.engines import png
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.conversations import picture
+from tests.support.engines import png
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 
 CHAT = "/v1/chat/completions"
 

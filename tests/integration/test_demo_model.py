@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from benchmarks.pictures import Question, questions
-from tests.reference import load, reference_generate
-from tests.stack import Process, idle, proxy, running
+from benchmarks.common.pictures import Question, questions
+from tests.support.reference import load, reference_generate
+from tests.support.stack import Process, idle, proxy, running
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 CLAIMED = ("describe", "count", "colour", "shape", "background", "text")

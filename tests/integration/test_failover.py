@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import asking, picture
-from tests.integration.clients import body_of
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import body_of
+from tests.support.conversations import asking, picture
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 
 TOKENS = 24
 PATIENCE = (

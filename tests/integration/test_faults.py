@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.integration.clients import all_up, body_of, tokens
-from tests.integration.transports import need
-from tests.links import RawConsumer
-from tests.reference import Messages, reference_generate
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import all_up, body_of, tokens
+from tests.support.conversations import LONG, asking, picture
+from tests.support.links import RawConsumer
+from tests.support.reference import Messages, reference_generate
+from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.transport_flags import need
 
 TOKENS = 8
 LEASE_S = 4.0

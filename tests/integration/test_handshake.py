@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.integration.clients import body_of
-from tests.integration.transports import TRANSPORTS, flags_of, need
-from tests.reference import Messages, reference_generate
-from tests.stack import Process, Stack, call, idle, running
+from tests.support.clients import body_of
+from tests.support.conversations import LONG, asking, picture
+from tests.support.reference import Messages, reference_generate
+from tests.support.stack import Process, Stack, call, idle, running
+from tests.support.transport_flags import TRANSPORTS, flags_of, need
 
 TOKENS = 10
 CHAT = "/v1/chat/completions"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.engines import png
-from tests.integration.clients import all_up, body_of, complete, tokens
-from tests.reference import reference_generate
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import all_up, body_of, complete, tokens
+from tests.support.conversations import LONG, asking, picture
+from tests.support.engines import png
+from tests.support.reference import reference_generate
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import SNAPSHOT, BlockStored, EmbeddingStored, short_key
 from protocol.registry import Placement, ScheduleRequest, Workers
-from tests.masters import (
+from tests.support.masters import (
     KEYS,
     WAIT_S,
     FakeVLLM,
@@ -27,7 +27,7 @@ from tests.masters import (
     until,
     workers,
 )
-from tests.stack import Process, call
+from tests.support.stack import Process, call
 
 
 def test_a_fleet_is_placed_on(start: Callable[..., Process]) -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import BlockStored, short_key
-from tests.masters import Publisher, blocks_of, metric, register, until, workers
-from tests.redis_server import RedisServer
-from tests.stack import Process, call
+from tests.support.masters import Publisher, blocks_of, metric, register, until, workers
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Process, call
 
 LEASE_S = 3.0
 PATIENCE_S = 60.0

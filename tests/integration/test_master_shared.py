@@ -10,7 +10,7 @@ import pytest
 from protocol.kv_events import BlockStored
 from protocol.registry import Heartbeat, InstanceInfo, Load
 from services.master.__main__ import main
-from services.master.peer_messages import (
+from services.master.replication.messages import (
     Added,
     Beat,
     Joined,
@@ -19,7 +19,7 @@ from services.master.peer_messages import (
     encode_message,
     encode_stored,
 )
-from tests.masters import (
+from tests.support.masters import (
     KEYS,
     FakeVLLM,
     Publisher,
@@ -31,8 +31,8 @@ from tests.masters import (
     until,
     workers,
 )
-from tests.redis_server import RedisServer
-from tests.stack import Process, call
+from tests.support.redis_server import RedisServer
+from tests.support.stack import Process, call
 
 NAMESPACE = "fleet-a"
 PREFIX = f"triptych:{NAMESPACE}:"

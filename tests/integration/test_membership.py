@@ -26,12 +26,12 @@ from protocol.kv_events import (
 from protocol.types import GenerateRequest
 from services.frontend.render import Frontend
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.frontend_helpers import chat, frontend
-from tests.integration.clients import complete, openai_messages
-from tests.reference import Messages
-from tests.stack import Process, Stack, call, proxy, running
-from tests.waiting import until
+from tests.support.clients import complete, openai_messages
+from tests.support.conversations import LONG, asking, picture
+from tests.support.frontend_helpers import chat, frontend
+from tests.support.reference import Messages
+from tests.support.stack import Process, Stack, call, proxy, running
+from tests.support.waiting import until
 
 WAIT_S = 10.0
 LEASE_S = 1.5

@@ -13,10 +13,20 @@ import pytest
 
 from services.mock.tokens import Vocabulary
 from tests.conftest import ModelDir
-from tests.conversations import asking, picture
-from tests.integration.clients import body_of, complete
-from tests.mocks import CHAT, FAST, GENERATE, HAND_OVER, Stream, ask, counters, generate_body, mock
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import body_of, complete
+from tests.support.conversations import asking, picture
+from tests.support.mocks import (
+    CHAT,
+    FAST,
+    GENERATE,
+    HAND_OVER,
+    Stream,
+    ask,
+    counters,
+    generate_body,
+    mock,
+)
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 
 from services.mock.tokens import Vocabulary
 from tests.conftest import ModelDir
-from tests.mocks import GENERATE, HAND_OVER, Stream, ask, generate_body, mock
-from tests.stack import Process, Stack, call, idle, running
+from tests.support.mocks import GENERATE, HAND_OVER, Stream, ask, generate_body, mock
+from tests.support.stack import Process, Stack, call, idle, running
 
 
 @dataclass

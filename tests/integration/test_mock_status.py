@@ -12,9 +12,9 @@ import pytest
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from services.mock.config import ROLES
-from tests.mocks import CHAT, GENERATE, ask, generate_body, mock
-from tests.stack import Process, Stack, call, running
-from tests.waiting import until
+from tests.support.mocks import CHAT, GENERATE, ask, generate_body, mock
+from tests.support.stack import Process, Stack, call, running
+from tests.support.waiting import until
 
 BLOCKS, SIZE, ROOM = 64, 16, 1024
 SPELLINGS = [

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.integration.clients import all_tokens, body_of, tokens
-from tests.integration.transports import TRANSPORTS, flags_of, need
-from tests.reference import reference_generate
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import all_tokens, body_of, tokens
+from tests.support.conversations import LONG, asking, picture
+from tests.support.reference import reference_generate
+from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.transport_flags import TRANSPORTS, flags_of, need
 
 TOKENS = 12
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture, picture_cases, text_cases
-from tests.integration.clients import all_tokens, complete, tokens
-from tests.reference import Messages, reference_generate
-from tests.stack import Process, Stack, call, idle, proxy, running
-from tests.tiny_models import FAMILIES, TEXT_FAMILIES
+from tests.support.clients import all_tokens, complete, tokens
+from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
+from tests.support.reference import Messages, reference_generate
+from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES
 
 TOKENS = 12
 TOPOLOGIES = ("e+p+d", "e+pd", "one process")

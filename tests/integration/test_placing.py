@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests import waiting
 from tests.conftest import ModelDir
-from tests.conversations import asking, picture
-from tests.integration.clients import body_of, complete, tokens
-from tests.stack import Process, Stack, call, idle, running
+from tests.support import waiting
+from tests.support.clients import body_of, complete, tokens
+from tests.support.conversations import asking, picture
+from tests.support.stack import Process, Stack, call, idle, running
 
 PATIENT_S = 20.0
 until = partial(waiting.until, bound_s=PATIENT_S)

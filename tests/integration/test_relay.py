@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.relay_workers import (
+from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,

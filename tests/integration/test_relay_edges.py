@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.relay_workers import (
+from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
@@ -24,7 +24,7 @@ from tests.relay_workers import (
     saying,
     text,
 )
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 def test_a_clients_own_fault_is_told_in_the_workers_words() -> None:

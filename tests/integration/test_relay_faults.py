@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.relay_workers import (
+from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
@@ -25,7 +25,7 @@ from tests.relay_workers import (
     streaming,
     text,
 )
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("role", ["encode", "prefill", "decode"])

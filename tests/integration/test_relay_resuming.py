@@ -6,17 +6,9 @@ from typing import Any
 import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
-from tests.greedy_workers import FINGERPRINT, FIRST_HALF, PENALTY, prompt_of, steps
-from tests.relay_workers import CHAT, run
-from tests.resuming import (
-    CASES,
-    USAGE,
-    asking,
-    first,
-    fleet,
-    places,
-    undisturbed,
-)
+from tests.support.greedy_workers import FINGERPRINT, FIRST_HALF, PENALTY, prompt_of, steps
+from tests.support.relay_workers import CHAT, run
+from tests.support.resuming import CASES, USAGE, asking, first, fleet, places, undisturbed
 
 
 @pytest.mark.parametrize("content", CASES)

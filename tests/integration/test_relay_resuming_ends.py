@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
-from tests.greedy_workers import FINGERPRINT
-from tests.relay_workers import CHAT, run
-from tests.resuming import (
+from tests.support.greedy_workers import FINGERPRINT
+from tests.support.relay_workers import CHAT, run
+from tests.support.resuming import (
     HEADERS,
     asking,
     first,
@@ -17,7 +17,7 @@ from tests.resuming import (
     one_error,
     undisturbed,
 )
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])

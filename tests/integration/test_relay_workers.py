@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture, picture_cases
-from tests.integration.clients import body_of, tokens
-from tests.reference import reference_generate
-from tests.relay_workers import CHAT
-from tests.stack import Process, Stack, call, idle, proxy, running
+from tests.support.clients import body_of, tokens
+from tests.support.conversations import LONG, asking, picture, picture_cases
+from tests.support.reference import reference_generate
+from tests.support.relay_workers import CHAT
+from tests.support.stack import Process, Stack, call, idle, proxy, running
 
 
 @dataclass

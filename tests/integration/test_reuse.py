@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests import waiting
 from tests.conftest import ModelDir
-from tests.conversations import LONG, asking, picture
-from tests.integration.clients import all_up, complete
-from tests.reference import Messages, reference_generate
-from tests.stack import Process, Stack, call, idle, running
+from tests.support import waiting
+from tests.support.clients import all_up, complete
+from tests.support.conversations import LONG, asking, picture
+from tests.support.reference import Messages, reference_generate
+from tests.support.stack import Process, Stack, call, idle, running
 
 TOKENS = 4
 BLOCK = 16

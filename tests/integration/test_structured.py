@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from benchmarks.pictures import questions
-from tests.chat_templates import TEMPLATES
+from benchmarks.common.pictures import questions
 from tests.integration.test_placing import metric
-from tests.stack import Process, idle, proxy, running
+from tests.support.chat_templates import TEMPLATES
+from tests.support.stack import Process, idle, proxy, running
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 SCHEMA = {

@@ -1,0 +1,1 @@
+"""A master at a thousand workers and a million blocks."""

@@ -1,0 +1,169 @@
+"""The master at a thousand workers and a million blocks, on one core.
+
+    python -m benchmarks.bench_master [--quick] [--json FILE]
+
+Placement and ingestion run in this process; the HTTP rows start `python -m services.master` and
+drive it from this process over kept connections, so both share the machine. `peer` is what the row
+is held against: a figure that is required, or a plain dictionary of sets filled in the same run. A
+row holds if `ratio`, ours / peer, is at least `bar` where more is better, at most `bar` where less
+is. The HTTP rows are a closed loop over 32 connections, without heartbeats or events; no peer
+publishes a figure taken that way, so they stand alone.
+"""
+
+import gc
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import uvloop
+
+from benchmarks.bench_master.http import drive, serving
+from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
+from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
+from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
+from protocol.registry import Finished, InstanceRole
+from services.master.collector import calm
+from services.master.config import MasterConfig
+from services.master.index.prefix_index import HolderIndex
+from services.master.master import Master
+
+WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400}
+BLOCKS = 1_000_000
+UNDER_WAY = 2000
+
+
+def filled(master: Master, prompts: list[list[int]]) -> float:
+    """Register all workers and spread the prompts over those that hold KV; seconds for these."""
+    infos = workers(WORKERS)
+    for info in infos:
+        master.register(info, 0.0)
+    holders = [info for info in infos if info.role != "encode"]
+    start = time.perf_counter()
+    for i, keys in enumerate(prompts):
+        batch = EventBatch(0.0, [BlockStored(list(keys))])
+        master.apply(holders[i % len(holders)], batch)
+    return time.perf_counter() - start
+
+
+def placement_rows(count: int) -> list[Row]:
+    """The rate is by processor time of the one core, the latency by the clock on the wall."""
+    rng = random.Random(SEED)
+    prompts = chains(rng, BLOCKS)
+    master = Master(MasterConfig(seed=SEED))
+    filled(master, prompts)
+    requests = requests_of(rng, prompts, count)
+    times, busy = np.zeros(count), 0.0
+    calm()
+    for i, request in enumerate(requests):
+        start, core = time.perf_counter(), time.thread_time()
+        master.schedule(request, i * 1e-4)
+        busy += time.thread_time() - core
+        times[i] = time.perf_counter() - start
+        if i >= UNDER_WAY:
+            master.finished(Finished(f"r{i - UNDER_WAY}"), i * 1e-4)
+    return [
+        at_least("placements/s, 1,000 workers, 1,000,000 blocks", count / busy, 1e4, 1),
+        at_most("placement p99, ms", float(np.percentile(times, 99)) * 1e3, 1.0, 1),
+    ]
+
+
+def traced(fill: Callable[[], object]) -> float:
+    """Bytes that what `fill` returns keeps alive."""
+    gc.collect()
+    tracemalloc.start()
+    kept = fill()
+    gc.collect()
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del kept
+    return size
+
+
+def memory_row(blocks: int) -> Row:
+    """The same events into our index and into a dictionary of sets. Keys are decoded anew."""
+    payload = msgspec.msgpack.encode(chains(random.Random(SEED), blocks))
+    holders = WORKERS["prefill"] + WORKERS["decode"]
+
+    def ours() -> HolderIndex[int]:
+        index: HolderIndex[int] = HolderIndex(blocks)
+        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
+            index.add(i % holders, keys)
+            if i % 4 == 0:  # a hand-over: prefill and decode hold the same blocks
+                index.add((i + 1) % holders, keys)
+        return index
+
+    def plain() -> dict[int, set[int]]:
+        index: dict[int, set[int]] = {}
+        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
+            for key in keys:
+                index.setdefault(key, set()).add(i % holders)
+                if i % 4 == 0:
+                    index[key].add((i + 1) % holders)
+        return index
+
+    name = "index bytes/block, prompts in a row, 5 in 4 held once (peer: dict of sets)"
+    return at_most(name, traced(ours) / blocks, traced(plain) / blocks, 1)
+
+
+def payloads(rng: random.Random, blocks: int, encoding: Encoding) -> list[bytes]:
+    """Batches of 5 new blocks each, with their tokens, as workers publish them."""
+    found = []
+    for _ in range(blocks // 5):
+        keys = [rng.getrandbits(64) for _ in range(5)]
+        tokens = [rng.randrange(150_000) for _ in range(5 * BLOCK_SIZE)]
+        event = BlockStored(list(keys), None, tokens, BLOCK_SIZE, medium="GPU")
+        found.append(encode_batch(0.0, [event], 0, encoding))
+    return found
+
+
+def ingestion_rows(blocks: int) -> list[Row]:
+    cases: list[tuple[str, Encoding, bool]] = [
+        ("maps", "map", False), ("arrays", "array", False), ("maps, foreign", "map", True),
+    ]  # fmt: skip
+    rows = []
+    for name, encoding, foreign in cases:
+        master = Master(MasterConfig(seed=SEED))
+        info = msgspec.structs.replace(workers({"prefill": 1})[0], foreign=foreign)
+        master.register(info, 0.0)
+        batches = payloads(random.Random(SEED), blocks, encoding)
+        start = time.perf_counter()
+        for payload in batches:
+            master.apply(info, decode_batch(payload))
+        rate = blocks / (time.perf_counter() - start)
+        rows.append(at_least(f"blocks/s ingested ({name})", rate, 1e5, 1))
+    return rows
+
+
+def http_rows(count: int) -> list[Row]:
+    with serving() as (address, pid):
+        rate, core_rate, times = uvloop.run(drive(address, pid, count))
+    p50, p95 = (float(np.percentile(times, p)) * 1e3 for p in (50, 95))
+    return [
+        Row("HTTP placements/s, 750 prefill and 500 decode workers", rate),
+        Row("HTTP placements per second of one core", core_rate),
+        Row("HTTP p50, ms", p50),
+        Row("HTTP p95, ms", p95),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0 if every row holds."""
+    args = arguments("bench_master", __doc__).parse_args(argv)
+    scale = 1 if args.quick else 5
+    print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
+    rows = [
+        *placement_rows(10_000 * scale),
+        memory_row(BLOCKS if scale > 1 else BLOCKS // 4),
+        *ingestion_rows(50_000 * scale),
+        *http_rows(10_000 * scale),
+    ]
+    print("\n".join(map(line, rows)))
+    return finish(rows, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

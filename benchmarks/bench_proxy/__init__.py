@@ -1,0 +1,1 @@
+"""The relay beside vllm-router, the tokens dialect beside rendering twice."""

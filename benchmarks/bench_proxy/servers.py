@@ -1,0 +1,170 @@
+"""Processes that `bench_proxy` measures: fake workers, our proxy, the peer; each on its core."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PEER = "vllm-router==0.1.17"
+_START_S = 30.0
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process with a port. Times are CPU seconds over all its threads."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def cpu_s(self) -> float:
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        total = 0
+        for task in tasks.iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                total += int((task / "schedstat").read_text().split()[0])
+        return total / 1e9
+
+    def peak_bytes(self) -> int:
+        """The largest resident memory so far."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmHWM in /proc")
+
+
+@dataclass(frozen=True)
+class Workers:
+    process: subprocess.Popen[bytes]
+    encode: int
+    prefill: int
+    decode: int
+
+    def received_bytes(self) -> int:
+        """Bodies of all requests to all of them."""
+        return int(json.loads(_get(self.decode, "/stats"))["bytes"])
+
+
+@contextlib.contextmanager
+def workers(core: int) -> Iterator[Workers]:
+    process = _start([sys.executable, "-m", "benchmarks.bench_proxy.upstream"], core, pipe=True)
+    with _ending(process):
+        assert process.stdout is not None
+        _, *ports = process.stdout.readline().split()
+        yield Workers(process, *map(int, ports))
+
+
+@contextlib.contextmanager
+def ours(fleet: Workers, core: int) -> Iterator[Server]:
+    """Our proxy with everything on, E+P+D."""
+    port = _free_port()
+    command = [
+        sys.executable, "-m", "proxy", "--dialect", "openai", "--port", str(port),
+        "--encode-servers-urls", _url(fleet.encode),
+        "--prefill-servers-urls", _url(fleet.prefill),
+        "--decode-servers-urls", _url(fleet.decode),
+    ]  # fmt: skip
+    with _serving("triptych", command, port, core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def peer(binary: Path, fleet: Workers, core: int) -> Iterator[Server]:
+    """vllm-router with its defaults, P+D."""
+    port = _free_port()
+    command = [
+        str(binary), "--vllm-pd-disaggregation", "--kv-connector", "nixl",
+        "--prefill", _url(fleet.prefill), "--decode", _url(fleet.decode),
+        "--port", str(port), "--prometheus-port", str(_free_port()),
+        "--policy", "round_robin", "--log-level", "error",
+    ]  # fmt: skip
+    with _serving("vllm-router", command, port, core) as server:
+        yield server
+
+
+def peer_binary(given: str, folder: Path) -> Path | None:
+    """The peer's program: as given ("none" for no peer), or in a venv made in `folder`."""
+    if given:
+        return None if given == "none" else Path(given)
+    binary = folder / "bin" / "vllm-router"
+    if not binary.exists():
+        print(f"installing {PEER} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", PEER]
+        subprocess.run(pip, check=True)
+    return binary
+
+
+@contextlib.contextmanager
+def _serving(name: str, command: Sequence[str], port: int, core: int) -> Iterator[Server]:
+    process = _start(command, core)
+    with _ending(process):
+        _wait_ready(process, port)
+        yield Server(name, process, port)
+
+
+def _start(command: Sequence[str], core: int, pipe: bool = False) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE if pipe else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+
+
+@contextlib.contextmanager
+def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            _get(port, "/health")
+            return
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} did not start")
+
+
+def _get(port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise ConnectionError(f"HTTP {response.status}")
+        return body
+    finally:
+        connection.close()
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])

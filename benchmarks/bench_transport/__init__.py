@@ -1,0 +1,1 @@
+"""Our connectors beside the libraries that they stand on."""

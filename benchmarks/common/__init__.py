@@ -1,0 +1,1 @@
+"""Tables of rows beside a peer, and the drawn pictures with their questions."""

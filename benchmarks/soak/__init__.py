@@ -1,0 +1,1 @@
+"""Workers killed under load for minutes, and their books held against the start."""

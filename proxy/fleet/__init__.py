@@ -1,0 +1,1 @@
+"""The workers that this proxy knows, and how they are."""

@@ -1,0 +1,118 @@
+"""Workers of a fleet without a master, listed, added and removed while the proxy runs. vLLM's
+registration contract, as at the master for workers that cannot register."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+
+from protocol.decoding import accepted
+from protocol.errors import InvalidRequest, Unauthorized, Unavailable
+from protocol.registry import Url
+from proxy.config import ProxyConfig
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.probing import probe_one
+from proxy.fleet.worker import Instance, WorkingRole, stage_of
+from proxy.upstream.client import UpstreamClient
+from services.http.openai import read_body
+
+_MAX_BODY = 1 << 20
+_MOST = 4096
+
+
+class NamedWorker(msgspec.Struct):
+    """Body of `POST` and `DELETE /instances`. `ec_zmq_addrs` and `dp_size` are taken from callers
+    made for vLLM's proxy; a worker is asked for what it needs to be known of it."""
+
+    role: WorkingRole
+    url: Url
+    ec_zmq_addrs: list[str] | str | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=4096)] = 1
+
+
+def decode_worker(data: bytes) -> NamedWorker:
+    """A body, its URL without a trailing slash; `InvalidRequest` names the field at fault."""
+    worker = accepted(msgspec.json.Decoder(NamedWorker).decode, data)
+    if not _can_be_asked(worker.url):
+        raise InvalidRequest("url must be one that requests can be sent to", param="url")
+    worker.url = worker.url.rstrip("/")
+    return worker
+
+
+def _can_be_asked(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        return False
+    plain = url.isprintable() and not any(map(str.isspace, url))
+    return bool(host) and plain and not (parts.query or parts.fragment)
+
+
+def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRouter:
+    """Routes for whoever has the admin key, in `X-API-Key`."""
+    routes = APIRouter()
+    key, masters = config.admin_api_key, config.urls_of_masters()
+
+    async def named(request: Request) -> tuple[NamedWorker, Instance | None]:
+        """The worker of a call that may change the fleet, and what is known of it."""
+        _check_key(request, key)
+        if masters:
+            message = f"a master knows the workers: ask {masters[0]}/instances"
+            raise InvalidRequest(message, code="ask_the_master")
+        worker = decode_worker(await read_body(request, _MAX_BODY))
+        return worker, fleet.find(stage_of(worker.role), worker.url)
+
+    @routes.get("/instances")
+    async def show(request: Request) -> dict[str, Any]:
+        """The workers this proxy knows."""
+        _check_key(request, key)
+        return {"instances": [_shown(instance) for instance in fleet.all()]}
+
+    @routes.post("/instances")
+    async def add(request: Request) -> dict[str, Any]:
+        """Add a worker: `{"role": "decode", "url": "http://…"}`. It gets requests once a probe has
+        found it well, which is tried at once; adding it again changes nothing."""
+        worker, instance = await named(request)
+        if instance is None:
+            if len(fleet.all()) >= _MOST:
+                raise Unavailable("the proxy takes no more workers")
+            instance = fleet.add(worker.url, stage_of(worker.role))
+            instance.up = False
+            await probe_one(fleet, client, instance)
+        return {"status": "added", "healthy": instance.up}
+
+    @routes.delete("/instances")
+    async def remove(request: Request) -> dict[str, Any]:
+        """Remove a worker, one given by a flag too: no new requests; what it has goes on."""
+        _, instance = await named(request)
+        if instance is None:
+            raise InvalidRequest("no such instance", param="url", code="unknown_instance")
+        fleet.remove(instance)
+        fleet.news()
+        return {"status": "removed", "in_flight": instance.in_flight}
+
+    return routes
+
+
+def _check_key(request: Request, key: str) -> None:
+    given = request.headers.get("x-api-key", "")
+    if not key or not hmac.compare_digest(given.encode(), key.encode()):
+        raise Unauthorized("X-API-Key is not the admin key" if key else "no admin key is set")
+
+
+def _shown(instance: Instance) -> dict[str, Any]:
+    return {
+        "role": instance.role,
+        "url": instance.url,
+        "healthy": instance.up,
+        "draining": instance.draining,
+        "in_flight": instance.in_flight,
+        "dialect": instance.dialect,
+        "resumes": instance.resumes,
+    }

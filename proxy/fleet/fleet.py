@@ -1,0 +1,179 @@
+"""The workers this proxy knows, and who of them may be asked."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from blake3 import blake3
+
+from protocol.errors import Unavailable
+from protocol.settings import parse_urls
+from protocol.types import Role
+from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.worker import Dialect, Instance
+
+Relayed = Literal["none", "media", "all"]
+_OFF = ("", "none", "disable", "disabled")
+
+
+@dataclass
+class Fleet:
+    """Lists of workers by role, kept true to the facts by `proxy.fleet.probing` or a master.
+
+    `watched`: a master says who is up, and only workers in doubt are probed. `changed` is called
+    whenever workers may have come, gone or changed. `resumers`: how many workers that decode could
+    go on with a stream that another has begun. `_leaving` have departed, but may have calls.
+    """
+
+    encode: list[Instance] = field(default_factory=list)
+    prefill: list[Instance] = field(default_factory=list)
+    decode: list[Instance] = field(default_factory=list)
+    random: random.Random = field(default_factory=random.Random)
+    breaker: Callable[[], Breaker] = Breaker
+    relayed: Relayed = "none"
+    forced: Dialect | None = None
+    watched: bool = False
+    changed: Callable[[], None] = lambda: None
+    resumers: int = 0
+    _leaving: list[Instance] = field(default_factory=list)
+
+    @staticmethod
+    def from_urls(
+        encode: str, prefill: str, decode: str, breaker: Callable[[], Breaker] = Breaker
+    ) -> Fleet:
+        """From the comma-separated flags; `ConfigError` if a list is not one of URLs."""
+        fleet = Fleet(breaker=breaker)
+        lists: tuple[tuple[Role, str], ...] = (
+            ("encode", encode),
+            ("prefill", prefill),
+            ("decode", decode),
+        )
+        for role, urls in lists:
+            for url in _urls(role, urls):
+                fleet.add(url, role).listed = True
+        return fleet
+
+    def add(self, url: str, role: Role) -> Instance:
+        """A worker that may be asked from here on."""
+        instance = Instance(url, role, self.breaker())
+        instance.dialect = self.forced
+        self.of(role).append(instance)
+        return instance
+
+    def remove(self, instance: Instance) -> None:
+        """It gets no more requests; what it was asked goes on, as long as it is not silent."""
+        if instance in self.of(instance.role):
+            self.of(instance.role).remove(instance)
+            self._leaving.append(instance)
+        instance.departed, instance.up = True, False
+
+    def find(self, role: Role, url: str) -> Instance | None:
+        return next((i for i in self.of(role) if i.url == url), None)
+
+    def all(self) -> list[Instance]:
+        return [*self.encode, *self.prefill, *self.decode]
+
+    def of(self, role: Role) -> list[Instance]:
+        """The workers of a role."""
+        if role == "encode":
+            return self.encode
+        return self.prefill if role == "prefill" else self.decode
+
+    def to_probe(self) -> Iterable[Instance]:
+        """Those whose health nobody vouches for, who have not said all, and those that leave."""
+        self._leaving = [i for i in self._leaving if i.in_flight]
+        if not self.watched:
+            return [*self.all(), *self._leaving]
+        doubtful = [i for i in self.all() if not (i.up and i.known and i.vouched) or i.suspect]
+        return [*doubtful, *self._leaving]
+
+    def force_dialect(self, dialect: str) -> None:
+        """`tokens` and `openai` hold for all workers; with any other word they are asked."""
+        if dialect in ("tokens", "openai"):
+            self.forced = "openai" if dialect == "openai" else "tokens"
+            for instance in self.all():
+                instance.dialect = self.forced
+        self.news()
+
+    def news(self) -> None:
+        """Workers have come, gone or changed: what follows from that."""
+        self._choose_relayed()
+        self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
+        self.changed()
+
+    def _choose_relayed(self) -> None:
+        """Requests that could meet a worker which speaks only `openai` are relayed: all if one
+        prefills or decodes, those with media if only encoders are such."""
+        if self.forced == "openai" or any(
+            i.dialect == "openai" for i in (*self.prefill, *self.decode)
+        ):
+            self.relayed = "all"
+        elif any(i.dialect == "openai" for i in self.encode):
+            self.relayed = "media"
+        else:
+            self.relayed = "none"
+
+    def usable(self, role: Role, avoid: Sequence[Instance] = ()) -> list[Instance]:
+        """Workers of a role that may be asked, without suspects and those to `avoid` unless there
+        is nobody else."""
+        now = time.monotonic()
+        able = [instance for instance in self.of(role) if instance.usable(now)]
+        trusted = [instance for instance in able if not instance.suspect] or able
+        return [instance for instance in trusted if instance not in avoid] or trusted
+
+    def replaceable(self, instance: Instance) -> bool:
+        """Whether somebody who answers in time could take this one's work."""
+        computing = instance.role != "encode" and self.relayed != "all"
+        peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
+        now = time.monotonic()
+        others = (peer for peer in peers if peer is not instance and not peer.late_probes)
+        return any(peer.usable(now) for peer in others)
+
+    def least_loaded(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
+        """The usable worker with the fewest calls of ours, ties at random; or `Unavailable`."""
+        able = self.usable(role, avoid)
+        if not able:
+            raise self.nobody(role)
+        return self.lightest(able)
+
+    def lightest(self, able: Sequence[Instance]) -> Instance:
+        """Of these, which are some, the one with the fewest calls of ours, ties at random."""
+        fewest = min(instance.in_flight for instance in able)
+        return self.random.choice([i for i in able if i.in_flight == fewest])
+
+    def by_content(self, mm_hash: str, avoid: Sequence[Instance] = ()) -> Instance:
+        """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
+        a repeated picture meets its cache."""
+        able = self.usable("encode", avoid)
+        if not able:
+            raise self.nobody("encode")
+        return rendezvous(able, mm_hash)
+
+    def able(self, pictures: bool) -> bool:
+        """Whether a request could be placed; `pictures`: also one with any, if they are encoded
+        apart. Without relaying, prefill and decode workers stand in for each other."""
+        decode, prefill = bool(self.usable("decode")), bool(self.usable("prefill"))
+        relays = self.relayed == "all"
+        computed = decode and (prefill or not self.prefill) if relays else decode or prefill
+        return computed and (not pictures or not self.encode or bool(self.usable("encode")))
+
+    def nobody(self, role: Role) -> Unavailable:
+        """Why no worker of a role can be asked, and when to ask again."""
+        now = time.monotonic()
+        waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
+        return Unavailable(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+
+
+def rendezvous(instances: Sequence[Instance], key: str) -> Instance:
+    """The same one for the same key, as long as it is among them. Source: Thaler and Ravishankar,
+    highest random weight."""
+    return max(instances, key=lambda i: blake3(f"{i.url} {key}".encode()).digest())
+
+
+def _urls(role: Role, urls: str) -> list[str]:
+    off = urls.strip().lower() in _OFF
+    return [] if off else parse_urls(f"--{role}-servers-urls", urls)

@@ -1,0 +1,137 @@
+"""The fleet as the master sees it, followed without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from urllib.parse import quote
+
+from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
+from protocol.types import Role
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.worker import Instance, stage_of
+from proxy.placement.master_client import MasterAway, MasterLink
+
+logger = logging.getLogger(__name__)
+_WAIT_S = 2.0
+_TIMEOUT_S = 6.0
+_PAUSE_S = 0.25
+_ORPHAN_S = 60.0
+
+
+class Following:
+    """`by_id` are the workers of the fleet that a master has named. While no master answers the
+    fleet stays as it was, and the proxy probes its workers itself; so it does with those that a
+    master which has just started has not heard of yet."""
+
+    def __init__(self, link: MasterLink, fleet: Fleet, model: str) -> None:
+        self._link = link
+        self._fleet = fleet
+        self._model = model
+        self._version = ""
+        self._of = ""
+        self._orphaned: dict[str, float] = {}
+        self.by_id: dict[str, Instance] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not await self.once(_WAIT_S):
+                await asyncio.sleep(_PAUSE_S)
+
+    async def once(self, wait_s: float) -> bool:
+        """Ask for news, or wait for them; whether a master has answered."""
+        if self._of != self._link.url:
+            self._of, self._version = self._link.url, ""
+        path = f"{WORKERS_PATH}?after={quote(self._version)}&wait_s={wait_s}"
+        try:
+            news = await self._link.get(path, Workers, _TIMEOUT_S)
+        except MasterAway:
+            self._fleet.watched = self._link.present
+            if not self._fleet.watched:
+                self._on_our_own()
+            return False
+        self._fleet.watched = True
+        self._apply(news)
+        self._version = news.version
+        return True
+
+    def _on_our_own(self) -> None:
+        """Nobody vouches for anybody, until a master tells of all."""
+        self._version = ""
+        for instance in self.by_id.values():
+            instance.vouched = False
+
+    def _apply(self, news: Workers) -> None:
+        now = time.monotonic()
+        if news.full:
+            for name in self.by_id.keys() - {view.info.instance_id for view in news.workers}:
+                self.by_id[name].vouched = False
+                self._orphaned.setdefault(name, now)
+        late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
+        gone = self.by_id.keys() & (late | set(news.gone))
+        for name in gone:
+            self._leave(name)
+        for view in news.workers:
+            if _role(view.info.role) and self._model in ("", view.info.model):
+                self._change(view)
+            elif view.info.instance_id in self.by_id:
+                self._leave(view.info.instance_id)
+        if gone or news.workers:
+            self._fleet.news()
+
+    def _leave(self, name: str) -> None:
+        instance = self.by_id.pop(name)
+        self._orphaned.pop(name, None)
+        instance.left()
+        if not instance.listed:
+            self._fleet.remove(instance)
+        logger.info("%s worker %s has left", instance.role, instance.url)
+
+    def _change(self, view: WorkerView) -> None:
+        info = view.info
+        known = self.by_id.get(info.instance_id)
+        if known is not None and _life(known) != (info.generation, _url(info), _role(info.role)):
+            self._leave(info.instance_id)
+            known = None
+        if known is None:
+            known = self._join(info)
+        self._orphaned.pop(info.instance_id, None)
+        known.draining, known.vouched = view.draining, True
+        known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.max_running, known.block_size = info.max_running, info.block_size
+        known.dialect = self._fleet.forced or info.dialect
+
+    def _join(self, info: InstanceInfo) -> Instance:
+        """A worker of the fleet from here on."""
+        role, url = _role(info.role), _url(info)
+        assert role is not None
+        instance = self._fleet.find(role, url) or self._fleet.add(url, role)
+        self._forget(instance)
+        instance.instance_id, instance.generation = info.instance_id, info.generation
+        instance.known = (self._fleet.forced or info.dialect) != "openai"  # may it resume streams?
+        instance.answered()
+        self.by_id[info.instance_id] = instance
+        logger.info("%s worker %s has joined", role, url)
+        return instance
+
+    def _forget(self, instance: Instance) -> None:
+        """The names of its former lives: that they leave is no news of this one."""
+        for name in [name for name, known in self.by_id.items() if known is instance]:
+            del self.by_id[name]
+            self._orphaned.pop(name, None)
+
+
+def _life(instance: Instance) -> tuple[str, str, Role]:
+    """What a worker cannot change without being another."""
+    return instance.generation, instance.url, instance.role
+
+
+def _url(info: InstanceInfo) -> str:
+    return info.url.rstrip("/")
+
+
+def _role(role: InstanceRole) -> Role | None:
+    """The stage that a worker serves, if it serves any."""
+    return None if role == "store" else stage_of(role)

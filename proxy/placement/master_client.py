@@ -1,0 +1,120 @@
+"""The masters: one is asked, the next one if it fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
+from protocol.generate import MSGPACK
+from proxy.upstream.client import Patience, UpstreamClient
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
+_SILENT_S = 7.0
+_UNHEARD_S = 2.0
+
+
+class MasterAway(UpstreamError):
+    """No master answers."""
+
+    code = "master_away"
+
+
+class MasterLink:
+    """`present` as long as the current master has answered lately; `failovers` counts those that
+    were and failed, with another to ask. Connections are kept by the client."""
+
+    def __init__(self, urls: Sequence[str], client: UpstreamClient) -> None:
+        if not urls:
+            raise ConfigError("--master-url: no URL is given")
+        self._urls = list(dict.fromkeys(urls))
+        self._client = client
+        self._heard = -math.inf
+        self.failovers = 0
+
+    @property
+    def url(self) -> str:
+        """The master that is asked."""
+        return self._urls[0]
+
+    @property
+    def present(self) -> bool:
+        return time.monotonic() - self._heard < _SILENT_S
+
+    def heard(self, url: str) -> None:
+        """`url` has just answered."""
+        if url != self.url:
+            return
+        if not self.present:
+            logger.info("master %s answers", self.url)
+        self._heard = time.monotonic()
+
+    def failed(self, url: str, error: TriptychError) -> None:
+        """`url` has not answered; another master is asked from here on, if there is one."""
+        if url != self.url:
+            return
+        if self.present:
+            logger.warning("master %s: %s", url, error.message)
+            self.failovers += len(self._urls) > 1
+        self._heard = -math.inf
+        self._urls.append(self._urls.pop(0))
+
+    async def get(self, path: str, kind: type[_T], timeout_s: float) -> _T:
+        """Of the current master; raises what it says, or `MasterAway`."""
+        url = self.url
+        try:
+            answer = await self._client.get(url + path, Patience.of(timeout_s), _HEADERS)
+            found = _decoded(answer, kind, url)
+        except TriptychError as error:
+            self.failed(url, error)
+            raise MasterAway(f"master {url}: {error.message}") from None
+        self.heard(url)
+        return found
+
+    async def post(self, path: str, body: Any, kind: type[_T], deadline: float) -> _T:
+        """As `get`; of every other master, each once, if one has gone."""
+        data = msgspec.msgpack.encode(body)
+        asked: set[str] = set()
+        while url := next((url for url in self._urls if url not in asked), None):
+            asked.add(url)
+            try:
+                patience = self._patience(url, deadline)
+                answer = await self._client.post(url + path, data, _HEADERS, patience)
+                found = _decoded(answer, kind, url)
+            except TriptychError as error:
+                if not _is_broken(error):
+                    raise
+                self.failed(url, error)
+            else:
+                self.heard(url)
+                return found
+        raise MasterAway("no master answers")
+
+    def _patience(self, url: str, deadline: float) -> Patience:
+        """A master may take its time to answer as long as it is `present`, and a little to become
+        so: whoever follows it hears of it soon."""
+        unheard_until = time.monotonic() + _UNHEARD_S
+
+        def alive() -> bool:
+            return (url == self.url and self.present) or time.monotonic() < unheard_until
+
+        return Patience(deadline, alive=alive)
+
+
+def _is_broken(error: TriptychError) -> bool:
+    """Whether it is the master's own fault, as opposed to what it says of the request."""
+    return isinstance(error, UpstreamError) or error.status == InternalError.status
+
+
+def _decoded(answer: bytes, kind: type[_T], url: str) -> _T:
+    try:
+        return msgspec.msgpack.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UpstreamError(f"master {url} answered with nonsense") from None

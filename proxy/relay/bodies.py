@@ -1,0 +1,253 @@
+"""What each stage is asked: the client's body with handles in it, without media where it can be.
+
+Nothing is rendered. A body that needs no change goes on byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from proxy.relay.data_urls import Body, Stubs
+
+MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
+    {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+)
+_MARKS = (b'_url"', b'input_audio"')
+_EMBEDS = "_embeds"
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_HANDLES = "kv_transfer_params"
+TOKEN_IDS = "return_token_ids"
+_NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
+_PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
+_FOR_ENCODERS = ("model", *_PROCESSING)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One media item: where its part stands, and which of its modality it is in the request."""
+
+    message: int
+    part: int
+    modality: str
+    index: int
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an encoder said of an item: its mm_hash and its entry of `ec_transfer_params`."""
+
+    mm_hash: str
+    entry: dict[str, Any]
+
+    def part(self, modality: str) -> dict[str, Any]:
+        """The content part that stands for the media: metadata and name, no bytes."""
+        kind = modality + _EMBEDS
+        return {"type": kind, kind: self.entry["metadata"], "uuid": self.mm_hash}
+
+
+@dataclass
+class RelayRequest:
+    """A client's request. `find_media` fills `items`, and `seen_before`: of which modalities there
+    are parts that only refer to media of an earlier request. `as_given`: the raw bytes may go on;
+    not so if they have KV handles, which are no client's to give: they say where a worker fetches.
+    """
+
+    raw: bytes
+    stubs: Stubs
+    fields: dict[str, Any]
+    stream: bool
+    as_given: bool = True
+    items: list[MediaItem] = field(default_factory=list)
+    seen_before: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def parse(body: bytes) -> RelayRequest:
+        """Only what the proxy itself needs is checked; the rest is the workers' business."""
+        stubs = Stubs(body)
+        try:
+            fields = _DECODER.decode(stubs.small)
+        except msgspec.ValidationError:
+            raise InvalidRequest("the request must be a JSON object") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"malformed JSON: {error}", code="malformed_json") from None
+        except RecursionError:
+            raise _too_deep() from None
+        stream = fields.get("stream")
+        if stream is not None and not isinstance(stream, bool):
+            raise InvalidRequest("stream must be true or false", param="stream")
+        as_given = _HANDLES not in fields
+        fields.pop(_HANDLES, None)
+        return RelayRequest(body, stubs, fields, bool(stream), as_given)
+
+    def find_media(self, limit: int) -> None:
+        """Fill `items` with all media that an encoder could encode; `limit` is their number."""
+        if may_hold_media(self.stubs.small):
+            self.items, self.seen_before = _media_of(self.fields.get("messages"))
+        if len(self.items) > limit:
+            raise InvalidRequest(
+                f"{len(self.items)} media items, but at most {limit} are allowed in one request",
+                param="messages",
+                code="too_many_media",
+            )
+
+    def encode_body(self, item: MediaItem) -> Body:
+        """One item alone, without text, with what decides how it is processed."""
+        body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
+        message = {"role": "user", "content": [item.content]}
+        body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
+        return self.stubs.fill(_encoded(body))
+
+    def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
+        """One token, not streamed, its KV kept for a decode worker."""
+        body = {name: v for name, v in self.fields.items() if name not in _NOT_FOR_PREFILL}
+        body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _REMOTE_DECODE}
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = 1
+        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
+
+    @property
+    def bare(self) -> Body:
+        """As the client sent it, without what it may not give."""
+        return (self.raw,) if self.as_given else self.stubs.fill(_encoded(self.fields))
+
+    def decode_body(
+        self,
+        media: EncodedMedia | None,
+        handed: dict[str, Any] | None,
+        *,
+        references: bool,
+        ids: bool = False,
+    ) -> Body:
+        """The whole request, with prefill's handles where there are some. `ids`: token ids are
+        asked for, which the client has not."""
+        more: dict[str, Any] = {} if handed is None else {_HANDLES: handed}
+        if ids:
+            more[TOKEN_IDS] = True
+        if media is None and self.as_given:
+            return self._spliced(more) if more else (self.raw,)
+        body = {**self.fields, **more} if more else self.fields
+        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
+
+    def _spliced(self, more: dict[str, Any]) -> Body:
+        """The client's own bytes with more fields, so that media need not be encoded again."""
+        end = self.raw.rindex(b"}")
+        comma = b"," if self.fields else b""
+        return (memoryview(self.raw)[:end], comma + _encoded(more)[1:])
+
+    def _with_media(
+        self, body: dict[str, Any], media: EncodedMedia | None, references: bool
+    ) -> dict[str, Any]:
+        if media is None or not media.references:
+            return body
+        given = body.get("ec_transfer_params")
+        params = {**given, **media.params()} if isinstance(given, dict) else media.params()
+        nameable = self._nameable(media) if references else set()
+        parts = [
+            (item, reference.part(item.modality))
+            if item.modality in nameable
+            else (item, self._labelled(item, reference))
+            for item, reference in media.references
+        ]
+        messages = _replaced(body["messages"], parts)
+        return {**body, "messages": messages, "ec_transfer_params": params}
+
+    def _nameable(self, media: EncodedMedia) -> set[str]:
+        """Modalities whose media are named instead of sent. vLLM refuses media and names of one
+        modality together, so one item without a name keeps the others as they are."""
+        named = {(item.message, item.part) for item, _ in media.references}
+        unnamed = {i.modality for i in self.items if (i.message, i.part) not in named}
+        return {item.modality for item, _ in media.references} - unnamed - self.seen_before
+
+    def _labelled(self, item: MediaItem, reference: Reference) -> dict[str, Any]:
+        """The media under the name its embedding has, should the worker hash in another way than
+        the encoder. vLLM takes a name as it is only if nothing else decides how it is processed."""
+        if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
+            return item.content
+        return {**item.content, "uuid": reference.mm_hash}
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    """What could be decoded may still be too deep for encoding, which begins further down."""
+    try:
+        return _ENCODER.encode(fields)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("the JSON is nested too deeply", code="malformed_json")
+
+
+@dataclass(frozen=True)
+class EncodedMedia:
+    """The items that encoders have, each with what they said of it."""
+
+    references: Sequence[tuple[MediaItem, Reference]]
+
+    def params(self) -> dict[str, Any]:
+        """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request."""
+        params: dict[str, Any] = {}
+        for item, reference in self.references:
+            entry = params.setdefault(reference.mm_hash, {**reference.entry, "item_indices": []})
+            entry["item_indices"].append(item.index)
+        return params
+
+
+def may_hold_media(body: bytes) -> bool:
+    """Whether a body could have media items, without parsing it. Large data URLs stand last in
+    their part, so that little is read before a mark is found."""
+    return any(mark in body for mark in _MARKS)
+
+
+def _media_of(messages: Any) -> tuple[list[MediaItem], set[str]]:
+    """Items with content of their own, and the modalities of those without. Ready-made embeddings
+    are counted only."""
+    found: list[MediaItem] = []
+    seen_before: set[str] = set()
+    counts: Counter[str] = Counter()
+    for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            modality = _modality(kind)
+            if modality is None:
+                continue
+            if kind in MEDIA_TYPES and part.get(kind) is not None:
+                found.append(MediaItem(place, number, modality, counts[modality], part))
+            elif kind in MEDIA_TYPES:
+                seen_before.add(modality)
+            counts[modality] += 1
+    return found, seen_before
+
+
+def _modality(kind: Any) -> str | None:
+    if not isinstance(kind, str):
+        return None
+    return MEDIA_TYPES.get(kind) or (kind[: -len(_EMBEDS)] if kind.endswith(_EMBEDS) else None)
+
+
+def _replaced(messages: list[Any], parts: Sequence[tuple[MediaItem, dict[str, Any]]]) -> list[Any]:
+    """`messages` with other parts in the places of items; what does not change is shared."""
+    messages = list(messages)
+    for place in {item.message for item, _ in parts}:
+        messages[place] = {**messages[place], "content": list(messages[place]["content"])}
+    for item, part in parts:
+        messages[item.message]["content"][item.part] = part
+    return messages

@@ -1,0 +1,80 @@
+"""Routes of a proxy that has no model of its own: what a worker says, passed on."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from protocol.errors import TriptychError
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from proxy.fleet.fleet import Fleet
+from proxy.upstream.client import Patience, UpstreamClient
+from services.http.counting import Admitted, counted
+from services.http.openai import JSON, read_body
+from services.http.streams import while_connected
+from services.http.tokens import MAX_BODY
+
+_TOKENS_S = 10.0
+_PASSED = ("/tokenize", "/detokenize")
+
+
+class _NoRoute(TriptychError):
+    status = 404
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+def informing(
+    fleet: Fleet, client: UpstreamClient, admitted: Admitted, max_body_bytes: int
+) -> APIRouter:
+    """The model and its tokenizer, as a worker that decodes has them."""
+    routes = APIRouter()
+    limit = min(max_body_bytes, MAX_BODY)
+
+    @routes.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The models that a decode worker serves."""
+        url = f"{fleet.least_loaded('decode').url}/v1/models"
+        return Response(await client.get(url, headers=_own(request)), media_type=JSON)
+
+    @counted(admitted)
+    async def passed(request: Request) -> Response:
+        """Answered by a decode worker."""
+        body = await read_body(request, limit)
+        worker = fleet.least_loaded("decode")
+        headers = {"content-type": JSON, **_own(request)}
+        patience = Patience.of(_TOKENS_S)
+        call = client.post(worker.url + request.url.path, body, headers, patience)
+        answer = await while_connected(request, call)
+        return Response(answer, media_type=JSON)
+
+    for path in _PASSED:
+        routes.add_api_route(path, passed, methods=["POST"])
+    return routes
+
+
+def _own(request: Request) -> dict[str, str]:
+    """What a client's request brings for the worker."""
+    given = request.headers.get("authorization")
+    return {"authorization": given} if given else {}
+
+
+def relayed() -> APIRouter:
+    """The relayed routes as the documentation shows them. The edge answers them before they could
+    come here, unless their path is spelled in another way."""
+    routes = APIRouter()
+
+    @routes.post(CHAT_PATH)
+    async def chat(request: Request) -> Response:
+        """OpenAI chat completions, media of every kind included.
+
+        `X-Request-Timeout`: seconds that the request may take. `X-Request-Id` and `Authorization`
+        go to the workers too.
+        """
+        raise _NoRoute(f"the path must be spelled {CHAT_PATH}")
+
+    @routes.post(COMPLETIONS_PATH)
+    async def completions(request: Request) -> Response:
+        """OpenAI text completions."""
+        raise _NoRoute(f"the path must be spelled {COMPLETIONS_PATH}")
+
+    return routes

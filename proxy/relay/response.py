@@ -1,0 +1,100 @@
+"""One answer on its way to a client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from protocol.errors import TriptychError
+from proxy.upstream.connection import Answer
+from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class Reply:
+    """Either `whole`, or `begin`, any number of `forward` and `end`; `fail` fits both. `show` is
+    the first or the second of these.
+
+    Nothing is written once the client has left. `events` counts what a stream has had.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, request_id: bytes, *, keep_alive: bool, http_1_0: bool
+    ) -> None:
+        self._transport = transport
+        self._request_id = request_id
+        self._chunked = not http_1_0
+        self.keep_alive = keep_alive
+        self.status = 0
+        self.ended = False
+        self.events = 0
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    def whole(self, answer: Answer, *extra: tuple[bytes, bytes]) -> None:
+        """A worker's answer as it is."""
+        self.status, self.ended = answer.status, True
+        if answer.retry_after:
+            extra = (*extra, (b"retry-after", answer.retry_after))
+        head = response_head(
+            answer.status,
+            answer.content_type or JSON,
+            len(answer.body),
+            request_id=self._request_id,
+            keep_alive=self.keep_alive,
+            extra=extra,
+        )
+        self._write(head + answer.body)
+
+    def begin(self, first: bytes) -> None:
+        """The head of a stream and its first events."""
+        self.status = 200
+        self.keep_alive = self.keep_alive and self._chunked
+        head = response_head(
+            200,
+            EVENTS + b"; charset=utf-8",
+            None,
+            request_id=self._request_id,
+            keep_alive=self.keep_alive,
+            chunked=self._chunked,
+        )
+        self._write(head)
+        self.forward(first)
+
+    def show(self, events: bytes) -> None:
+        """More of a stream, with its head if it has not begun."""
+        if self.started:
+            self.forward(events)
+        else:
+            self.begin(events)
+
+    def forward(self, events: bytes) -> None:
+        self.events += events.count(b"\n\n") or 1
+        self._write(chunk(events) if self._chunked else events)
+
+    def end(self) -> None:
+        self.ended = True
+        if self._chunked:
+            self._write(LAST_CHUNK)
+
+    def fail(self, error: TriptychError) -> None:
+        """An error answer, or, where the answer has begun, one error event and a clean end."""
+        if self.ended:
+            return
+        body = msgspec.json.encode(error.to_openai())
+        if self.started:
+            self.forward(b"data: " + body + b"\n\n" + _DONE)
+            self.end()
+            return
+        wait = b""
+        if error.retry_after_s is not None:
+            wait = b"%d" % max(1, round(error.retry_after_s))
+        self.whole(Answer(error.status, JSON, body, wait))
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)

@@ -1,0 +1,141 @@
+"""What workers answer, checked before a byte of it reaches a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from protocol.decoding import decoded
+from protocol.errors import TriptychError, UpstreamError, from_openai
+from proxy.upstream.connection import Answer, Broken
+
+_T = TypeVar("_T")
+_BUSY = (429, 503)
+_LONGEST_WAIT_S = 3600.0
+_RETRYABLE = (408, 429, 500, 502, 503, 504)
+
+
+class Refused(Exception):
+    """A worker answered with an error; `answer` is what it said.
+
+    `again`: another worker may do better. `charged`: it speaks against this one.
+    """
+
+    def __init__(self, url: str, answer: Answer) -> None:
+        super().__init__(f"{url} answered HTTP {answer.status}")
+        self.url = url
+        self.answer = answer
+        self.again = answer.status in _RETRYABLE or not 400 <= answer.status < 500
+        self.charged = self.again and answer.status not in _BUSY
+
+    @property
+    def error(self) -> TriptychError:
+        """In our own tree; 503 and 429 keep what they say of when to come again."""
+        try:
+            content: Any = decoded(self.answer.body, Any, fail=ValueError)
+        except ValueError:
+            content = None
+        error = from_openai(self.answer.status, content)
+        error.code = type(error).code  # a worker's own words are no labels for metrics
+        if error.status in _BUSY:
+            text = self.answer.retry_after
+            error.retry_after_s = min(float(text), _LONGEST_WAIT_S) if text.isdigit() else 1.0
+        elif error.status >= 500 and error.status not in (502, 504):
+            error = UpstreamError(f"{self.url}: {error.message}")
+        return error
+
+
+class Chat(msgspec.Struct):
+    """The part of a whole answer that tells it from garbage; the rest is not looked at."""
+
+    choices: list[msgspec.Raw]
+
+
+class Prefilled(Chat, kw_only=True):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class Encoded(Chat, kw_only=True):
+    ec_transfer_params: dict[str, Any] | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    error: dict[str, Any] | None = None
+
+
+def check_status(url: str, answer: Answer) -> None:
+    """Raises `Refused` unless it is a 200."""
+    if answer.status != 200:
+        raise Refused(url, answer)
+
+
+def check_whole(url: str, answer: Answer) -> None:
+    """Raises `Refused`, or `Broken` unless it is a whole chat or text completion."""
+    check_status(url, answer)
+    _decoded(url, answer, Chat)
+
+
+def prefilled(url: str, answer: Answer) -> dict[str, Any] | None:
+    """The KV handles in a prefill worker's answer; raises as `check_whole` does."""
+    check_status(url, answer)
+    found = _decoded(url, answer, Prefilled)
+    return found.kv_transfer_params or None
+
+
+def encoded(url: str, answer: Answer) -> dict[str, Any]:
+    """`ec_transfer_params` in an encode worker's answer; raises as `check_whole` does."""
+    check_status(url, answer)
+    found = _decoded(url, answer, Encoded)
+    return found.ec_transfer_params or {}
+
+
+def check_stream(url: str, answer: Answer) -> None:
+    """Raises `Refused`, or `Broken` unless it is an event stream whose first event is one."""
+    check_status(url, answer)
+    if not answer.is_stream:
+        raise _wrong_type(url, answer)
+    data = _first_data(answer.body)
+    if data == b"[DONE]":
+        raise Broken(f"{url} ended its stream before it began", "cut_short")
+
+    def nonsense(what: str = "") -> Broken:
+        return Broken(f"{url} began its stream with nonsense", "garbage")
+
+    event = _parsed(data, _Event, nonsense)
+    if event.error is not None:
+        code = event.error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        raise Refused(url, Answer(status, b"application/json", data))
+    if event.choices is None:
+        raise nonsense()
+
+
+def _first_data(body: bytes) -> bytes:
+    start = 0 if body.startswith(b"data:") else body.find(b"\ndata:") + 1
+    end = body.find(b"\n", start)
+    return body[start + 5 : end].strip()
+
+
+def _decoded(url: str, answer: Answer, kind: type[_T]) -> _T:
+    if b"json" not in answer.content_type:
+        raise _wrong_type(url, answer)
+    nonsense = f"{url} answered with nonsense"
+    return _parsed(answer.body, kind, lambda what: Broken(nonsense, "garbage"))
+
+
+def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], Broken]) -> _T:
+    """Text that is not looked at must be text all the same."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise nonsense(str(error)) from None
+    return decoded(data, kind, fail=nonsense)
+
+
+def _wrong_type(url: str, answer: Answer) -> Broken:
+    kind = answer.content_type.decode("latin-1") or "no content type"
+    return Broken(f"{url} answered with the wrong content type: {kind[:80]}", "wrong_type")

@@ -1,0 +1,1 @@
+"""Relayed streams that break, resumed on another worker."""

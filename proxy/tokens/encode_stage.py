@@ -1,0 +1,232 @@
+"""The encode stage: each picture's bytes go to one encoder, once, however many requests ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.decoding import decoded
+from protocol.errors import TriptychError, UpstreamError, from_info
+from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
+from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.worker import Instance
+from proxy.placement.own_view import Plan
+from proxy.tokens.request_state import another_may_help, at_fault
+from proxy.upstream.client import Patience, UpstreamClient
+
+_KNOWN = 100_000
+
+
+@dataclass
+class _Flight:
+    """One picture on its way through an encoder, for every request that waits for it."""
+
+    task: asyncio.Task[None]
+    waiters: int = 0
+    encoder: Instance | None = None
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An item of a request, with its bytes, and the encoder it was planned for."""
+
+    holder: str
+    item: MMItem
+    data: bytes
+    place: Instance | None
+
+    @property
+    def mm_hash(self) -> str:
+        return self.item.mm_hash
+
+
+@dataclass
+class EncodeStage:
+    """`known` remembers which encoder held an item last; bytes are sent again only if it says that
+    it does no longer.
+
+    An encoder hears of every picture at once: one that its store has no room for is answered when
+    consumers have come for others, which may wait for any of those that are still to be sent."""
+
+    fleet: Fleet
+    client: UpstreamClient
+    timeout_s: float
+    most_encoders: int = 4
+    _flights: dict[str, _Flight] = field(default_factory=dict)
+    _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def run(
+        self,
+        request: GenerateRequest,
+        media: Mapping[str, bytes],
+        plan: Plan,
+        done: Callable[[str], None],
+    ) -> None:
+        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash.
+
+        Raises the first error; what other requests wait for goes on.
+        """
+
+        async def one(item: _Item) -> None:
+            await self._join(item)
+            done(item.mm_hash)
+
+        wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
+        tasks = [
+            asyncio.create_task(
+                one(_Item(request.request_id, item, media[name], plan.encoders.get(name)))
+            )
+            for name, item in wanted.items()
+            if name not in plan.held
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any picture is on its way."""
+        return bool(self._flights)
+
+    def let_finish(self, run: asyncio.Task[Any]) -> None:
+        """Keep a `run` that nobody waits for any more, until it ends, whatever its result."""
+        self._finishing.add(run)
+        run.add_done_callback(self._finished)
+
+    def _finished(self, run: asyncio.Task[Any]) -> None:
+        self._finishing.discard(run)
+        if not run.cancelled():
+            run.exception()
+
+    async def _join(self, item: _Item) -> None:
+        """Wait for the item's flight, starting it if there is none; the last to leave ends it.
+
+        Whoever joined asks again, without bytes: the encoder keeps an entry for every request that
+        has asked for it.
+        """
+        flight = self._flights.get(item.mm_hash)
+        joined = flight is not None
+        if flight is None:
+            task = asyncio.create_task(self._encode(item))
+            flight = self._flights[item.mm_hash] = _Flight(task)
+        flight.waiters += 1
+        try:
+            await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters:
+                flight.task.cancel()
+                if self._flights.get(item.mm_hash) is flight:
+                    del self._flights[item.mm_hash]
+        if joined:
+            await self._encode(item)
+
+    def forget(self, items: Sequence[MMItem]) -> None:
+        """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
+        has not answered meanwhile is passed over until it is probed again; whoever waits for it
+        goes on waiting."""
+        for item in items:
+            self._known.pop(item.mm_hash, None)
+            flight = self._flights.pop(item.mm_hash, None)
+            if flight is not None and flight.encoder is not None:
+                flight.encoder.suspect = True
+
+    def endpoints(self, items: Sequence[MMItem], plan: Plan) -> dict[str, dict[str, Any]]:
+        """Where each item's embeddings can be asked for while they are being made, as far as its
+        encoder says so."""
+        places = {
+            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash))
+            for item in items
+            if item.mm_hash not in plan.held
+        }
+        return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
+
+    def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
+        """The encoder to be asked first; a flight that is under way decides. One that drains still
+        hands out what it has."""
+        flight = self._flights.get(mm_hash)
+        if flight is not None and flight.encoder is not None:
+            return flight.encoder
+        known = self._known.get(mm_hash)
+        if place is None and known is not None:
+            place = next((i for i in self.fleet.encode if i.draining and i.url == known), None)
+        if place is not None and place.serves(time.monotonic()) and not place.suspect:
+            return place
+        return self.fleet.by_content(mm_hash) if self.fleet.usable("encode") else None
+
+    async def _encode(self, item: _Item) -> None:
+        """At the item's encoder; if that fails, at the one that is next for it."""
+        failed: list[Instance] = []
+        while True:
+            encoder = self._next(item, failed)
+            flight = self._flights.get(item.mm_hash)
+            if flight is not None:
+                flight.encoder = encoder
+            try:
+                return await self._encode_at(encoder, item)
+            except TriptychError as error:
+                failed.append(encoder)
+                if at_fault(error):
+                    encoder.breaker.failed(time.monotonic())
+                    encoder.suspect = True
+                others = set(self.fleet.usable("encode")) - set(failed)
+                if not another_may_help(error) or not others or len(failed) >= self.most_encoders:
+                    raise
+
+    def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
+        place = None if failed else item.place
+        first = None if failed else self._first(item.mm_hash, place)
+        return first or self.fleet.by_content(item.mm_hash, failed)
+
+    async def _encode_at(self, encoder: Instance, item: _Item) -> None:
+        send = None if self._known.get(item.mm_hash) == encoder.url else item.data
+        output = await self._call(encoder, item, send)
+        if output.missing:
+            output = await self._call(encoder, item, item.data)
+        if output.error is not None:
+            raise from_info(output.error)
+        if output.params is None:
+            raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
+        encoder.breaker.succeeded()
+        self._remember(item.mm_hash, encoder.url)
+
+    async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
+        media = item.item
+        wanted = EncodeItem(media.mm_hash, media.modality, media.length, media.grid, data)
+        name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
+        call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
+        patience = Patience(
+            time.monotonic() + self.timeout_s,
+            answer_s=self.timeout_s,
+            alive=lambda: not encoder.lost,
+        )
+        headers = {"content-type": MSGPACK}
+        encoder.breaker.started(time.monotonic())
+        with encoder.serving():
+            url = encoder.url + ENCODE_PATH
+            answer = await self.client.post(url, encode_encode(call), headers, patience)
+
+        def nonsense(what: str) -> UpstreamError:
+            return UpstreamError(f"{encoder.url} answered an encode call with nonsense: {what}")
+
+        outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
+        if len(outputs) != 1:
+            raise nonsense(f"{len(outputs)} outputs for one picture")
+        output = outputs[0]
+        if output.mm_hash != item.mm_hash:
+            raise UpstreamError(f"{encoder.url} answered for another picture")
+        return output
+
+    def _remember(self, mm_hash: str, url: str) -> None:
+        self._known[mm_hash] = url
+        self._known.move_to_end(mm_hash)
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)

@@ -1,0 +1,154 @@
+"""One attempt of a request: encode what is missing, prefill beside it, decode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from protocol.errors import TriptychError
+from protocol.generate import GenerateAnswer
+from protocol.types import GenerateRequest, RequestOutput
+from proxy.fleet.worker import Instance
+from proxy.placement.own_view import Placing, Plan
+from proxy.tokens.encode_stage import EncodeStage
+from proxy.tokens.outputs import Ahead, first, fresh, outputs_of, uncounted, unless_failed
+from proxy.tokens.request_state import Journey, lost_embeddings
+from proxy.tokens.worker_calls import Attempt, Calls, Steps
+from services.http.tasks import ended
+
+
+class Stages:
+    """Runs attempts, stage beside stage."""
+
+    def __init__(self, calls: Calls, encode_stage: EncodeStage, placing: Placing) -> None:
+        self._calls = calls
+        self.encode_stage = encode_stage
+        self._placing = placing
+
+    def attempt(self, journey: Journey, wanted: GenerateRequest, plan: Plan) -> Attempt:
+        """With the places of embeddings, which prefill asks while they are made."""
+        attempt = Attempt(journey, wanted, plan)
+        if items := attempt.items:
+            places = self.encode_stage.endpoints(items, plan)
+            params = {**(wanted.ec_transfer_params or {}), **places}
+            attempt.wanted = msgspec.structs.replace(wanted, ec_transfer_params=params or None)
+        return attempt
+
+    async def run(self, attempt: Attempt) -> Steps:
+        """Outputs that the client has not had. Closing the generator ends every stage."""
+        plan = attempt.plan
+        stages = (
+            self._aggregated(attempt, plan.decode)
+            if plan.prefill is None
+            else self._split(attempt, plan.prefill, plan.decode)
+        )
+        async with contextlib.aclosing(stages):
+            async for outputs in stages:
+                yield outputs
+
+    async def _aggregated(self, attempt: Attempt, worker: Instance) -> Steps:
+        """E+PD: one worker prefills and decodes, and waits inside for embeddings."""
+        steps = self._calls.stream(attempt, worker, attempt.wanted)
+        async with contextlib.aclosing(steps):
+            async with self._encoding(attempt) as encoding:
+                outputs = await unless_failed(anext(steps, []), encoding)
+            while outputs:
+                yield outputs
+                outputs = await anext(steps, [])
+
+    async def _split(self, attempt: Attempt, prefill: Instance, decode: Instance) -> Steps:
+        """E+P+D: the first token comes from prefill, the rest from decode."""
+        held = True  # KV, by prefill
+        async with contextlib.AsyncExitStack() as stack:
+            ahead = await self._placed_ahead(stack, attempt, prefill, decode)
+            try:
+                async with self._encoding(attempt) as encoding:
+                    answer = await unless_failed(self._calls.prefill(attempt, prefill), encoding)
+                held = answer.kv_transfer_params is not None
+                self._placing.stage_over(attempt.wanted)
+                outputs = self._firsts(attempt, answer)
+                if outputs:
+                    yield outputs
+                if attempt.journey.complete:
+                    return
+                rest = self._rest(attempt, decode, ahead, answer.kv_transfer_params)
+                async with contextlib.aclosing(rest):
+                    async for later in rest:
+                        yield later
+            finally:
+                if held and not attempt.fetched:
+                    self._calls.release(prefill, attempt.wanted.request_id)
+
+    def _firsts(self, attempt: Attempt, answer: GenerateAnswer) -> list[RequestOutput]:
+        """Prefill's first tokens, none if the client had them from an earlier attempt."""
+        if attempt.wanted.emitted:
+            return []
+        return [first(output, attempt.wanted) for output in outputs_of(answer)]
+
+    async def _placed_ahead(
+        self,
+        stack: contextlib.AsyncExitStack,
+        attempt: Attempt,
+        prefill: Instance,
+        decode: Instance,
+    ) -> Ahead | None:
+        """Decode placed before prefill has begun, where prefill can be asked for growing KV: it
+        reserves its blocks and fetches while prefill computes, and says nothing before."""
+        if prefill.kv_endpoint is None:
+            return None
+        params = {**prefill.kv_endpoint, "remote_request_id": attempt.wanted.request_id}
+        wanted = msgspec.structs.replace(attempt.wanted, kv_transfer_params=params)
+        steps = self._calls.stream(attempt, decode, wanted, ahead=True)
+        return await stack.enter_async_context(Ahead(steps))
+
+    async def _rest(
+        self,
+        attempt: Attempt,
+        decode: Instance,
+        ahead: Ahead | None,
+        handed: dict[str, Any] | None,
+    ) -> Steps:
+        """What decode adds to what the client has."""
+        emitted = attempt.journey.wanted().emitted
+        if ahead is None:
+            wanted = msgspec.structs.replace(
+                attempt.wanted, emitted=emitted, kv_transfer_params=handed
+            )
+            steps = self._calls.stream(attempt, decode, wanted)
+            async with contextlib.aclosing(steps):
+                async for outputs in steps:
+                    yield uncounted(outputs)
+            return
+        had = attempt.wanted.emitted
+        known = {i: len(tokens) - len(had.get(i, ())) for i, tokens in emitted.items()}
+        while (step := await ahead.next()) is not None:
+            if later := fresh(step, known):
+                yield later
+
+    @contextlib.asynccontextmanager
+    async def _encoding(self, attempt: Attempt) -> AsyncGenerator[asyncio.Task[Any], None]:
+        """The encode stage beside what is done inside; ended if that fails or is left.
+
+        Once prefill has what it needs, the encoder's answer may still be on its way: it is left to
+        arrive, since the next request with the same picture builds on it.
+        """
+        task = asyncio.create_task(self._encode(attempt))
+        try:
+            yield task
+        except BaseException as error:
+            if isinstance(error, TriptychError) and lost_embeddings(error):
+                self.encode_stage.forget(attempt.items)
+            await ended(task)
+            raise
+        self.encode_stage.let_finish(task)
+
+    async def _encode(self, attempt: Attempt) -> None:
+        def done(mm_hash: str) -> None:
+            self._placing.stage_over(attempt.wanted, mm_hash)
+
+        journey = attempt.journey
+        await self.encode_stage.run(attempt.wanted, journey.media, attempt.plan, done)

@@ -1,0 +1,1 @@
+"""HTTP to workers: kept connections, deadlines, server-sent events."""

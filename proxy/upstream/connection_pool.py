@@ -1,0 +1,118 @@
+"""The way to one worker: its kept connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from proxy.relay.data_urls import Body, size_of
+from proxy.upstream.connection import Broken, Connection, Limits
+from proxy.upstream.exchange import Exchange
+from proxy.upstream.http1 import JSON, request_head
+
+_KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
+_MAX_IDLE = 1024
+_REFERENCES_OFF_S = 300.0
+
+
+@dataclass(frozen=True)
+class _Address:
+    host: str
+    port: int
+    path: str
+    context: ssl.SSLContext | None
+
+    @staticmethod
+    def of(url: str) -> _Address:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        context = ssl.create_default_context() if secure else None
+        port = parts.port or (443 if secure else 80)
+        return _Address(parts.hostname or "", port, parts.path.rstrip("/"), context)
+
+
+class Lane:
+    """One worker by its URL. Connections are made as they are needed and kept when idle. `room` is
+    what encode calls take, `encode_at_once` of them."""
+
+    def __init__(self, url: str, connect_timeout_s: float, encode_at_once: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.url = url
+        self.room = asyncio.Semaphore(encode_at_once)
+        self._closed = False
+        self._address = _Address.of(url)
+        self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
+        self._connect_timeout = connect_timeout_s
+        self._idle: list[Connection] = []
+        self._prefixes: dict[str, bytes] = {}
+        self._references_off_until = 0.0
+
+    async def start(
+        self, path: str, fields: bytes, body: Body, limits: Limits, *, fresh: bool = False
+    ) -> Exchange:
+        """POST `body`; `fields` are header lines of this request. Raises `Broken`.
+
+        `fresh`: on a new connection, because a kept one turned out to be closed.
+        """
+        size = size_of(body)
+        head = request_head(self._prefix(path), fields, size)
+        kept = None if fresh else self._kept()
+        return Exchange(self._loop, kept or await self._connect(), head, body, size, limits)
+
+    def takes_references(self, now: float) -> bool:
+        """Whether media may be named by hash here, instead of being sent."""
+        return now >= self._references_off_until
+
+    def refuses_references(self, now: float) -> None:
+        """It has refused a request that it took with its media; ask again later."""
+        self._references_off_until = now + _REFERENCES_OFF_S
+
+    def close(self) -> None:
+        """Close the idle connections, and each that is in use once it is free."""
+        self._closed = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def _prefix(self, path: str) -> bytes:
+        prefix = self._prefixes.get(path)
+        if prefix is None:
+            line = f"POST {self._address.path}{path} HTTP/1.1\r\n".encode()
+            prefix = line + b"host: " + self._authority + b"\r\ncontent-type: " + JSON + b"\r\n"
+            self._prefixes[path] = prefix
+        return prefix
+
+    def _kept(self) -> Connection | None:
+        oldest = self._loop.time() - _KEEP_S
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed and connection.idle_since >= oldest:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> Connection:
+        address = self._address
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self.url, self._release),
+                    address.host,
+                    address.port,
+                    ssl=address.context,
+                )
+        except TimeoutError:
+            raise Broken(f"{self.url} takes no connection", "timeout", sent=False) from None
+        except OSError as error:
+            text = f"{self.url} cannot be reached: {error.strerror or error}"
+            raise Broken(text, "refused", sent=False) from None
+        return connection
+
+    def _release(self, connection: Connection) -> None:
+        if self._closed or len(self._idle) >= _MAX_IDLE:
+            connection.close()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)

@@ -1,0 +1,92 @@
+"""The tensors of one step, packed: tokens of all scheduled requests one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from services.engine.attention.kv_cache import KVCache
+
+
+class AttentionBackend(Protocol):
+    """How attention is computed: plain PyTorch, or kernels of a device."""
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: PagedBatch) -> None:
+        """Store [kv_heads, T, dim] keys and values in the batch's slots."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """query [heads, T, k_dim] → [T, heads, v_dim] over each request's whole context."""
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """What attention needs to know about a step of T tokens from R requests.
+
+    It reaches every layer as a forward keyword, so no layer reads global state. Host lists stand
+    beside device tensors where the CPU implementation loops over requests.
+
+    cache: the paged KV cache of this engine
+    slot_blocks: int64[T], block of the cache that token t is written to
+    slot_offsets: int64[T], its place inside that block
+    block_tables: int64[R, B], the blocks of each request, padded with 0
+    query_starts: R + 1 offsets into the T tokens
+    context_lens: R, tokens of KV each request has once this step's are written
+    positions: int64[T], index of each token within its request
+    span_starts, span_ends: int64[T], the media span in which a token sees every other token,
+        (0, 0) outside; None when no token has one
+    backend: what computes attention; None for what suits the device
+    """
+
+    cache: KVCache
+    slot_blocks: torch.Tensor
+    slot_offsets: torch.Tensor
+    block_tables: torch.Tensor
+    query_starts: list[int]
+    context_lens: list[int]
+    positions: torch.Tensor
+    span_starts: torch.Tensor | None = None
+    span_ends: torch.Tensor | None = None
+    backend: AttentionBackend | None = None
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.context_lens)
+
+    @property
+    def decode_only(self) -> bool:
+        """True if every request brings exactly one token."""
+        return self.query_starts[-1] == self.num_requests
+
+    @property
+    def single_contexts(self) -> list[int]:
+        """Context lengths of the requests that bring one token."""
+        if self.decode_only:
+            return self.context_lens
+        starts = self.query_starts
+        return [c for r, c in enumerate(self.context_lens) if starts[r + 1] - starts[r] == 1]
+
+    @cached_property
+    def starts_tensor(self) -> torch.Tensor:
+        """int32[R + 1]: `query_starts` on the device, for kernels."""
+        return self._on_device(self.query_starts)
+
+    @cached_property
+    def contexts_tensor(self) -> torch.Tensor:
+        """int32[R]: `context_lens` on the device, for kernels."""
+        return self._on_device(self.context_lens)
+
+    def _on_device(self, values: list[int]) -> torch.Tensor:
+        """Without waiting for the device, which may be at work on the layers before."""
+        host = torch.tensor(values, dtype=torch.int32)
+        return host.to(self.positions.device, non_blocking=True)

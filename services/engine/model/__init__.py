@@ -1,0 +1,1 @@
+"""transformers models by their parts, and the runner that steps them."""

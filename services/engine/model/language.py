@@ -1,0 +1,190 @@
+"""The language part of a model: embeddings in, logits out, KV in the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedConfig
+
+from protocol.errors import ConfigError
+from protocol.refs import KVGroup, KVLayout
+from services.engine.attention import paged
+from services.engine.attention.batch import PagedBatch
+from services.engine.model.embedding_layout import EmbeddingLayout
+from services.engine.model.loader import LANGUAGE_MODEL, has_vision, load_part, read_config
+
+_PROBE = "triptych_probe"
+_KV_LAYERS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one attention layer keeps per token; `window` in tokens, 0 for none."""
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Model inputs of T packed tokens.
+
+    embeds: [T, hidden]; positions: int64[1 or 3, T]
+    deepstack: per early layer, [M, hidden] to add at the M tokens where media_mask (bool[T]) is set
+    rows: int64[S], the tokens whose logits are wanted
+    """
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    media_mask: torch.Tensor | None = None
+    deepstack: tuple[torch.Tensor, ...] = ()
+
+
+class LanguageModel:
+    """Weights of the language part only, run through the paged attention."""
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str) -> None:
+        paged.register()
+        self.config = read_config(model_dir)
+        self.text_config = self.config.get_text_config()
+        _refuse_state(self.text_config)
+        self.device = device
+        self.dtype = dtype
+        self._model = load_part(model_dir, "language", dtype, device)
+        self._vision_language = has_vision(self.config)
+        self._text_model: Any = (
+            getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
+        )
+        self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
+        self.shapes = self._probe()
+        self._text_model.set_attn_implementation(paged.PAGED)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._model  # type: ignore[no-any-return]
+
+    @property
+    def uses_mrope(self) -> bool:
+        rope = getattr(self.text_config, "rope_parameters", None) or {}
+        return "mrope_section" in rope
+
+    @property
+    def merge_size(self) -> int:
+        """Patches a side that become one token, for models with a grid."""
+        return int(getattr(self.config.vision_config, "spatial_merge_size", 1))
+
+    @property
+    def takes_media(self) -> bool:
+        return self._vision_language
+
+    @property
+    def bidirectional_media(self) -> bool:
+        """True if the tokens of a picture see one another in both directions."""
+        return bool(self.config.model_type == "gemma3")
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64[T] → [T, hidden]."""
+        embedding = self._text_model.get_input_embeddings()
+        return embedding(token_ids)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def forward(self, inputs: Inputs, paged: PagedBatch) -> torch.Tensor:
+        """Logits float[S, vocabulary] of the wanted rows."""
+        return self._run(inputs, paged)
+
+    def _run(self, inputs: Inputs, paged: Any) -> torch.Tensor:
+        keywords: dict[str, Any] = {
+            "inputs_embeds": inputs.embeds.unsqueeze(0),
+            "position_ids": self._position_ids(inputs.positions),
+            "use_cache": False,
+            "paged": paged,
+        }
+        if not self._vision_language:
+            output = self._text_model(**keywords, logits_to_keep=inputs.rows)
+            return output.logits[0].float()  # type: ignore[no-any-return]
+        if inputs.deepstack and inputs.media_mask is not None:
+            keywords["visual_pos_masks"] = inputs.media_mask.unsqueeze(0)
+            keywords["deepstack_visual_embeds"] = list(inputs.deepstack)
+        hidden = self._text_model(**keywords).last_hidden_state[0]
+        logits = self._model.lm_head(hidden[inputs.rows]).float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits  # type: ignore[no-any-return]
+
+    def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions.unsqueeze(1) if positions.shape[0] == 3 else positions
+
+    @torch.inference_mode()
+    def _probe(self) -> dict[int, LayerShape]:
+        """Run two tokens and record what each attention layer brings.
+
+        `ConfigError` if a layer never reaches the attention interface: its state would be lost.
+        """
+        shapes: dict[int, LayerShape] = {}
+        AttentionInterface.register(_PROBE, _recorder(shapes))
+        self._text_model.set_attn_implementation(_PROBE)
+        ids = torch.zeros(2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device).expand(3 if self.uses_mrope else 1, 2)
+        self._run(Inputs(self.embed(ids), positions, rows=ids[:1]), paged=None)
+        layers = self.text_config.num_hidden_layers
+        if sorted(shapes) != list(range(layers)):
+            raise ConfigError(
+                f"model type '{self.config.model_type}': {len(shapes)} of {layers} layers use "
+                "attention with a KV cache; models with other state cannot be served"
+            )
+        return shapes
+
+    @property
+    def embedding_layout(self) -> EmbeddingLayout:
+        """A media token's embeddings, those for early layers (deepstack) included."""
+        vision = getattr(self.config, "vision_config", None)
+        levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        return EmbeddingLayout(int(self.text_config.hidden_size), levels, self.dtype)
+
+    def kv_layout(self, block_size: int) -> KVLayout:
+        """The layout of this model's KV blocks; layers of one shape form a group."""
+        groups: dict[LayerShape, list[int]] = {}
+        for layer, shape in sorted(self.shapes.items()):
+            groups.setdefault(shape, []).append(layer)
+        return KVLayout(
+            groups=tuple(
+                KVGroup(tuple(layers), shape.kv_heads, shape.k_dim, shape.v_dim, shape.window)
+                for shape, layers in groups.items()
+            ),
+            block_size=block_size,
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+
+def _refuse_state(config: PreTrainedConfig) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ()) - set(_KV_LAYERS)
+    if kinds:
+        raise ConfigError(
+            f"model type '{config.model_type}' has layers of type {', '.join(sorted(kinds))}, "
+            "whose state is not a KV cache; it cannot be served"
+        )
+
+
+def _recorder(shapes: dict[int, LayerShape]) -> Any:
+    def record(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        sliding_window: int | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        shapes[int(module.layer_idx)] = LayerShape(
+            key.shape[1], key.shape[3], value.shape[3], sliding_window or 0
+        )
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    return record

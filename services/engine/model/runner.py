@@ -1,0 +1,144 @@
+"""Runs one step: packs the chunks into tensors, calls the model, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from connectors.base import EC_TENSOR
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.kv_cache import KVCache
+from services.engine.model.language import Inputs, LanguageModel
+from services.engine.sampling.sampler import Sampled, Sampler
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.request import Request
+from services.engine.scheduling.scheduler import Chunk
+
+IntArray = NDArray[np.int64]
+
+
+class Runner:
+    """Owns the step's tensors; the model, the cache and the embeddings are its callers'."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: KVCache,
+        embeddings: EmbeddingCache,
+        sampler: Sampler,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._embeddings = embeddings
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """Compute the chunks' tokens; one sampled token for each choice that reached its end."""
+        batch = self._batch(chunks)
+        rows, samplers = _sampling_rows(chunks)
+        inputs = self._inputs(chunks, rows)
+        logits = self._model.forward(inputs, batch)
+        if not samplers:
+            return []
+        return self._sampler.sample(logits, samplers)
+
+    def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(values), dtype=dtype, device=self._model.device)
+
+    def _batch(self, chunks: Sequence[Chunk]) -> PagedBatch:
+        size = self._cache.block_size
+        positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
+        width = max(len(c.request.blocks) for c in chunks)
+        tables = np.zeros((len(chunks), width), dtype=np.int64)
+        for row, chunk in zip(tables, chunks, strict=True):
+            row[: len(chunk.request.blocks)] = chunk.request.blocks
+        owner = np.repeat(np.arange(len(chunks)), [c.count for c in chunks])
+        spans = self._spans(chunks)
+        return PagedBatch(
+            cache=self._cache,
+            slot_blocks=self._tensor(tables[owner, positions // size]),
+            slot_offsets=self._tensor(positions % size),
+            block_tables=self._tensor(tables),
+            query_starts=[0, *np.cumsum([c.count for c in chunks]).tolist()],
+            context_lens=[c.end for c in chunks],
+            positions=self._tensor(positions),
+            span_starts=None if spans is None else self._tensor(spans[0]),
+            span_ends=None if spans is None else self._tensor(spans[1]),
+        )
+
+    def _spans(self, chunks: Sequence[Chunk]) -> IntArray | None:
+        """int64[2, T]: first and past-the-end token of the media span each token stands in."""
+        if not self._model.bidirectional_media:
+            return None
+        spans = np.zeros((2, sum(c.count for c in chunks)), dtype=np.int64)
+        base = 0
+        for chunk in chunks:
+            for item in chunk.request.items_in(chunk.start, chunk.end):
+                first = base + max(item.offset, chunk.start) - chunk.start
+                last = base + min(item.end, chunk.end) - chunk.start
+                spans[:, first:last] = [[item.offset], [item.end]]
+            base += chunk.count
+        return spans if spans.any() else None
+
+    def _inputs(self, chunks: Sequence[Chunk], rows: list[int]) -> Inputs:
+        tokens = np.concatenate([c.request.tokens[c.start : c.end] for c in chunks])
+        media = self._media(chunks)
+        places = np.concatenate([place for place, _ in media]) if media else None
+        if places is not None:
+            tokens[places] = 0
+        embeds = self._model.embed(self._tensor(tokens))
+        positions = self._tensor(np.concatenate([_positions(c) for c in chunks], axis=1))
+        if places is None:
+            return Inputs(embeds, positions, self._tensor(rows))
+        mask = np.zeros(len(tokens), dtype=bool)
+        mask[places] = True
+        embeds[self._tensor(places)] = torch.cat([t[EC_TENSOR] for _, t in media]).to(embeds.dtype)
+        extra = sorted(set(media[0][1]) - {EC_TENSOR})
+        return Inputs(
+            embeds,
+            positions,
+            self._tensor(rows),
+            media_mask=self._tensor(mask, torch.bool),
+            deepstack=tuple(torch.cat([t[name] for _, t in media]) for name in extra),
+        )
+
+    def _media(self, chunks: Sequence[Chunk]) -> list[tuple[IntArray, dict[str, torch.Tensor]]]:
+        """For each media item a chunk touches: its places among the T tokens, its rows there."""
+        media = []
+        base = 0
+        for chunk in chunks:
+            for item in chunk.request.items_in(chunk.start, chunk.end):
+                first, last = max(item.offset, chunk.start), min(item.end, chunk.end)
+                places = np.arange(base + first - chunk.start, base + last - chunk.start)
+                rows = slice(first - item.offset, last - item.offset)
+                tensors = self._embeddings.tensors(item.mm_hash)
+                media.append((places, {name: t[rows] for name, t in tensors.items()}))
+            base += chunk.count
+        return media
+
+
+def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request]]:
+    """The token after which each sampler draws; a chunk that samples nothing keeps no row."""
+    rows: list[int] = []
+    samplers: list[Request] = []
+    last = -1
+    for chunk in chunks:
+        last += chunk.count
+        rows += [last] * len(chunk.samplers)
+        samplers += chunk.samplers
+    return rows, samplers
+
+
+def _positions(chunk: Chunk) -> IntArray:
+    """Rotary positions int64[1 or 3, count] of a chunk."""
+    request = chunk.request
+    known = request.positions[:, chunk.start : chunk.end]
+    start = max(chunk.start, request.num_prompt)
+    if start >= chunk.end:
+        return known
+    later = np.arange(start, chunk.end, dtype=np.int64) + request.rope_delta
+    return np.concatenate([known, np.broadcast_to(later, (len(known), len(later)))], axis=1)

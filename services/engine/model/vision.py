@@ -1,0 +1,135 @@
+"""The vision part of a model: pictures in, embeddings out, several pictures a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoImageProcessor
+
+from connectors.base import EC_TENSOR, Tensors
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.types import EncodeItem
+from services.engine.model.embedding_layout import deepstack_name
+from services.engine.model.loader import load_part
+from services.frontend.image import load_rgb
+
+Pixels = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture ready for the vision tower. `patches` is its share of a run's cost."""
+
+    item: EncodeItem
+    pixels: Pixels
+    patches: int
+
+
+class VisionModel:
+    """Weights of the vision part only, with the media processor that goes with them."""
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
+        self._model = load_part(model_dir, "vision", dtype, device)
+        self._processor = AutoImageProcessor.from_pretrained(model_dir)
+        self._device = device
+        kind = self._model.config.model_type
+        try:
+            self._encode = _ENCODERS[kind]
+        except KeyError:
+            raise ConfigError(f"no encoder for model type '{kind}'") from None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._model  # type: ignore[no-any-return]
+
+    def prepare(self, item: EncodeItem) -> Prepared:
+        """Decode and resize one picture; safe to call from several threads at once.
+
+        `InvalidRequest` if the bytes are no picture or the processor refuses it.
+        """
+        if item.modality != "image" or item.data is None:
+            raise InvalidRequest(f"this encoder takes images, not {item.modality}")
+        image = load_rgb(item.data, max_pixels=self._max_pixels)
+        try:
+            features = self._processor(images=[image], return_tensors="pt")
+        except ValueError as error:
+            raise InvalidRequest(f"the picture cannot be processed: {error}") from None
+        pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
+        return Prepared(item, pixels, _patches(pixels))
+
+    @torch.inference_mode()
+    def encode(self, batch: Sequence[Prepared]) -> list[Tensors | InvalidRequest]:
+        """Embeddings of each picture, or why one cannot be used."""
+        entries = self._encode(self._model, [self._move(p.pixels) for p in batch])
+        return [
+            _checked(prepared.item, tensors)
+            for prepared, tensors in zip(batch, entries, strict=True)
+        ]
+
+    def _move(self, pixels: Pixels) -> Pixels:
+        return {name: value.to(self._device) for name, value in pixels.items()}
+
+
+def _patches(pixels: Pixels) -> int:
+    grid = pixels.get("image_grid_thw")
+    if grid is not None:
+        return int(grid.prod())
+    return pixels["pixel_values"].numel() // (14 * 14 * 3)
+
+
+def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | InvalidRequest:
+    rows = tensors[EC_TENSOR].shape[0]
+    if rows != item.length:
+        return InvalidRequest(
+            f"media item {item.mm_hash[:16]}: the encoder made {rows} embeddings, its placeholder "
+            f"span has {item.length} tokens",
+            code="embedding_length_mismatch",
+        )
+    return tensors
+
+
+def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: patches of all pictures in one packed run."""
+    output = model.get_image_features(
+        torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
+        torch.cat([pixels["image_grid_thw"] for pixels in batch]),
+    )
+    entries = [{EC_TENSOR: embeds} for embeds in output.pooler_output]
+    for level, features in enumerate(getattr(output, "deepstack_features", None) or ()):
+        for entry, embeds in zip(entries, features, strict=True):
+            entry[deepstack_name(level)] = embeds
+    return entries
+
+
+def _encode_gemma3(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    pixels = torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype)
+    return [{EC_TENSOR: embeds} for embeds in model.get_image_features(pixels).pooler_output]
+
+
+def _encode_llava_onevision(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """One picture a run: each has its own number of crops."""
+    return [{EC_TENSOR: _llava_picture(model, pixels)} for pixels in batch]
+
+
+def _llava_picture(model: Any, pixels: Pixels) -> torch.Tensor:
+    output = model.get_image_features(
+        pixels["pixel_values"].to(model.dtype),
+        pixels["image_sizes"],
+        batch_num_images=torch.ones(1, dtype=torch.int64),
+    )
+    return output.pooler_output[0]  # type: ignore[no-any-return]
+
+
+_Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
+_ENCODERS: dict[str, _Encoder] = {
+    "qwen2_vl": _encode_qwen,
+    "qwen2_5_vl": _encode_qwen,
+    "qwen3_vl": _encode_qwen,
+    "gemma3": _encode_gemma3,
+    "llava_onevision": _encode_llava_onevision,
+}

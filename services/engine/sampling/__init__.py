@@ -1,0 +1,1 @@
+"""Logits to tokens: penalties, truncation, seeds, grammars."""

@@ -1,0 +1,1 @@
+"""Which requests run in the next step: queues, KV blocks, embeddings, chunks. No model."""

@@ -1,0 +1,99 @@
+"""What a generate request must be like, and what the engine makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from protocol.errors import InvalidRequest
+from protocol.generate_answers import check_spans
+from protocol.keys import BlockKeyChain, root_key
+from protocol.refs import wants_remote_decode
+from protocol.types import GenerateRequest
+from services.engine.config import EngineConfig
+from services.engine.model.language import LanguageModel
+from services.engine.model.positions import Positions, mrope_positions, text_positions
+from services.engine.sampling.grammar import Grammars
+from services.engine.scheduling.request import Request, choices_of
+from services.engine.scheduling.scheduler import Scheduler
+
+
+class Intake:
+    """Requests in the order they come in. `shares_kv`: this worker can hand a request over."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LanguageModel,
+        scheduler: Scheduler,
+        grammars: Grammars,
+        *,
+        shares_kv: bool,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._limits = scheduler.limits
+        self._embeddings = scheduler.embeddings
+        self._grammars = grammars
+        self._shares_kv = shares_kv
+        self._arrivals = itertools.count()
+
+    def request(self, source: GenerateRequest) -> Request:
+        """`InvalidRequest` names the field at fault."""
+        self._check_tokens(source)
+        if wants_remote_decode(source.kv_transfer_params) and not self._shares_kv:
+            raise InvalidRequest(
+                "this worker has no KV connector: it cannot hand a request over",
+                param="kv_transfer_params",
+            )
+        self._check_media(source)
+        return self._make(source)
+
+    def _check_tokens(self, source: GenerateRequest) -> None:
+        if not source.token_ids:
+            raise InvalidRequest("the prompt is empty", param="token_ids")
+        vocabulary = self._model.text_config.vocab_size
+        if not all(0 <= token < vocabulary for token in source.token_ids):
+            raise InvalidRequest(f"token ids must lie in 0 … {vocabulary - 1}", param="token_ids")
+        limit = self._config.max_model_len
+        if len(source.token_ids) + source.sampling.max_tokens > limit:
+            raise InvalidRequest(
+                f"prompt of {len(source.token_ids)} tokens and max_tokens "
+                f"{source.sampling.max_tokens} exceed the limit of {limit} tokens",
+                param="token_ids",
+                code="context_length_exceeded",
+            )
+
+    def _check_media(self, source: GenerateRequest) -> None:
+        check_spans(source)
+        self._embeddings.validate(source.mm_items)
+        longest = max((item.length for item in source.mm_items), default=0)
+        if self._limits.whole_media and longest > self._limits.whole_media_tokens:
+            raise InvalidRequest(
+                f"a media item of {longest} tokens cannot be computed in one step", param="features"
+            )
+
+    def _make(self, source: GenerateRequest) -> Request:
+        positions, delta = self._positions(source)
+        first, *others = choices_of(source)
+        config = self._config
+        root = root_key(model=config.model, revision=config.revision, cache_salt=source.cache_salt)
+        deadline = source.deadline_s
+        return Request(
+            source=source,
+            index=first,
+            arrival=next(self._arrivals),
+            tokens=[*source.token_ids, *source.emitted.get(first, ())],
+            positions=positions,
+            rope_delta=delta,
+            keys=BlockKeyChain(root, config.block_size, source.mm_items),
+            deadline=None if deadline is None else time.monotonic() + deadline,
+            siblings=tuple(others),
+            constraint=self._grammars.constraint(source.sampling.grammar),
+        )
+
+    def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
+        length = len(source.token_ids)
+        if self._model.uses_mrope:
+            return mrope_positions(length, source.mm_items, self._model.merge_size)
+        return text_positions(length), 0

@@ -1,0 +1,214 @@
+"""The engine's own copy of the embeddings its requests need."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from connectors.base import ECConnector, ECLoad, Tensors, nobody_listens
+from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
+from protocol.types import MMItem
+from services.engine.model.embedding_layout import MISMATCH, EmbeddingLayout
+from services.engine.scheduling.request import Order, Request, RequestKey
+
+
+@dataclass
+class _Entry:
+    """`size` in bytes is reserved before the tensors are here. `owners` need it."""
+
+    length: int
+    size: int
+    load: ECLoad | None
+    owners: dict[RequestKey, Order] = field(default_factory=dict)
+    tensors: Tensors | None = None
+
+
+class EmbeddingCache:
+    """Embeddings by mm_hash in at most `capacity` bytes.
+
+    Room is reserved before an embedding is asked for, for the oldest request first, its items in
+    prompt order; what no request needs makes room (LRU), then what only younger ones need. So the
+    oldest request always gets what it needs next, however little room there is. `changed` hears of
+    what is here and what no more, as of `ECConnector`.
+    """
+
+    def __init__(
+        self, connector: ECConnector, device: str, capacity: int, layout: EmbeddingLayout
+    ) -> None:
+        self._connector = connector
+        self._device = device
+        self._capacity = capacity
+        self._layout = layout
+        self._token_bytes = layout.token_bytes
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._requests: dict[RequestKey, Request] = {}
+        self._unmet: set[RequestKey] = set()
+        self.changed: Callable[[str, int, int], None] = nobody_listens
+        self.size = 0
+        self.hits = 0
+        self.queries = 0
+        self.stolen = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes."""
+        return self._capacity
+
+    def validate(self, items: list[MMItem]) -> None:
+        """`InvalidRequest` if one of them can never be held."""
+        for item in items:
+            self._connector.check_name(item.mm_hash)
+            if item.length * self._token_bytes > self._capacity:
+                raise InvalidRequest(
+                    f"a media item of {item.length} tokens needs "
+                    f"{item.length * self._token_bytes} bytes of embeddings, this worker holds "
+                    f"{self._capacity}",
+                    param="features",
+                )
+
+    def pin(self, request: Request) -> None:
+        """The request needs the embeddings of every item that is not computed yet; `poll` loads
+        them."""
+        if request.mm_items:
+            self._requests[request.key] = request
+        for item in _needed(request):
+            entry = self._entries.get(item.mm_hash)
+            if entry is None or request.key not in entry.owners:
+                self._unmet.add(request.key)
+
+    def release(self, request: Request) -> None:
+        """The request does not need the items that it has computed."""
+        needed = {item.mm_hash for item in _needed(request)}
+        for item in request.mm_items:
+            entry = self._entries.get(item.mm_hash)
+            if entry is not None and item.mm_hash not in needed:
+                entry.owners.pop(request.key, None)
+
+    def unpin(self, key: RequestKey) -> None:
+        """The request `key` needs nothing any more, here or in a producer's store."""
+        self._unmet.discard(key)
+        request = self._requests.pop(key, None)
+        if request is None:
+            return
+        for item in request.mm_items:
+            self._connector.forget(item.mm_hash, _params(request, item), key[0])
+        for mm_hash, entry in list(self._entries.items()):
+            entry.owners.pop(key, None)
+            if not entry.owners and entry.tensors is None:
+                self._drop(mm_hash)
+
+    def ready(self, mm_hash: str) -> bool:
+        entry = self._entries.get(mm_hash)
+        return entry is not None and entry.tensors is not None
+
+    def tensors(self, mm_hash: str) -> Tensors:
+        tensors = self._entries[mm_hash].tensors
+        assert tensors is not None
+        return tensors
+
+    def poll(self) -> list[tuple[RequestKey, TransferError]]:
+        """Reserve, begin and advance loads; returns the requests whose embedding failed, with the
+        cause."""
+        self._begin()
+        failed: list[tuple[RequestKey, TransferError]] = []
+        for mm_hash, entry in list(self._entries.items()):
+            if entry.load is None:
+                continue
+            try:
+                self._advance(mm_hash, entry, entry.load)
+            except TransferError as error:
+                self._connector.meter.failed(error.code)
+                lost = EmbeddingLost(error.message) if error.code != MISMATCH else error
+                failed += [(owner, lost) for owner in entry.owners]
+                self._drop(mm_hash)
+        return failed
+
+    def _begin(self) -> None:
+        unmet = [self._requests[key] for key in self._unmet]
+        for request in sorted(unmet, key=lambda r: r.order):
+            for item in _needed(request):
+                if not self._own(item, request):
+                    return
+            self._unmet.discard(request.key)
+
+    def _own(self, item: MMItem, request: Request) -> bool:
+        """Make a request an owner of an item, which is asked for if it is not here; False if there
+        is no room."""
+        entry = self._entries.get(item.mm_hash)
+        if entry is not None and request.key in entry.owners:
+            return True
+        if entry is not None:
+            self.hits += 1
+        elif not self._make_room(item.length * self._token_bytes, request.order):
+            return False
+        else:
+            load = self._connector.get(item.mm_hash, _params(request, item))
+            entry = _Entry(item.length, item.length * self._token_bytes, load)
+            self._entries[item.mm_hash] = entry
+            self.size += entry.size
+        self.queries += 1
+        entry.owners[request.key] = request.order
+        self._entries.move_to_end(item.mm_hash)
+        return True
+
+    def _make_room(self, size: int, order: Order) -> bool:
+        while self.size + size > self._capacity:
+            victim = next(self._evictable(), None) or self._youngest(order)
+            if victim is None:
+                return False
+            self._unmet.update(self._entries[victim].owners)
+            self.stolen += bool(self._entries[victim].owners)
+            self._drop(victim)
+        return True
+
+    def _evictable(self) -> Iterator[str]:
+        return (name for name, entry in self._entries.items() if not entry.owners)
+
+    def _youngest(self, order: Order) -> str | None:
+        """The entry of the youngest requests, if they are all younger than `order`."""
+        oldest = {name: min(entry.owners.values()) for name, entry in self._entries.items()}
+        victim = max(oldest, key=lambda name: oldest[name], default=None)
+        return victim if victim is not None and oldest[victim] > order else None
+
+    def _advance(self, mm_hash: str, entry: _Entry, load: ECLoad) -> None:
+        tensors = load.poll()
+        if tensors is None:
+            return
+        tensors = self._layout.fitted(mm_hash, tensors, entry.length)
+        entry.tensors = {name: t.to(self._device) for name, t in tensors.items()}
+        entry.load = None
+        self.changed(mm_hash, entry.length, entry.size)
+
+    def _drop(self, mm_hash: str) -> None:
+        entry = self._entries.pop(mm_hash)
+        if entry.load is not None:
+            entry.load.cancel()
+        if entry.tensors is not None:
+            self.changed(mm_hash, 0, 0)
+        self.size -= entry.size
+
+    def clear(self) -> None:
+        """Drop what no request needs."""
+        for mm_hash in list(self._evictable()):
+            self._drop(mm_hash)
+
+    def check_integrity(self, owners: set[RequestKey]) -> list[str]:
+        """`owners` are the requests alive; anything pinned by another one is a leak."""
+        problems = [
+            f"embedding {mm_hash[:16]} is pinned by finished request {owner[0]}"
+            for mm_hash, entry in self._entries.items()
+            for owner in set(entry.owners) - owners
+        ]
+        held = sum(entry.size for entry in self._entries.values())
+        if held != self.size:
+            problems.append(f"embeddings sum to {held} bytes, books say {self.size}")
+        return problems
+
+
+def _needed(request: Request) -> Iterator[MMItem]:
+    return request.items_in(request.num_computed, request.num_prompt)
+
+
+def _params(request: Request, item: MMItem) -> dict[str, object] | None:
+    return (request.source.ec_transfer_params or {}).get(item.mm_hash)

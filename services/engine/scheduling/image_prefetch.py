@@ -1,0 +1,72 @@
+"""Pictures on their way to the vision model: prepared in threads, some of them ahead."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from protocol.types import EncodeItem
+from services.engine.model.vision import Prepared
+
+_NICE = 10
+
+
+class Preparing:
+    """By mm_hash, in the order of asking. A prepared picture is much larger than its bytes: those
+    ahead of the vision model have `ahead` tokens at most, or are one, beside those that a consumer
+    waits for."""
+
+    def __init__(
+        self,
+        prepare: Callable[[EncodeItem], Prepared],
+        ahead: int,
+        wake: Callable[[], None],
+        threads: int = 2,
+    ) -> None:
+        """`wake` is called, from another thread, whenever a picture is prepared."""
+        self._prepare = prepare
+        self._ahead = ahead
+        self._wake = wake
+        self._pool = ThreadPoolExecutor(threads, "prepare", initializer=_stand_back)
+        self._waiting: dict[str, EncodeItem] = {}
+        self._begun: dict[str, tuple[int, Future[Prepared]]] = {}
+
+    def add(self, item: EncodeItem) -> None:
+        self._waiting[item.mm_hash] = item
+
+    def discard(self, mm_hash: str) -> None:
+        """It is not needed any more, or has been taken."""
+        self._waiting.pop(mm_hash, None)
+        begun = self._begun.pop(mm_hash, None)
+        if begun is not None:
+            begun[1].cancel()
+
+    def advance(self, wanted: Callable[[str], bool] | None) -> None:
+        """Begin what may begin by now; `wanted`, if not all is alike, says what must."""
+        tokens = sum(tokens for tokens, _ in self._begun.values())
+        for mm_hash, item in list(self._waiting.items()):
+            if not tokens or tokens + item.length <= self._ahead or (wanted and wanted(mm_hash)):
+                tokens += item.length
+                self._begin(item)
+            elif wanted is None:
+                return
+
+    def _begin(self, item: EncodeItem) -> None:
+        future = self._pool.submit(self._prepare, self._waiting.pop(item.mm_hash))
+        future.add_done_callback(lambda _: self._wake())
+        self._begun[item.mm_hash] = item.length, future
+
+    def ready(self) -> list[tuple[str, Future[Prepared]]]:
+        """What is prepared, or cannot be, oldest first."""
+        return [(name, future) for name, (_, future) in self._begun.items() if future.done()]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _stand_back() -> None:
+    """Where cores are few, pictures that wait to be prepared must not slow down the run of those
+    that are: this thread takes what is left (Linux counts priorities by thread)."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

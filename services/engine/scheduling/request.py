@@ -1,0 +1,132 @@
+"""One choice of one request inside the engine."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from protocol.keys import BlockKeyChain
+from protocol.refs import wants_remote_decode
+from protocol.types import GenerateRequest, MMItem, SamplingParams
+from services.engine.model.positions import Positions
+from services.engine.sampling.grammar import Constraint
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+RequestKey = tuple[str, int]
+Order = tuple[int, int, int]
+
+
+@dataclass(eq=False)
+class Request:
+    """`tokens` are the prompt, then what this choice has put out (emitted elsewhere or here).
+
+    The first `num_computed` tokens have KV in `blocks`. `positions` covers the prompt:
+    int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
+    """
+
+    source: GenerateRequest
+    index: int
+    arrival: int
+    tokens: list[int]
+    positions: Positions
+    rope_delta: int
+    keys: BlockKeyChain
+    deadline: float | None = None
+    siblings: tuple[int, ...] = ()
+    status: Status = Status.WAITING
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_stored: int = 0
+    num_cached: int | None = None
+    constraint: Constraint | None = None
+
+    @property
+    def may_sample(self) -> bool:
+        """Whether it is known what the next token is held to."""
+        return self.constraint is None or self.constraint.ready
+
+    @property
+    def key(self) -> RequestKey:
+        return self.source.request_id, self.index
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.source.sampling
+
+    @property
+    def mm_items(self) -> list[MMItem]:
+        return self.source.mm_items
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.source.token_ids)
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def order(self) -> Order:
+        """Who runs first: lower priority value, then the older, then the lower choice."""
+        return self.source.priority, self.arrival, self.index
+
+    @property
+    def hands_over(self) -> bool:
+        """True if another worker decodes: one token here, then the KV waits to be fetched."""
+        return wants_remote_decode(self.source.kv_transfer_params)
+
+    @property
+    def adopts(self) -> bool:
+        """True if this worker was chosen before the request's first token was known: that token
+        then comes with the KV and is put out here too."""
+        ref = self.source.kv_transfer_params
+        return bool(
+            ref
+            and ref.get("remote_num_tokens") == 0
+            and not self.source.emitted
+            and self.sampling.logprobs is None
+        )
+
+    def items_in(self, start: int, end: int) -> Iterator[MMItem]:
+        """Media items with a placeholder among tokens start … end − 1."""
+        return (item for item in self.mm_items if item.offset < end and item.end > start)
+
+    def reset(self) -> None:
+        """Forget all KV; the next run computes it again."""
+        self.blocks = []
+        self.num_computed = 0
+        self.num_stored = 0
+
+
+def choices_of(source: GenerateRequest) -> list[int]:
+    """Indices of the choices to run: those with emitted tokens, or all."""
+    return sorted(source.emitted) if source.emitted else list(range(source.sampling.n))
+
+
+def sibling_of(request: Request, index: int) -> Request:
+    """Another choice of the same request, with nothing computed yet."""
+    source = request.source
+    keys = BlockKeyChain(request.keys.root, request.keys.block_size, source.mm_items)
+    return Request(
+        source=source,
+        index=index,
+        arrival=request.arrival,
+        tokens=[*source.token_ids, *source.emitted.get(index, ())],
+        positions=request.positions,
+        rope_delta=request.rope_delta,
+        keys=keys,
+        deadline=request.deadline,
+        constraint=request.constraint and request.constraint.another(),
+    )

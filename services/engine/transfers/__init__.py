@@ -1,0 +1,1 @@
+"""KV that crosses engines: offered after prefill, fetched before decode."""

@@ -1,0 +1,234 @@
+"""KV of requests that cross engines: offered by prefill, fetched before decode."""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from connectors.kv.base import KVArrival, KVConnector, KVLoad
+from protocol.errors import TransferError
+from protocol.refs import KVRef
+from services.engine.scheduling.request import Request, RequestKey, Status
+from services.engine.scheduling.scheduler import Scheduler
+from services.engine.transfers.kv_offers import Offers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Fetch:
+    """`num_blocks` of the request's table come from elsewhere."""
+
+    request: Request
+    num_blocks: int
+    load: KVLoad
+
+    @property
+    def placed(self) -> bool:
+        return self.request.status is Status.LOADING
+
+
+class Transfers:
+    """Owns destination blocks until no transfer writes to them; `offers` are what others fetch
+    from here."""
+
+    def __init__(
+        self,
+        connector: KVConnector,
+        scheduler: Scheduler,
+        *,
+        vocabulary: int,
+        fail_on_error: bool,
+    ) -> None:
+        """Token ids lie below `vocabulary`."""
+        self._connector = connector
+        self._scheduler = scheduler
+        self.offers = Offers(connector, scheduler)
+        self._vocabulary = vocabulary
+        self._fail_on_error = fail_on_error
+        self._fetches: dict[RequestKey, _Fetch] = {}
+        self.arrived: list[tuple[Request, KVArrival]] = []
+        self._quarantine: list[tuple[KVLoad, list[int]]] = []
+        self._refused: list[tuple[Request, TransferError]] = []
+        self.fetched = 0
+        self.failed = 0
+
+    @property
+    def active(self) -> bool:
+        return bool(self._fetches or self.offers or self._quarantine)
+
+    @property
+    def shares(self) -> bool:
+        """Whether requests can be handed over to and from here at all."""
+        return self._connector.shares
+
+    def subscribe(self, request: Request, ref: KVRef) -> None:
+        """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
+        needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
+        insort(self._scheduler.remote, request, key=lambda r: r.order)
+        try:
+            self._connector.check(ref)
+            _check_ref(ref, request, self._scheduler.blocks.block_size)
+            self._fetches[request.key] = _Fetch(request, needed, self._connector.fetch(ref, needed))
+        except TransferError as error:
+            self._fall_back(request, error)
+            self._refused.append((request, error))
+
+    def begin(self) -> None:
+        """Give blocks to requests whose KV comes from elsewhere: those that can be copied now, then
+        those that are still being computed there, each oldest first.
+
+        The latter give theirs up again for the former, and for an older request that cannot start:
+        they hold nothing yet, while their producer may be waiting for the former's to be fetched.
+        """
+        starved = self._scheduler.starved
+        if starved is not None:
+            self._unplace(lambda request: request.order > starved.order)
+        fetches = [self._fetches[request.key] for request in self._scheduler.remote]
+        for fetch in sorted(fetches, key=lambda f: not f.load.fed):
+            if starved is not None and fetch.request.order > starved.order:
+                continue
+            if any(load is fetch.load for load, _ in self._quarantine):
+                continue
+            while not self._place(fetch):
+                if not fetch.load.fed or not self._unplace(lambda _: True, count=1):
+                    return
+
+    def _unplace(self, which: Callable[[Request], bool], count: int | None = None) -> int:
+        """Take blocks back from loads that nothing has arrived for, youngest first."""
+        unfed = [f.request for f in self._fetches.values() if f.placed and not f.load.fed]
+        chosen = sorted(filter(which, unfed), key=lambda r: r.order, reverse=True)[:count]
+        for request in chosen:
+            self.unplace(request)
+        return len(chosen)
+
+    def unplace(self, request: Request) -> None:
+        """A load gives its blocks up and waits for others."""
+        fetch = self._fetches[request.key]
+        fetch.load.unplace()
+        self._scheduler.loading.remove(request)
+        self._retire(fetch.load, request)
+        request.status = Status.WAITING
+        insort(self._scheduler.remote, request, key=lambda r: r.order)
+
+    def _retire(self, load: KVLoad, request: Request) -> None:
+        """A load's blocks are free, at once or when nothing writes to them any more."""
+        if load.settled:
+            self._scheduler.blocks.release(request.blocks)
+        else:
+            self._quarantine.append((load, request.blocks))
+        request.reset()
+
+    def _place(self, fetch: _Fetch) -> bool:
+        """False if there are no blocks, or too many requests."""
+        request, blocks = fetch.request, self._scheduler.blocks
+        total = blocks.blocks_for(len(request.tokens))
+        matched = self._scheduler.match_prefix(request)
+        room = blocks.can_allocate(total - len(matched), matched)
+        if not room or not self._scheduler.has_room():
+            return False
+        self._scheduler.remote.remove(request)
+        self._scheduler.take_prefix(request, matched)
+        request.blocks += blocks.allocate(total - len(matched)) or []
+        request.num_cached = request.num_prompt
+        request.status = Status.LOADING
+        self._scheduler.loading.append(request)
+        held = min(len(matched), fetch.num_blocks)
+        fetch.load.place(held, request.blocks[held : fetch.num_blocks])
+        return True
+
+    def serve(self) -> None:
+        """What peers need of an engine even while it does not step."""
+        self.offers.ended(self._connector.poll())
+        self._settle()
+
+    def poll(self) -> list[tuple[Request, TransferError]]:
+        """Advance transfers; returns requests that fail because of one. Those whose KV is here are
+        running, and in `arrived` until the caller takes them."""
+        self.serve()
+        failed = [pair for pair in self._refused if pair[0].status is not Status.FINISHED]
+        self._refused.clear()
+        for fetch in list(self._fetches.values()):
+            try:
+                arrival = fetch.load.poll()
+                if arrival is not None:
+                    self._arrived(fetch, arrival)
+            except TransferError as error:
+                self._give_up(fetch, error)
+                failed.append((fetch.request, error))
+        return failed if self._fail_on_error else []
+
+    def _give_up(self, fetch: _Fetch, error: TransferError) -> None:
+        """The load has failed: its blocks wait until nothing writes to them, its request computes
+        its KV in others."""
+        del self._fetches[fetch.request.key]
+        fetch.load.cancel()
+        self._retire(fetch.load, fetch.request)
+        self._fall_back(fetch.request, error)
+
+    def _arrived(self, fetch: _Fetch, arrival: KVArrival) -> None:
+        request = fetch.request
+        self._check_arrival(fetch, arrival)
+        del self._fetches[request.key]
+        self.fetched += 1
+        request.num_computed = min(arrival.num_tokens, len(request.tokens) - 1)
+        request.rope_delta = arrival.rope_delta
+        self._scheduler.store_prefix(request)
+        self._scheduler.loading.remove(request)
+        self._scheduler.start(request)
+        self.arrived.append((request, arrival))
+
+    def _check_arrival(self, fetch: _Fetch, arrival: KVArrival) -> None:
+        """`TransferError` if the producer has computed another prompt, or speaks of tokens that
+        there are none of. It has put out exactly one of each choice that it names."""
+        tokens = [token for output in arrival.outputs.values() for token in output]
+        firsts = all(len(output) == 1 for output in arrival.outputs.values())
+        fits = firsts and 0 < arrival.num_tokens <= fetch.request.num_prompt
+        blocks = self._scheduler.blocks.blocks_for(arrival.num_tokens)
+        if not fits or blocks != fetch.num_blocks or max(tokens, default=0) >= self._vocabulary:
+            raise TransferError(
+                f"KV of {arrival.num_tokens} tokens and outputs {tokens[:8]} do not belong to "
+                f"a prompt of {fetch.request.num_prompt}"
+            )
+
+    def _fall_back(self, request: Request, error: TransferError) -> None:
+        """The request computes its KV itself, from scratch."""
+        logger.warning("request %s: KV not fetched, computing it: %s", *request.key[:1], error)
+        self.failed += 1
+        self._connector.meter.failed(error.code)
+        for queue in (self._scheduler.loading, self._scheduler.remote):
+            if request in queue:
+                queue.remove(request)
+        request.num_cached = None
+        self._scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """Stop loading a request's KV, and remove it; blocks that may still be written to follow
+        when they are free."""
+        fetch = self._fetches.pop(request.key, None)
+        if fetch is not None:
+            fetch.load.cancel()
+            self._retire(fetch.load, request)
+        self._scheduler.finish(request)
+
+    def _settle(self) -> None:
+        for load, blocks in list(self._quarantine):
+            if load.settled:
+                self._quarantine.remove((load, blocks))
+                self._scheduler.blocks.release(blocks)
+
+    def owned_blocks(self) -> Sequence[list[int]]:
+        return [*self.offers.owned_blocks(), *(blocks for _, blocks in self._quarantine)]
+
+
+def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:
+    if ref.growing:
+        return
+    if not 0 < ref.num_tokens <= request.num_prompt:
+        raise TransferError(
+            f"KV of {ref.num_tokens} tokens offered for a prompt of {request.num_prompt}"
+        )
+    if len(ref.block_ids) != -(-ref.num_tokens // block_size):
+        raise TransferError(f"{len(ref.block_ids)} blocks cannot hold {ref.num_tokens} tokens")

@@ -1,0 +1,1 @@
+"""HTTP routes of a master, its clock and its metrics."""

@@ -1,0 +1,120 @@
+"""The master's HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from protocol.errors import InvalidRequest, TriptychError, Unauthorized
+from services.http import errors
+from services.http.background import supervised
+from services.http.server import version
+from services.master.api.rpc import Calls, read_body
+from services.master.api.rtp import RtpContract, rtp_routes
+from services.master.api.service import MasterService
+from services.master.fleet.prober import Prober, decode_probed
+
+_MAX_BODY = 1 << 20
+
+
+def create_app(service: MasterService, host: str) -> ASGIApp:
+    """The application; `service` is its only state, `host` its ip:port."""
+    prober = Prober(service, service.config)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        async with service.running():
+            probing = asyncio.create_task(supervised("the prober", prober.run))
+            try:
+                yield
+            finally:
+                probing.cancel()
+                await asyncio.gather(probing, return_exceptions=True)
+
+    app = FastAPI(title="Triptych master", version=version(), lifespan=lifespan)
+    app.include_router(_status(service))
+    app.include_router(_instances(prober, service.config.admin_api_key))
+    app.include_router(rtp_routes(RtpContract(service, host), service.config.max_body_bytes))
+
+    def observe(error: TriptychError) -> None:
+        service.metrics.errors.labels(error.code).inc()
+
+    errors.install(app, observe)
+    app.add_middleware(errors.RequestIdHeader)
+    return Calls(service, app)
+
+
+def _status(service: MasterService) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, Any]:
+        """200 as long as the master answers; the body counts workers that may be used."""
+        fleets = service.master.registry.fleets
+        return {
+            "master": "up",
+            "shared": _shared(service),
+            "models": {
+                model: {
+                    kind: int((pool.penalty == 0.0).sum())
+                    for kind, pool in fleet.pools.items()
+                    if pool.count
+                }
+                for model, fleet in fleets.items()
+            },
+        }
+
+    @routes.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": version()}
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    return routes
+
+
+def _shared(service: MasterService) -> dict[str, Any] | None:
+    """The masters beside this one."""
+    exchange = service.exchange
+    if not exchange.enabled:
+        return None
+    return {"redis": "up" if exchange.connected else "away", "masters": 1 + len(exchange.peers)}
+
+
+def _instances(prober: Prober, key: str) -> APIRouter:
+    routes = APIRouter()
+
+    def check(request: Request) -> None:
+        given = request.headers.get("x-api-key", "")
+        if not key or not hmac.compare_digest(given.encode(), key.encode()):
+            raise Unauthorized("X-API-Key is not the admin key" if key else "no admin key is set")
+
+    @routes.get("/instances")
+    async def show(request: Request) -> Response:
+        check(request)
+        return JSONResponse({"instances": prober.list()})
+
+    @routes.post("/instances")
+    async def add(request: Request) -> Response:
+        """Add a worker that cannot register itself."""
+        check(request)
+        prober.add(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
+        return JSONResponse({"status": "added"})
+
+    @routes.delete("/instances")
+    async def remove(request: Request) -> Response:
+        check(request)
+        if not prober.remove(decode_probed(await read_body(request.receive, _MAX_BODY) or b"")):
+            raise InvalidRequest("no such instance", param="url", code="unknown_instance")
+        return JSONResponse({"status": "removed"})
+
+    return routes

@@ -1,0 +1,117 @@
+"""What /metrics of the master shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Counter as Count
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.master.fleet.fleet import Fleet, Instance
+from services.master.master import Master
+from services.master.replication.replicator import Exchange
+
+PREFIX = "triptych_master:"
+_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
+
+
+class MasterMetrics:
+    """One registry per master; nothing global."""
+
+    def __init__(self, master: Master, events: Counter[str], exchange: Exchange) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(master, events, exchange))
+        self.schedule = Histogram(
+            PREFIX + "schedule_seconds", "one placement", buckets=_SECONDS, registry=self._registry
+        )
+        self.errors = Count(PREFIX + "errors", "errors by code", ["code"], registry=self._registry)
+
+    def render(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class _Collector(Collector):
+    """Reads the master when asked."""
+
+    def __init__(self, master: Master, events: Counter[str], exchange: Exchange) -> None:
+        self._master = master
+        self._events = events
+        self._exchange = exchange
+
+    def collect(self) -> Iterator[Metric]:
+        master, totals = self._master, self._master.totals
+        yield _gauge("requests_waiting", "requests that wait for room", master.waiting)
+        yield _gauge("requests_in_flight", "placed and not ended", len(master.ledger))
+        for name in ("placed", "prompt_tokens", "hit_tokens", "given_up", "lapsed"):
+            family = CounterMetricFamily(PREFIX + name, name.replace("_", " "))
+            family.add_metric([], getattr(totals, name))
+            yield family
+        yield _counter("items", "pictures by source", "state", totals.items)
+        yield _counter("refused", "requests refused", "code", totals.refused)
+        yield _counter("refused_workers", "bad claims of workers", "code", master.registry.refused)
+        yield _counter("event_messages", "event messages not in order", "kind", self._events)
+        if self._exchange.enabled:
+            yield from self._masters()
+        yield from self._fleets()
+
+    def _masters(self) -> Iterator[Metric]:
+        exchange = self._exchange
+        yield _gauge("redis_up", "1 while Redis is there", float(exchange.connected))
+        yield _gauge("masters", "masters heard of, this one too", 1 + len(exchange.peers))
+        yield _gauge("workers_of_others", "known from other masters", len(exchange.homes))
+        yield _gauge(
+            "requests_in_flight_of_others", "placed by other masters", exchange.peers.in_flight
+        )
+        yield _counter("exchange", "between masters", "kind", exchange.counts)
+
+    def _fleets(self) -> Iterator[Metric]:
+        instances = GaugeMetricFamily(
+            PREFIX + "instances", "workers", labels=["model", "role", "state"]
+        )
+        entries = GaugeMetricFamily(
+            PREFIX + "index_entries", "keys indexed", labels=["model", "kind"]
+        )
+        events = CounterMetricFamily(PREFIX + "events", "cache events", labels=["model", "kind"])
+        for model, fleet in self._master.registry.fleets.items():
+            states = Counter(
+                (instance.info.role, _state(instance)) for instance in fleet.by_slot.values()
+            )
+            for (role, state), count in states.items():
+                instances.add_metric([model, role, state], count)
+            for kind, count in _entries(fleet).items():
+                entries.add_metric([model, kind], count)
+            for kind, count in dataclasses.asdict(fleet.counts).items():
+                events.add_metric([model, kind], count)
+        yield from (instances, entries, events)
+
+
+def _entries(fleet: Fleet) -> dict[str, int]:
+    return {
+        "blocks": len(fleet.blocks),
+        "media": len(fleet.media),
+        "pending": len(fleet.pending),
+        "expected": len(fleet.expected),
+        "refused": fleet.blocks.refused + fleet.media.refused,
+    }
+
+
+def _state(instance: Instance) -> str:
+    if instance.draining:
+        return "draining"
+    return "broken" if instance.pool.penalty[instance.row] else "up"
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

@@ -1,0 +1,167 @@
+"""The calls of workers and proxies: JSON or msgpack in, the same out, nothing in between. A
+question without a body gets msgpack if that is all it accepts.
+
+They come tens of thousands of times a second in a large fleet, so they pass by the web framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from protocol.decoding import accepted
+from protocol.errors import InvalidRequest, PayloadTooLarge, TriptychError
+from protocol.generate import MSGPACK
+from protocol.registry import (
+    DEREGISTER_PATH,
+    DRAIN_PATH,
+    FINISHED_PATH,
+    HEARTBEAT_PATH,
+    REGISTER_PATH,
+    SCHEDULE_PATH,
+    WORKERS_PATH,
+    FinishedReports,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    ScheduleRequest,
+)
+from services.http.errors import error_response
+from services.master.api.service import MasterService
+from services.master.placement.admission import Ticket
+
+_JSON = b"application/json"
+_PACK = MSGPACK.encode()
+_PACKED = ((b"content-type", _PACK), (b"accept", _PACK))
+_LONGEST_WAIT_S = 60.0
+_T = TypeVar("_T")
+_Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
+
+
+class Calls:
+    """ASGI application in front of another, which gets whatever is no call."""
+
+    def __init__(self, service: MasterService, app: ASGIApp) -> None:
+        self._service = service
+        self._app = app
+        self._calls: Mapping[str, _Call] = {
+            REGISTER_PATH: _Call(InstanceInfo, service.register),
+            HEARTBEAT_PATH: _Call(Heartbeat, service.heartbeat),
+            DEREGISTER_PATH: _Call(InstanceName, service.deregister),
+            DRAIN_PATH: _Call(InstanceName, service.drain),
+            SCHEDULE_PATH: _Call(ScheduleRequest, service.schedule),
+            FINISHED_PATH: _Call(FinishedReports, service.finished),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = self._find(scope) if scope["type"] == "http" else None
+        if run is None:
+            await self._app(scope, receive, send)
+            return
+        packed = any(field in _PACKED for field in scope["headers"])
+        try:
+            answer = await run(scope, receive, packed)
+        except TriptychError as error:
+            self._service.metrics.errors.labels(error.code).inc()
+            await error_response(error)(scope, receive, send)
+            return
+        if answer is not None:
+            await _send(send, answer, packed)
+
+    def _find(self, scope: Scope) -> _Run | None:
+        if scope["method"] == "GET":
+            return self._workers if scope["path"] == WORKERS_PATH else None
+        return self._post if scope["method"] == "POST" and scope["path"] in self._calls else None
+
+    async def _post(self, scope: Scope, receive: Receive, packed: bool) -> Any:
+        body = await read_body(receive, self._service.config.max_body_bytes)
+        answer = None if body is None else self._calls[scope["path"]](body, packed)
+        if isinstance(answer, Ticket):
+            ticket = answer
+            return await unless_left(receive, lambda left: self._service.wait(ticket, left))
+        return answer
+
+    async def _workers(self, scope: Scope, receive: Receive, packed: bool) -> Any:
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
+        if await read_body(receive, 0) is None:
+            return None
+        return await unless_left(receive, lambda left: self._service.workers(after, wait_s, left))
+
+
+def _seconds(text: str) -> float:
+    """Of a wait; too long a one is made shorter."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0.0:
+        raise InvalidRequest("wait_s must be a number of seconds", param="wait_s")
+    return min(value, _LONGEST_WAIT_S)
+
+
+class _Call:
+    """A path's argument and what is done with it."""
+
+    def __init__(self, kind: type[Any], run: Callable[[Any], Any]) -> None:
+        self._json = msgspec.json.Decoder(kind)
+        self._msgpack = msgspec.msgpack.Decoder(kind)
+        self._run = run
+
+    def __call__(self, body: bytes, packed: bool) -> Any:
+        return self._run(self._decode(body, packed))
+
+    def _decode(self, body: bytes, packed: bool) -> Any:
+        if packed:
+            return accepted(self._msgpack.decode, body, "msgpack")
+        return accepted(self._json.decode, body)
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """The request's body, None if the caller has left; `PayloadTooLarge` over `limit` bytes."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        return None
+    body: bytes = message.get("body", b"")
+    while message.get("more_body", False):
+        if len(body) > limit:
+            raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+    if len(body) > limit:
+        raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+    return body
+
+
+async def unless_left(
+    receive: Receive, answer: Callable[[asyncio.Future[Any]], Awaitable[Any]]
+) -> Any:
+    """The answer, which may come early once its argument is done: the caller has left. `receive`:
+    of a request whose body has been read."""
+    left = asyncio.ensure_future(_disconnected(receive))
+    try:
+        return await answer(left)
+    finally:
+        left.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, answer: Any, packed: bool) -> None:
+    body = msgspec.msgpack.encode(answer) if packed else msgspec.json.encode(answer)
+    headers = [
+        (b"content-type", _PACK if packed else _JSON),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

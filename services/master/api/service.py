@@ -1,0 +1,237 @@
+"""The master on a real clock: what HTTP routes call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from protocol.errors import TriptychError
+from protocol.registry import (
+    Finished,
+    FinishedReports,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    LeaseAnswer,
+    Placement,
+    ScheduleRequest,
+    Workers,
+)
+from services.http.background import supervised
+from services.master.api.metrics import MasterMetrics
+from services.master.config import MasterConfig
+from services.master.events.subscriber import Subscriber
+from services.master.fleet.changelog import show
+from services.master.fleet.registry import same_life
+from services.master.master import Master
+from services.master.placement.admission import Ticket
+from services.master.placement.ledger import Held
+from services.master.replication.replicator import Exchange
+
+_TICK_S = 0.1
+_PUMP_S = 0.005
+_SETTLE_S = 0.02
+_SYNC_S = 1.0
+_MAX_FOLLOWERS = 4096
+
+
+class MasterService:
+    """A master, the events it follows, the masters beside it, and the time. Lives on one event
+    loop."""
+
+    def __init__(self, config: MasterConfig) -> None:
+        self.config = config
+        self.subscriber = Subscriber()
+        self.master = Master(
+            config, None, self.subscriber.joined, self._left, self._placed, self._over
+        )
+        self.subscriber.master = self.master
+        self.exchange = Exchange(self.master, uuid.uuid4().hex[:12], bool(config.redis_url))
+        self.master.registry.opened = self._opened
+        self.master.registry.roster.changed = self._changed
+        self.metrics = MasterMetrics(self.master, self.subscriber.counts, self.exchange)
+        self._pumping: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
+        self._followers = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        """Let things lapse in time; close every socket at the end."""
+        tasks = [asyncio.create_task(supervised("the clock", self._tick))]
+        if self.exchange.enabled:
+            tasks += await self._share()
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.subscriber.close()
+
+    async def _share(self) -> list[asyncio.Task[None]]:
+        """Join the other masters; ready once their workers are known, or soon without. Imported
+        here because the client takes a tenth of a second to import."""
+        from services.master.replication.orphan_prober import OrphanProber
+        from services.master.replication.redis_link import RedisLink
+
+        link = RedisLink(self.exchange, self.config)
+        orphans = OrphanProber(self.exchange, self.config)
+        tasks = [
+            asyncio.create_task(supervised("the link to Redis", link.run)),
+            asyncio.create_task(supervised("the prober of orphans", orphans.run)),
+        ]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(link.synced.wait(), _SYNC_S)
+        return tasks
+
+    async def _tick(self) -> None:
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._make_up_for(now - due)
+            with self.exchange.because("lapse"):
+                self.master.expire(now)
+            self.exchange.peers.expire(now)
+            due = now + _TICK_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _make_up_for(self, late_s: float) -> None:
+        """While the loop was held up nobody was heard, and what was said waits to be read: nobody's
+        lease lapses for that."""
+        if late_s > _TICK_S:
+            self.master.registry.prolong(late_s * 1e3)
+            self.exchange.peers.prolong(late_s)
+
+    def _left(self, info: InstanceInfo) -> None:
+        self.subscriber.left(info)
+        self.exchange.left(info)
+
+    def _placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        self.exchange.placed(request, held, now_ms)
+
+    def _over(self, report: Finished) -> None:
+        self.exchange.ended(report)
+
+    def _opened(self, instance_id: str) -> None:
+        self.exchange.opened(instance_id, time.monotonic())
+
+    def register(self, info: InstanceInfo) -> LeaseAnswer:
+        now = time.monotonic()
+        with self.exchange.because("call"):
+            answer = self.master.register(info, now)
+        self.exchange.joined(info, now)
+        self._pump_soon()
+        return answer
+
+    def adopt(self, info: InstanceInfo, lease_s: float) -> None:
+        """A worker that cannot register, and tells no load; every master finds it by itself."""
+        now, registry = time.monotonic(), self.master.registry
+        known = registry.instances.get(info.instance_id)
+        if known is not None and same_life(known.info, info):
+            registry.touch(info.instance_id, now * 1e3, lease_s)
+            return
+        self.master.register(info, now, lease_s)
+        self._pump_soon()
+
+    def disown(self, name: InstanceName) -> None:
+        self.master.deregister(name, time.monotonic())
+
+    def heartbeat(self, beat: Heartbeat) -> LeaseAnswer:
+        now = time.monotonic()
+        answer = self.master.heartbeat(beat, now)
+        if answer.known:
+            self.exchange.beat(beat, answer.draining, now)
+        self._pump_soon()
+        return answer
+
+    def deregister(self, name: InstanceName) -> LeaseAnswer:
+        with self.exchange.because("call"):
+            return self.master.deregister(name, time.monotonic())
+
+    def drain(self, name: InstanceName) -> LeaseAnswer:
+        answer = self.master.drain(name, time.monotonic())
+        if answer.known:
+            self.exchange.drained(name, time.monotonic())
+        return answer
+
+    async def workers(self, after: str, wait_s: float, left: asyncio.Future[Any]) -> Workers:
+        """Who is there or, once something has changed after a version, what; at the latest in
+        `wait_s` or when the caller has `left`."""
+        found = self._show(after)
+        if found.full or found.workers or found.gone:
+            return found
+        if not wait_s or self._followers >= _MAX_FOLLOWERS:
+            return found
+        self._followers += 1
+        waiting = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait({waiting, left}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await asyncio.sleep(_SETTLE_S)  # changes come in bursts
+        finally:
+            waiting.cancel()
+            self._followers -= 1
+        return self._show(after)
+
+    def _show(self, after: str) -> Workers:
+        registry = self.master.registry
+        now_ms = time.monotonic() * 1e3
+        return show(registry.roster, registry.instances, registry.fleets, after, now_ms)
+
+    def _changed(self) -> None:
+        if self._followers:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def finished(self, body: FinishedReports) -> LeaseAnswer:
+        now = time.monotonic()
+        for report in body.reports:
+            self.master.finished(report, now)
+        self._pump_soon()
+        return LeaseAnswer()
+
+    def schedule(self, request: ScheduleRequest) -> Placement | Ticket:
+        """A placement, or a ticket for `wait`."""
+        start = time.monotonic()
+        placed = self.master.schedule(request, start)
+        self.metrics.schedule.observe(time.monotonic() - start)
+        return placed
+
+    async def wait(self, ticket: Ticket, left: asyncio.Future[Any]) -> Placement | None:
+        """The placement of a waiting request, or its error raised; None if the caller has `left`,
+        and what was placed for it is given back."""
+        ended, stays = asyncio.Event(), False
+        ticket.wake = ended.set
+        waiting = asyncio.ensure_future(ended.wait())
+        try:
+            if ticket.outcome is None:
+                await asyncio.wait({waiting, left}, return_when=asyncio.FIRST_COMPLETED)
+            stays = not left.done()
+        finally:
+            waiting.cancel()
+            if not stays:
+                self._abandon(ticket)
+        if not stays:
+            return None
+        if isinstance(ticket.outcome, TriptychError):
+            raise ticket.outcome
+        return ticket.outcome
+
+    def _abandon(self, ticket: Ticket) -> None:
+        self.master.cancel(ticket)
+        if isinstance(ticket.outcome, Placement):
+            gone = Finished(ticket.request.request_id, aborted=True)
+            self.finished(FinishedReports([gone]))
+
+    def _pump_soon(self) -> None:
+        """Waiting requests are tried once for many reports that come together."""
+        if self._pumping is None and self.master.waiting:
+            self._pumping = asyncio.get_running_loop().call_later(_PUMP_S, self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = None
+        self.master.pump(time.monotonic())

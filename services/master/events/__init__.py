@@ -1,0 +1,1 @@
+"""Cache events of workers, followed over ZMQ without a gap."""

@@ -1,0 +1,199 @@
+"""ZMQ sockets to the event sources of all workers, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+
+from protocol.kv_events import EventBatch, EventSource, replay_request
+from protocol.registry import InstanceInfo
+from services.master.events.follower import Follower
+from services.master.events.zmq_reader import Reader, Turns
+from services.master.master import Master
+
+logger = logging.getLogger(__name__)
+_HWM = 100_000
+_REPLAY_TIMEOUT_S = 2.0
+_LONGEST_PAUSE_S = 60.0
+_MAX_SOCKETS = 65_000
+_MAX_BYTES = 512 << 20  # a snapshot of millions of blocks
+
+
+@dataclass
+class _Sink:
+    """The place of one worker's source in the master."""
+
+    master: Master
+    info: InstanceInfo
+    source: int
+
+    def apply(self, batch: EventBatch) -> None:
+        self.master.apply(self.info, batch, self.source)
+
+    def forget(self, *, blocks: bool) -> None:
+        self.master.forget_caches(self.info, self.source, blocks=blocks)
+
+
+class _Subscription:
+    """One source of one worker. Where it is silent about what it holds it is asked again, after
+    pauses that grow, and given as long to answer."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], source: EventSource, sink: _Sink,
+        counts: Counter[str], turns: Turns,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._source = source
+        self._counts = counts
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._dealer: Reader | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause_s = _REPLAY_TIMEOUT_S
+        self._asked_again = False
+        self._problems: set[str] = set()
+        self._reader = self._subscribe()
+        self.follower = Follower(sink, self._ask if source.replay else None, counts)
+
+    def _subscribe(self) -> Reader:
+        socket = self._context.socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, _HWM)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+        socket.subscribe(self._source.topic.encode())
+        return self._connected(socket, self._source.endpoint, self._live)
+
+    def _connected(
+        self, socket: zmq.Socket[bytes], endpoint: str, take: Callable[[list[bytes]], None]
+    ) -> Reader:
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        return Reader(socket, take, self._turns)
+
+    def _ask(self, start: int) -> None:
+        """On a new socket each time: late answers to an earlier question cannot be mistaken."""
+        self._close_dealer()
+        self._watch()
+        try:
+            socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+            self._dealer = self._connected(socket, self._source.replay, self._replayed)
+            socket.send_multipart(replay_request(start), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._counts["bad_endpoint"] += 1
+            self._warn(error)
+
+    def _watch(self) -> None:
+        """Who is asked again while nobody waits for it has more time."""
+        self._stop_timer()
+        expecting = self._asked_again and self.follower.expecting
+        patience = self._pause_s if expecting else _REPLAY_TIMEOUT_S
+        self._timer = self._loop.call_later(patience, self._late)
+
+    def _live(self, frames: list[bytes]) -> None:
+        self._hand(self.follower.live, frames)
+
+    def _replayed(self, frames: list[bytes]) -> None:
+        self._watch()
+        self._hand(self.follower.replayed, frames)
+        if not self.follower.waiting:
+            self._close_dealer()
+            self._again_later()
+
+    def _hand(self, take: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
+        """One message that nobody was prepared for does not end the reading of the others."""
+        try:
+            take(frames)
+        except Exception as error:
+            self._counts["failed"] += 1
+            self._warn(error)
+            self.follower.distrust()
+            self._again_later()
+
+    def _late(self) -> None:
+        self._close_dealer()
+        if self.follower.waiting:
+            self.follower.give_up()
+        self._again_later()
+
+    def _again_later(self) -> None:
+        if self.follower.waiting:
+            return
+        if not self.follower.incomplete:
+            self._pause_s = _REPLAY_TIMEOUT_S
+        elif self._timer is None:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._timer = self._loop.call_later(self._pause_s, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._timer = None
+        self._asked_again = True
+        self.follower.ask_again()
+
+    def _close_dealer(self) -> None:
+        self._stop_timer()
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _warn(self, error: Exception) -> None:
+        """Each kind of problem once."""
+        kind = type(error).__name__
+        if kind not in self._problems:
+            self._problems.add(kind)
+            logger.warning("events of %s: %s", self._source, error, exc_info=error)
+
+    def close(self) -> None:
+        self._close_dealer()
+        self._reader.close()
+
+
+@dataclass
+class Subscriber:
+    """All subscriptions; `joined` and `left` are what a `Master` tells. `counts`: what was wrong
+    with messages (garbage, gap, duplicate, restart, lost) and how often a replay was asked for."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    master: Master | None = None
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _turns: Turns = field(default_factory=Turns)
+    _open: dict[str, list[_Subscription]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+
+    def joined(self, info: InstanceInfo) -> None:
+        assert self.master is not None
+        subscriptions = self._open.setdefault(info.instance_id, [])
+        for number, source in enumerate(info.events):
+            try:
+                sink = _Sink(self.master, info, number)
+                subscriptions.append(
+                    _Subscription(self._context, source, sink, self.counts, self._turns)
+                )
+            except zmq.ZMQError as error:
+                self.counts["bad_endpoint"] += 1
+                logger.warning("events of %s at %s: %s", info.instance_id, source, error)
+
+    def left(self, info: InstanceInfo) -> None:
+        for subscription in self._open.pop(info.instance_id, []):
+            subscription.close()
+
+    def close(self) -> None:
+        for subscriptions in self._open.values():
+            for subscription in subscriptions:
+                subscription.close()
+        self._open.clear()
+        self._context.destroy(0)

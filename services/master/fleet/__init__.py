@@ -1,0 +1,1 @@
+"""Which workers there are, their load, and their health."""

@@ -1,0 +1,100 @@
+"""Who has come, changed and left since when, for those who follow the registry."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from protocol.registry import Load, Workers, WorkerView
+from services.master.fleet.fleet import Fleet, Instance
+
+_MAX_GONE = 4096
+_NO_LOAD = Load()
+_DIGITS = 20  # no version has more
+
+
+@dataclass
+class Roster:
+    """Versions count changes; a cursor is the version and which life of the master counted it.
+
+    Those who ask for changes from before the oldest departure remembered get everybody.
+    """
+
+    epoch: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    changed: Callable[[], None] = lambda: None
+    _version: int = 0
+    _changed_at: dict[str, int] = field(default_factory=dict)
+    _gone_at: dict[str, int] = field(default_factory=dict)
+    _forgotten: int = 0
+
+    @property
+    def cursor(self) -> str:
+        return f"{self.epoch}-{self._version}"
+
+    def note(self, instance_id: str) -> None:
+        """It has come, or may be used again, or no more."""
+        self._gone_at.pop(instance_id, None)
+        self._move(self._changed_at, instance_id)
+
+    def drop(self, instance_id: str) -> None:
+        """It has left."""
+        self._changed_at.pop(instance_id, None)
+        self._move(self._gone_at, instance_id)
+        if len(self._gone_at) > _MAX_GONE:
+            oldest = next(iter(self._gone_at))
+            self._forgotten = self._gone_at.pop(oldest)
+
+    def _move(self, table: dict[str, int], instance_id: str) -> None:
+        """Tables stay in the order of versions, for dictionaries keep that of insertion."""
+        self._version += 1
+        table.pop(instance_id, None)
+        table[instance_id] = self._version
+        self.changed()
+
+    def since(self, cursor: str) -> tuple[list[str], list[str]] | None:
+        """(ids that came or changed, ids that left) since then; None if that is not known."""
+        epoch, _, number = cursor.rpartition("-")
+        if epoch != self.epoch or not (number.isascii() and number.isdigit()):
+            return None
+        if len(number) > _DIGITS:
+            return None
+        version = int(number)
+        if not self._forgotten <= version <= self._version:
+            return None
+        return _after(self._changed_at, version), _after(self._gone_at, version)
+
+
+def _after(table: dict[str, int], version: int) -> list[str]:
+    found = []
+    for name, changed_at in reversed(table.items()):
+        if changed_at <= version:
+            break
+        found.append(name)
+    return found
+
+
+def show(
+    roster: Roster, instances: dict[str, Instance], fleets: dict[str, Fleet], cursor: str,
+    now_ms: float,
+) -> Workers:  # fmt: skip
+    """The answer to a question for what has changed since `cursor`."""
+    changes = roster.since(cursor)
+    came, gone = changes or (instances, [])
+    views = [view(instances[name], fleets[instances[name].info.model], now_ms) for name in came]
+    return Workers(roster.cursor, changes is None, views, gone)
+
+
+def view(instance: Instance, fleet: Fleet, now_ms: float) -> WorkerView:
+    pool, row = instance.pool, instance.row
+    return WorkerView(
+        msgspec.structs.replace(instance.info, load=_NO_LOAD),
+        instance.draining,
+        bool(pool.penalty[row] == 0.0),
+        float(pool.requests[row]),
+        max(0.0, float(pool.busy_until[row]) - now_ms),
+        fleet.blocks.count(instance.slot),
+        fleet.media.count(instance.slot),
+    )

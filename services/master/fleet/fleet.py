@@ -1,0 +1,215 @@
+"""The workers of one model, their load and their caches. Models share nothing."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from protocol.kv_events import (
+    AllBlocksCleared,
+    AllEmbeddingsCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheEvent,
+    EmbeddingRemoved,
+    EmbeddingStored,
+    EventBatch,
+    short_key,
+)
+from protocol.registry import InstanceInfo, Target
+from services.master.config import MasterConfig
+from services.master.fleet.pool import Charge, Pool
+from services.master.index.expected_prefixes import ExpectedPrefixes
+from services.master.index.foreign_blocks import ForeignBlocks
+from services.master.index.predicted_cache import PredictedCache
+from services.master.index.prefix_index import HolderIndex
+from services.master.index.source_holdings import SourceHoldings
+
+KINDS = ("encode", "prefill", "decode", "combined", "store")
+_KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
+_EXPIRE_MS = 1e3
+_LONGEST_NAME = 256  # nobody can ask for longer ones
+_GPU = (None, "GPU", "gpu")
+
+
+@dataclass(eq=False, slots=True)
+class Instance:
+    """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
+    of it is known (ms). `foreign` has a table for each source of events, where its block hashes
+    are its engine's own."""
+
+    info: InstanceInfo
+    pool: Pool
+    row: int
+    slot: int
+    lease_until: float
+    since: float
+    held_blocks: SourceHoldings[int]
+    held_media: SourceHoldings[str]
+    draining: bool = False
+    failures: int = 0
+    open_until: float = 0.0
+    foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
+    blocks: PredictedCache[int] | None = None
+    media: PredictedCache[str] | None = None
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        info = self.info
+        self.target = Target(
+            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
+        )
+
+    def update_penalty(self, now_ms: float) -> None:
+        """No new work while it drains or its breaker is open."""
+        self.pool.allow(self.row, not self.draining and self.open_until <= now_ms)
+
+    def forget_blocks(self, source: int) -> None:
+        """What that source of events has said of blocks does not count any more."""
+        self.held_blocks.drop(source)
+        self.foreign.pop(source, None)
+
+
+@dataclass(slots=True)
+class PendingEncode:
+    """A picture that an encoder has been asked for. Joined until `expires_at` (ms). `charge`: what
+    it was counted for, by which its end is known."""
+
+    slot: int
+    ready_at: float
+    expires_at: float
+    charge: Charge | None = None
+
+
+@dataclass
+class EventCounts:
+    """What has come in by events of one model."""
+
+    blocks_stored: int = 0
+    blocks_removed: int = 0
+    media_stored: int = 0
+    media_removed: int = 0
+    ignored: int = 0
+
+
+@dataclass
+class Fleet:
+    """`pools` by kind; `blocks` indexes short block keys, `media` mm_hashes, both by slot."""
+
+    model: str
+    config: MasterConfig
+    pools: dict[str, Pool] = field(init=False)
+    blocks: HolderIndex[int] = field(init=False)
+    media: HolderIndex[str] = field(init=False)
+    by_slot: dict[int, Instance] = field(default_factory=dict)
+    pending: dict[str, PendingEncode] = field(default_factory=dict)
+    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
+    counts: EventCounts = field(default_factory=EventCounts)
+    _free_slots: list[int] = field(default_factory=list)
+    _expired_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.pools = {kind: Pool(kind, self.config) for kind in KINDS}
+        self.blocks = HolderIndex(self.config.max_index_entries)
+        self.media = HolderIndex(self.config.max_index_entries)
+
+    @property
+    def slots(self) -> int:
+        """One more than the largest slot in use."""
+        return len(self.by_slot) + len(self._free_slots)
+
+    def running_at_once(self) -> float:
+        """Requests that all who decode run at once; inf if one does not say."""
+        decoding = (self.pools["decode"], self.pools["combined"])
+        return sum(float(p.max_running[p.penalty == 0.0].sum()) for p in decoding)
+
+    def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
+        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
+        pool = self.pools[_KIND_OF.get(info.role, info.role)]
+        row = pool.add(info, slot, now_ms)
+        held = SourceHoldings(self.blocks, slot), SourceHoldings(self.media, slot)
+        instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held)
+        config, ttl = self.config, self.config.predict_ttl * 1e3
+        if not info.events:
+            limit = info.load.total_blocks or config.predict_blocks
+            instance.blocks = PredictedCache(self.blocks, slot, ttl, limit)
+            instance.media = PredictedCache(self.media, slot, ttl, config.predict_blocks)
+        self.by_slot[slot] = instance
+        return instance
+
+    def remove(self, instance: Instance) -> None:
+        """Its caches and its load are forgotten at once."""
+        instance.pool.remove(instance.row)
+        self.blocks.drop(instance.slot)
+        self.media.drop(instance.slot)
+        self.expected.drop(instance.slot)
+        del self.by_slot[instance.slot]
+        heapq.heappush(self._free_slots, instance.slot)
+        for name in [n for n, p in self.pending.items() if p.slot == instance.slot]:
+            del self.pending[name]
+
+    def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:
+        """Events of one source of a worker. A malformed event changes nothing and is counted."""
+        self.counts.ignored += batch.unknown
+        for event in batch.events:
+            self._apply(instance, event, source)
+
+    def _apply(self, instance: Instance, event: CacheEvent, source: int) -> None:
+        match event:
+            case BlockStored(medium=medium) if medium in _GPU:
+                self._stored(instance, event, source)
+            case BlockRemoved(medium=medium) if medium in _GPU:
+                self._removed(instance, event, source)
+            case AllBlocksCleared():
+                instance.forget_blocks(source)
+            case EmbeddingStored() if len(event.mm_hash) <= _LONGEST_NAME:
+                self.counts.media_stored += 1
+                instance.held_media.add(source, (event.mm_hash,))
+                pending = self.pending.get(event.mm_hash)
+                if pending is not None and pending.slot == instance.slot:
+                    del self.pending[event.mm_hash]
+            case EmbeddingRemoved():
+                self.counts.media_removed += 1
+                instance.held_media.remove(source, (event.mm_hash,))
+            case AllEmbeddingsCleared():
+                instance.held_media.drop(source)
+            case _:
+                self.counts.ignored += 1
+
+    def _stored(self, instance: Instance, event: BlockStored, source: int) -> None:
+        self.counts.blocks_stored += len(event.block_hashes)
+        if instance.info.foreign:
+            keys = self._foreign(instance, source).stored(event)
+        else:
+            keys = list(map(short_key, event.block_hashes))
+        instance.held_blocks.add(source, keys)
+
+    def _removed(self, instance: Instance, event: BlockRemoved, source: int) -> None:
+        self.counts.blocks_removed += len(event.block_hashes)
+        if instance.info.foreign:
+            keys = self._foreign(instance, source).removed(event.block_hashes)
+        else:
+            keys = list(map(short_key, event.block_hashes))
+        instance.held_blocks.remove(source, keys)
+
+    def _foreign(self, instance: Instance, source: int) -> ForeignBlocks:
+        """The names of a source's blocks: another rank's are another engine's."""
+        found = instance.foreign.get(source)
+        if found is None:
+            info = instance.info
+            limit = max(2 * info.load.total_blocks, self.config.predict_blocks)
+            found = instance.foreign[source] = ForeignBlocks(self.model, info.revision, limit)
+        return found
+
+    def expire(self, now_ms: float) -> None:
+        """Predictions and pending encodes that are over; looked through once a second."""
+        if 0 <= now_ms - self._expired_at < _EXPIRE_MS:
+            return
+        self._expired_at = now_ms
+        for instance in self.by_slot.values():
+            if instance.blocks is not None and instance.media is not None:
+                instance.blocks.expire(now_ms)
+                instance.media.expire(now_ms)
+        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
+            del self.pending[name]

@@ -1,0 +1,248 @@
+"""The load of all workers of one kind, in columns, so that a request is priced on all at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.refs import compatibility_of
+from protocol.registry import InstanceInfo, Load, Rates
+from services.master.config import MasterConfig
+from services.master.fleet.columns import Columns, Floats
+
+__all__ = ["Charge", "Floats", "Pool"]
+
+_STEP = 64
+_SHARE = 0.02  # of an unmeasured decode step that each request adds
+_PATIENCE_MS = 5_000.0
+_LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats can hold
+
+
+@dataclass(eq=False, slots=True)
+class Charge:
+    """What one request was counted for on one row, from placement to its end.
+
+    Until `visible_at` (ms) the worker's own reports do not show it; `shown` once one was to.
+    """
+
+    pool: Pool
+    row: int
+    visible_at: float
+    work_ms: float = 0.0
+    tokens: float = 0.0
+    context: float = 0.0
+    blocks: float = 0.0
+    open: bool = True
+    shown: bool = False
+    life: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Not released, and the worker it was counted on is still there."""
+        return self.open and self.pool.lives[self.row] == self.life
+
+
+class Pool(Columns):
+    """Rows of workers of one kind.
+
+    `slots` [rows], integers, number the workers in the cache indices; `ids` are their names,
+    `lives` counts the workers that a row has had; `able`, how many rows have no penalty; `shares`,
+    the sum of their `share`. `kv_kinds` are the workers' KV compatibilities, "" if they do not say.
+    """
+
+    def __init__(self, kind: str, config: MasterConfig) -> None:
+        super().__init__()
+        self.kind = kind
+        self._config = config
+        self._free: list[int] = []
+        self._open: list[list[Charge]] = []
+        self._short_since: list[float] = []
+        self.ids: list[str] = []
+        self.lives: list[int] = []
+        self.kv_kinds: list[str] = []
+        self.kinds_of_kv: frozenset[str] = frozenset()
+        self.slots = np.zeros(0, np.intp)
+        self.count = 0
+        self.able = 0
+        self.shares = 0.0
+
+    def __len__(self) -> int:
+        """Rows, unused ones included."""
+        return len(self.ids)
+
+    def add(self, info: InstanceInfo, slot: int, now_ms: float) -> int:
+        """A row for a worker."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self.ids[row] = info.instance_id
+        self.count += 1
+        self._be_of_kind(row, compatibility_of(info.kv_endpoint))
+        self._reset(row, used=True)
+        self.slots[row] = slot
+        self.max_running[row] = info.max_running or math.inf
+        self.kv_bytes[row] = info.kv_bytes_per_token
+        self.encodes[row] = info.role == "pdfusion"
+        self.report(row, info.load, now_ms)
+        self.allow(row, True)
+        return row
+
+    def allow(self, row: int, allowed: bool) -> None:
+        """Whether a row may be used."""
+        self.penalty[row] = 0.0 if allowed else math.inf
+        self.able = int(np.count_nonzero(self.penalty == 0.0))
+        self._derive(row)
+        self.shares = float(self.share.sum())  # anew, now and then, as small errors add up
+
+    def _grow(self) -> None:
+        start = len(self.ids)
+        self._add_rows(_STEP)
+        self.slots = np.append(self.slots, np.zeros(_STEP, np.intp))
+        self.ids += [""] * _STEP
+        self.lives += [0] * _STEP
+        self.kv_kinds += [""] * _STEP
+        self._open += [[] for _ in range(_STEP)]
+        self._short_since += [math.inf] * _STEP
+        self._free += range(start + _STEP - 1, start - 1, -1)
+
+    def remove(self, row: int) -> None:
+        self.lives[row] += 1
+        self._open[row], self._short_since[row] = [], math.inf
+        self._reset(row, used=False)
+        self.allow(row, False)
+        self.ids[row] = ""
+        self._be_of_kind(row, "")
+        self._free.append(row)
+        self.count -= 1
+
+    def _be_of_kind(self, row: int, kind: str) -> None:
+        self.kv_kinds[row] = kind
+        self.kinds_of_kv = frozenset(self.kv_kinds)
+
+    def report(self, row: int, load: Load, now_ms: float) -> None:
+        """A worker's own view, plus what was placed there and cannot be in it yet.
+
+        It has the requests that were placed there and have not ended, if not more: some may be too
+        late for the report, and some that are not in it any more will only be told of as ended.
+        """
+        self._set_rates(row, load.rates)
+        here = load.queued + load.running
+        kept = self._kept(row, here, now_ms)
+        unseen = [c for c in kept if not c.shown]
+        work, others = self._reported(row, load, [c for c in kept if c.shown and c.work_ms])
+        self.others_until[row] = now_ms + others
+        self.busy_until[row] = now_ms + work + sum(c.work_ms for c in unseen)
+        self.requests[row] = max(here, len(kept))
+        self.queued_tokens[row] = load.queued_tokens + sum(c.tokens for c in unseen)
+        self.context_tokens[row] = load.context_tokens + sum(c.context for c in unseen)
+        self.total_blocks[row] = load.total_blocks
+        self.least_free[row] = self._least_free(load.total_blocks)
+        free = load.free_blocks if load.total_blocks else math.inf
+        self.free_blocks[row] = free - sum(c.blocks for c in unseen)
+        self._derive(row)
+
+    def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
+        """Charges that still count, of a worker that says it has `here` requests. If it goes on
+        saying that it has fewer, nobody will tell of the end of the oldest of them: their proxy may
+        be gone."""
+        kept = [c for c in self._open[row] if c.live]
+        for charge in kept:
+            charge.shown = charge.visible_at <= now_ms
+        lost, since = sum(c.shown for c in kept) - here, self._short_since[row]
+        if lost > 0 and now_ms - since > _PATIENCE_MS:
+            for charge in [c for c in kept if c.shown][:lost]:
+                charge.open = False
+            lost = 0
+        self._short_since[row] = min(since, now_ms) if lost > 0 else math.inf
+        self._open[row] = [c for c in kept if c.open]
+        return self._open[row]
+
+    def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
+        """ms of work in a report, and how much of it is not of `seen`, the charges it covers.
+
+        A worker reports the whole prompt of a request that waits, also what its cache will save;
+        what was placed from here is known to take no longer than it was charged for.
+        """
+        reported = load.queued_tokens * float(self.token_ms[row])
+        reported += load.queued * float(self.base_ms[row])
+        here = load.queued + load.running
+        others = reported * max(0, here - len(seen)) / here if here else 0.0
+        return min(reported, others + sum(c.work_ms for c in seen)), others
+
+    def _derive(self, row: int) -> None:
+        """What follows from a row's load, so that no request has to reckon it for all rows."""
+        cells = self.cells
+        requests = cells.requests[row]
+        each, context = cells.step_request_ms[row], cells.step_context_ms[row]
+        step = cells.step_ms[row] + requests * each + cells.context_tokens[row] * context
+        more = requests + 1.0
+        cells.step_now[row] = step
+        cells.more_step_ms[row] = more * each + step
+        cells.more_context_ms[row] = more * context
+        share = 0.0 if cells.penalty[row] else 1.0 / more
+        self.shares += share - cells.share[row]
+        cells.share[row] = share
+        cells.room[row] = cells.max_running[row] - requests
+        cells.spare[row] = cells.free_blocks[row] - cells.least_free[row]
+
+    def _least_free(self, total_blocks: int) -> float:
+        usage = self._config.busy_kv_usage
+        return (1.0 - usage) * total_blocks if usage and total_blocks else -1.0
+
+    def _set_rates(self, row: int, rates: Rates) -> None:
+        config = self._config
+        if self.kind == "encode":
+            self.base_ms[row] = rates.encode_base_ms
+            self.token_ms[row] = rates.encode_ms_per_token or config.encode_ms_per_token
+        else:
+            self.base_ms[row] = rates.prefill_base_ms
+            self.token_ms[row] = rates.prefill_ms_per_token or config.prefill_ms_per_token
+        measured = rates.decode_base_ms or rates.decode_ms_per_request
+        guess = 0.0 if measured else config.decode_ms_per_step
+        self.cached_ms[row] = rates.prefill_ms_per_cached_token
+        self.step_ms[row] = rates.decode_base_ms or guess
+        self.step_request_ms[row] = rates.decode_ms_per_request or guess * _SHARE
+        self.step_context_ms[row] = rates.decode_ms_per_context_token
+        bandwidth = rates.transfer_bytes_per_ms or config.transfer_bytes_per_ms
+        self.bandwidth[row] = max(bandwidth, _LEAST_BANDWIDTH)
+        self.kv_ms[row] = self.kv_bytes[row] / self.bandwidth[row]
+
+    def charge(self, charge: Charge, now_ms: float) -> None:
+        """Count a placed request at once."""
+        row, cells = charge.row, self.cells
+        charge.life = self.lives[row]
+        cells.busy_until[row] = max(cells.busy_until[row], now_ms) + charge.work_ms
+        cells.requests[row] += 1.0
+        cells.queued_tokens[row] += charge.tokens
+        cells.context_tokens[row] += charge.context
+        cells.free_blocks[row] -= charge.blocks
+        self._derive(row)
+        self._open[row].append(charge)
+
+    def release(self, charge: Charge, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+        """Take a charge back; `done` false if its work was not and will not be done. `lapsed`:
+        nobody has said that it is over, so that a report which was to show it tells all there is
+        to know."""
+        if not charge.live:
+            return
+        charge.open = False
+        row = charge.row
+        if charge in self._open[row]:
+            self._open[row].remove(charge)
+        if lapsed and charge.shown:
+            return
+        cells = self.cells
+        cells.requests[row] = max(0.0, cells.requests[row] - 1.0)
+        cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - charge.tokens)
+        cells.context_tokens[row] = max(0.0, cells.context_tokens[row] - charge.context)
+        cells.free_blocks[row] += charge.blocks
+        self._derive(row)
+        if cells.requests[row] == 0.0:
+            cells.busy_until[row] = now_ms
+        elif not done:
+            cells.busy_until[row] = max(now_ms, cells.busy_until[row] - charge.work_ms)
+        elif self.kind in ("encode", "prefill"):
+            left = sum(c.work_ms for c in self._open[row])
+            cells.busy_until[row] = max(now_ms, float(self.others_until[row])) + left

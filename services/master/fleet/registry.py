@@ -1,0 +1,238 @@
+"""Who is there: leases, drain, circuit breakers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.kv_events import EventBatch
+from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
+from services.master.config import MasterConfig
+from services.master.fleet.changelog import Roster
+from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.validation import check_info, check_load
+
+_MODELS = 256
+_Claim = TypeVar("_Claim")
+
+
+@dataclass
+class Registry:
+    """All instances, by id; `fleets` by model. `joined` and `left` are told of changes, for whoever
+    listens to their events; `opened` of a breaker that failures here have opened, by instance id.
+    Times are ms of the caller's monotonic clock."""
+
+    config: MasterConfig
+    joined: Callable[[InstanceInfo], None] = lambda info: None
+    left: Callable[[InstanceInfo], None] = lambda info: None
+    opened: Callable[[str], None] = lambda instance_id: None
+    instances: dict[str, Instance] = field(default_factory=dict)
+    fleets: dict[str, Fleet] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    roster: Roster = field(default_factory=Roster)
+    _by_url: dict[str, str] = field(default_factory=dict)
+    _broken: set[str] = field(default_factory=set)
+
+    def fleet(self, model: str) -> Fleet:
+        """The fleet that serves `model`; empty names the only one that has workers. `ModelNotFound`
+        otherwise, `Unavailable` if there is nobody who could tell what is meant."""
+        found = self.fleets.get(model) if model else self._only_fleet()
+        if found is None:
+            raise ModelNotFound(f"no worker serves the model '{model}'", param="model")
+        return found
+
+    def _only_fleet(self) -> Fleet | None:
+        living = [fleet for fleet in self.fleets.values() if fleet.by_slot]
+        if len(living) > 1:
+            raise ModelNotFound("several models are served, name one", param="model")
+        if not living and len(self.fleets) > 1:
+            raise Unavailable("no worker is there", code="no_worker", retry_after_s=1.0)
+        return next(iter(living or self.fleets.values()), None)
+
+    def register(
+        self, info: InstanceInfo, now_ms: float, lease_s: float | None = None
+    ) -> LeaseAnswer:
+        """Add a worker, or renew it. Another life of a known one starts with empty caches."""
+        self._check(check_info, info)
+        lease = self.config.lease if lease_s is None else lease_s
+        known = self.instances.get(info.instance_id)
+        if known is not None and known.info.url != info.url:
+            self.refused["duplicate_instance"] += 1
+            raise InvalidRequest(
+                f"instance_id '{info.instance_id}' is taken by the worker at {known.info.url}",
+                param="instance_id",
+                code="duplicate_instance",
+            )
+        if known is not None and same_life(known.info, info):
+            return self._renew(known, info.load, now_ms, lease)
+        if known is None and len(self.instances) >= self.config.max_instances:
+            self.refused["too_many_instances"] += 1
+            raise Unavailable("the master takes no more instances", retry_after_s=self.config.lease)
+        for old in self.before(info):
+            self._remove(old)
+        self._add(info, now_ms, lease)
+        return LeaseAnswer(True, lease)
+
+    def before(self, info: InstanceInfo) -> list[Instance]:
+        """Whose place a worker takes that is not known as it is: that of its id and its URL."""
+        found = [self.instances.get(info.instance_id), self.at(info.url)]
+        return [known for known in dict.fromkeys(found) if known is not None]
+
+    def at(self, url: str) -> Instance | None:
+        """The worker that answers there."""
+        return self.instances.get(self._by_url.get(url, ""))
+
+    def _add(self, info: InstanceInfo, now_ms: float, lease_s: float) -> None:
+        if info.model not in self.fleets:
+            self._forget_empty_fleets()
+            self.fleets[info.model] = Fleet(info.model, self.config)
+        instance = self.fleets[info.model].add(info, now_ms, lease_s * 1e3)
+        self.instances[info.instance_id] = instance
+        self._by_url[info.url] = info.instance_id
+        self.roster.note(info.instance_id)
+        self.joined(info)
+
+    def _forget_empty_fleets(self) -> None:
+        if len(self.fleets) >= _MODELS:
+            for model in [m for m, fleet in self.fleets.items() if not fleet.by_slot]:
+                del self.fleets[model]
+
+    def heartbeat(self, beat: Heartbeat, now_ms: float) -> LeaseAnswer:
+        """`known` false if the worker, or this life of it, has not registered here."""
+        self._check(check_load, beat.load)
+        instance = self.instances.get(beat.instance_id)
+        if instance is None or instance.info.generation != beat.generation:
+            return LeaseAnswer(False)
+        if beat.draining:
+            self._set_draining(instance, now_ms)
+        return self._renew(instance, beat.load, now_ms, self.config.lease)
+
+    def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
+        instance.lease_until = now_ms + lease_s * 1e3
+        instance.pool.report(instance.row, load, now_ms)
+        return LeaseAnswer(True, lease_s, instance.draining)
+
+    def touch(self, instance_id: str, now_ms: float, lease_s: float) -> bool:
+        """Renew the lease of a worker that was probed and tells no load; False if unknown."""
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            instance.lease_until = now_ms + lease_s * 1e3
+        return instance is not None
+
+    def prolong(self, by_ms: float) -> None:
+        """Nobody could be heard for so long."""
+        for instance in self.instances.values():
+            instance.lease_until += by_ms
+
+    def deregister(self, name: InstanceName) -> LeaseAnswer:
+        instance = self._named(name)
+        if instance is not None:
+            self._remove(instance)
+        return LeaseAnswer(instance is not None)
+
+    def drain(self, name: InstanceName, now_ms: float) -> LeaseAnswer:
+        """No new work; what it caches can still be fetched until it leaves."""
+        instance = self._named(name)
+        if instance is not None:
+            self._set_draining(instance, now_ms)
+        return LeaseAnswer(instance is not None, self.config.lease, instance is not None)
+
+    def _set_draining(self, instance: Instance, now_ms: float) -> None:
+        if not instance.draining:
+            instance.draining = True
+            self._update(instance, now_ms)
+
+    def _update(self, instance: Instance, now_ms: float) -> None:
+        """Whether it may be used has changed, or may have."""
+        instance.update_penalty(now_ms)
+        self.roster.note(instance.info.instance_id)
+
+    def _named(self, name: InstanceName) -> Instance | None:
+        instance = self.instances.get(name.instance_id)
+        if instance is None or name.generation not in ("", instance.info.generation):
+            return None
+        return instance
+
+    def _remove(self, instance: Instance) -> None:
+        info = instance.info
+        self.fleets[info.model].remove(instance)
+        del self.instances[info.instance_id]
+        self._broken.discard(info.instance_id)
+        if self._by_url.get(info.url) == info.instance_id:
+            del self._by_url[info.url]
+        self.roster.drop(info.instance_id)
+        self.left(info)
+
+    def expire(self, now_ms: float) -> list[str]:
+        """Forget workers whose lease has lapsed; their ids. Breakers that have waited close."""
+        gone = [i for i in self.instances.values() if i.lease_until <= now_ms]
+        for instance in gone:
+            self._remove(instance)
+        for name in [n for n in self._broken if self.instances[n].open_until <= now_ms]:
+            self._broken.discard(name)
+            self._update(self.instances[name], now_ms)
+        return [instance.info.instance_id for instance in gone]
+
+    def failed(self, instance_ids: Iterable[str], now_ms: float) -> None:
+        """Requests failed there; too many in a row open the breaker, one more after it closed."""
+        for name in instance_ids:
+            instance = self.instances.get(name)
+            if instance is None or not self.config.breaker_failures:
+                continue
+            instance.failures += 1
+            if instance.failures >= self.config.breaker_failures:
+                self.open(instance, now_ms, self.config.breaker_open * 1e3)
+                self.opened(name)
+
+    def open(self, instance: Instance, now_ms: float, open_ms: float) -> None:
+        """No requests for it for so long."""
+        instance.open_until = now_ms + open_ms
+        self._broken.add(instance.info.instance_id)
+        self._update(instance, now_ms)
+
+    def succeeded(self, instance_id: str) -> None:
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            instance.failures = 0
+
+    def apply(self, instance_id: str, generation: str, batch: EventBatch, source: int = 0) -> bool:
+        """Cache events of a worker's `source`, by its place in `events`; False if that life of the
+        worker is not registered."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.info.generation != generation:
+            return False
+        self.fleets[instance.info.model].apply(instance, batch, source)
+        return True
+
+    def forget_caches(
+        self, instance_id: str, generation: str, source: int = 0, *, blocks: bool
+    ) -> None:
+        """Events of that life have a gap that cannot be filled: nothing that the source said before
+        counts."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.info.generation != generation:
+            return
+        if blocks:
+            instance.forget_blocks(source)
+        else:
+            instance.held_media.drop(source)
+
+    def _check(self, check: Callable[[_Claim], None], claim: _Claim) -> None:
+        """What is refused is counted."""
+        try:
+            check(claim)
+        except InvalidRequest as error:
+            self.refused[error.code] += 1
+            raise
+
+
+def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
+    """Whether only the load differs."""
+    nothing = Load()
+    old = msgspec.structs.replace(known, load=nothing)
+    return old == msgspec.structs.replace(info, load=nothing)

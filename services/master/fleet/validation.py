@@ -1,0 +1,83 @@
+"""What those who register workers may not claim: `InvalidRequest` that names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from protocol.registry import InstanceInfo, Load
+
+if TYPE_CHECKING:
+    from services.master.fleet.fleet import Instance
+
+_LARGEST = 1 << 20
+
+
+def check_url(url: str) -> None:
+    """An address that a client can be given: with a host, a port that exists, and labels that the
+    domain name system has."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+        host.encode("idna")
+    except ValueError as error:
+        raise _bad_url(url, str(error)) from None
+    if not host:
+        raise _bad_url(url, "it names no host")
+
+
+def _bad_url(url: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"url: '{url}' is no address: {problem}", param="url", code="bad_url")
+
+
+def check_load(load: Load) -> None:
+    if load.free_blocks > load.total_blocks:
+        raise _absurd("load.free_blocks exceeds load.total_blocks")
+    if not all(map(math.isfinite, msgspec.structs.astuple(load.rates))):
+        raise _absurd("load.rates must be finite numbers")
+
+
+def _absurd(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="load", code="absurd_load")
+
+
+def check_info(info: InstanceInfo) -> None:
+    """It is told on to proxies and masters, as JSON and as msgpack: what either cannot write (a
+    number of more than 64 bits, an extension type, a key that is no string) or what is very large
+    is refused before anybody is told."""
+    check_load(info.load)
+    check_url(info.url)
+    problem = _unwritable(info)
+    if problem is None:
+        return
+    for name in info.__struct_fields__:
+        found = _unwritable(getattr(info, name))
+        if found is not None:
+            raise _unusable(name, found)
+    raise _unusable("info", problem)
+
+
+def check_newer(info: InstanceInfo, since: float, known: Iterable[Instance]) -> None:
+    """One process answers at a URL. What is told of it, there `since` then (ms), may come late, or
+    be said again by a master that has not heard of the end of that life."""
+    for other in known:
+        if other.info.url == info.url and other.since > since:
+            raise InvalidRequest("a life of a worker that is over", code="older_life")
+
+
+def _unwritable(value: Any) -> str | None:
+    """Why it cannot be told on, None if it can."""
+    try:
+        written = (msgspec.json.encode(value), msgspec.msgpack.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return str(error)
+    return None if max(map(len, written)) <= _LARGEST else f"more than {_LARGEST} bytes"
+
+
+def _unusable(name: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{name}: {problem}", param=name, code="unusable_info")

@@ -1,0 +1,1 @@
+"""One request onto workers: what each choice costs, and who waits."""

@@ -1,0 +1,100 @@
+"""One stage of one request priced on every worker of a pool: what a policy chooses from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.master.config import MasterConfig
+from services.master.fleet.pool import Floats, Pool
+
+ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
+
+
+@dataclass(slots=True)
+class View:
+    """Arrays are [rows] of `pool`; those with an infinite `penalty` must not be chosen.
+
+    `stage`: encode, prefill, decode, or combined (prefill and decode on one worker). `tokens` are
+    the item's or the prompt's, `hits` those whose KV is there, `new_tokens` expected output.
+    `queue_ms` is before the request, `work_ms` its encoding or prefill, `decode_ms` what its decode
+    will take of its own and the others' time there, its KV's transfer included. `ready_ms`: until
+    missing embeddings are there, after which `tail_tokens` remain to be computed at the least.
+    """
+
+    stage: str
+    pool: Pool
+    penalty: Floats
+    tokens: int
+    new_tokens: int
+    block_size: int
+    hits: Floats
+    queue_ms: Floats
+    work_ms: Floats
+    decode_ms: Floats
+    ready_ms: Floats
+    tail_tokens: int
+    session: str
+
+    @property
+    def ttft_ms(self) -> Floats:
+        """Predicted time to the end of encode or prefill."""
+        own = self.queue_ms + self.work_ms
+        if not self.tail_tokens:
+            return own
+        return np.maximum(own, self.ready_ms + self.tail_tokens * self.pool.token_ms)
+
+
+def encode_view(pool: Pool, tokens: int, penalty: Floats, now_ms: float, session: str) -> View:
+    none, queue = pool.none, queue_ms(pool, now_ms)
+    work = pool.base_ms + tokens * pool.token_ms
+    return View(ENCODE, pool, penalty, tokens, 0, 1, none, queue, work, none, none, 0, session)
+
+
+def queue_ms(pool: Pool, now_ms: float) -> Floats:
+    """Of work before the next request. [rows]"""
+    queue: Floats = pool.busy_until - now_ms
+    return np.maximum(queue, 0.0, out=queue)
+
+
+def decode_ms(pool: Pool, prompt: int, new: int, block_size: int, hits: Floats | None) -> Floats:
+    """Time this request's output takes there, and by how much it slows down the others.
+
+    A decode step costs a base, so much for each request and so much for each token of context. A
+    worker without a free place or enough blocks makes the request wait for others to end. `hits`
+    None: the KV is computed there and not transferred.
+    """
+    cost: Floats = pool.more_context_ms * prompt
+    cost += pool.more_step_ms
+    cost *= new
+    blocks = math.ceil((prompt + new) / block_size)
+    if least(pool.room) <= 0 or least(pool.free_blocks) < blocks:
+        mine = pool.step_context_ms * prompt + pool.step_request_ms
+        waiting = np.maximum(1.0 - pool.room, 0.0) / pool.max_running
+        waiting += np.maximum(blocks - pool.free_blocks, 0.0) / blocks
+        cost += (pool.step_now + mine) * waiting * new
+    if hits is not None:
+        cost += (prompt - hits) * pool.kv_ms
+    return cost
+
+
+def busy(pool: Pool, stage: str, queue_ms: Floats, config: MasterConfig) -> Floats:
+    """`penalty`, and infinite where a worker has more to do than the thresholds allow. [rows]"""
+    penalty = pool.penalty
+    longest, most = config.busy_queue_ms, config.busy_requests
+    if longest and stage != DECODE and len(pool) and queue_ms[queue_ms.argmax()] > longest:
+        penalty = np.where(queue_ms > longest, math.inf, penalty)
+    if most:
+        penalty = np.where(pool.requests >= most, math.inf, penalty)
+    elif stage in (DECODE, COMBINED) and least(pool.room) <= -1.0:
+        penalty = np.where(pool.room <= -pool.max_running, math.inf, penalty)
+    if stage in (DECODE, COMBINED) and least(pool.spare) <= 0:
+        penalty = np.where(pool.spare <= 0, math.inf, penalty)
+    return penalty
+
+
+def least(column: Floats) -> float:
+    """The smallest value; faster than `min` for a few hundred."""
+    return float(column[column.argmin()]) if len(column) else math.inf

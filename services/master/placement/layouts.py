@@ -1,0 +1,192 @@
+"""Which workers a request could go to, and what that would cost: prefill and decode apart, both on
+one worker, or the little that a decode worker has not of a prompt there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.errors import Unavailable
+from protocol.registry import ScheduleRequest
+from services.master.config import MasterConfig
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.pool import Floats, Pool
+from services.master.placement.choice import Choice, Option, chosen
+from services.master.placement.costs import (
+    COMBINED,
+    DECODE,
+    PREFILL,
+    View,
+    busy,
+    decode_ms,
+    least,
+    queue_ms,
+)
+from services.master.placement.kv_compatibility import apart, mixed, partnered, takers
+from services.master.placement.media import AllBusy, ItemView, MediaPlacer, refusal, without
+from services.master.placement.policies.base import Policy
+
+
+@dataclass(slots=True)
+class Job:
+    """A request while it is placed. `blocks`: prefix length in blocks at every slot; `held`: prompt
+    tokens whose KV is there, of which the last is always computed."""
+
+    request: ScheduleRequest
+    fleet: Fleet
+    now_ms: float
+    new_tokens: int
+    items: list[ItemView]
+    blocks: Floats
+    held: Floats
+
+    @property
+    def media_end(self) -> int:
+        """Prompt tokens up to the last picture's last."""
+        return max((item.offset + item.tokens for item in self.request.items), default=0)
+
+    def hits(self, pool: Pool) -> Floats:
+        """`held` by the rows of a pool. [rows]"""
+        return self.held.take(pool.slots)
+
+
+class Layouts:
+    """Prices a request on all workers, and lets the policy choose."""
+
+    def __init__(self, config: MasterConfig, policy: Policy, media: MediaPlacer) -> None:
+        self._config = config
+        self._policy = policy
+        self._media = media
+
+    def choose(self, job: Job) -> Option:
+        """(prefill, decode), or (both in one, None): the cheaper if there are both. A refusal that
+        a wait may help is the one that counts."""
+        options: list[Option] = []
+        refused: Unavailable | None = None
+        for alone in self._layouts(job.fleet):
+            try:
+                options += self._options(job, alone)
+            except Unavailable as error:
+                refused = refused if isinstance(refused, AllBusy) else error
+                continue
+            if not self._policy.compares:
+                break
+        if not options:
+            raise refused or _nobody(job.fleet)
+        return options[0] if len(options) == 1 else min(options, key=self._cost)
+
+    def _cost(self, option: Option) -> float:
+        """By the policy, on one worker or on two."""
+        return sum(self._policy.price(choice) for choice in option if choice is not None)
+
+    def _options(self, job: Job, alone: Pool | None) -> list[Option]:
+        if alone is not None:
+            return [(self._prefill(job, alone, COMBINED), None)]
+        prefill, decode = self._pair(job)
+        rest = self._rest(job, prefill, decode.view) if self._policy.compares else None
+        if rest is None:
+            return [(prefill, decode)]
+        missing = job.request.prompt_tokens - rest.view.hits[rest.row]
+        if rest.row == decode.row and missing <= job.request.block_size:
+            return [(rest, None)]  # little more than a step: no rate tells that apart from noise
+        return [(prefill, decode), (rest, None)]
+
+    def _rest(self, job: Job, prefill: Choice, split: View) -> Choice | None:
+        """A decode worker with a free place that computes what it has not of a prompt, where that
+        is little: no faster than prefill does, as it may never have measured it."""
+        pool, prompt, hits = split.pool, job.request.prompt_tokens, split.hits
+        most = float(hits[hits.argmax()])
+        known = max(prompt - self._config.decode_prefill_tokens, prompt / 2)
+        if most < known:
+            return None
+        known = max(known, job.media_end)
+        if most < known:
+            return None
+        missing, token_ms = prompt - hits, float(prefill.view.pool.token_ms[prefill.row])
+        work = missing * np.maximum(pool.token_ms, token_ms)
+        work += pool.base_ms
+        work += hits * pool.cached_ms
+        decode = split.decode_ms - missing * pool.kv_ms  # as nothing is copied
+        view = View(
+            COMBINED, pool, pool.penalty, prompt, job.new_tokens, job.request.block_size, hits,
+            queue_ms(pool, job.now_ms), work, decode, pool.none, 0, job.request.session,
+        )  # fmt: skip
+        barred = np.where((hits < known) | (pool.room <= 0), math.inf, 0.0)
+        try:
+            return self._pick(view, job, barred)
+        except Unavailable:
+            return None
+
+    def _layouts(self, fleet: Fleet) -> list[Pool | None]:
+        """In the order to be tried: workers that do both, or None for a prefill and a decode
+        worker. Decode workers do both where there is nobody else who fits."""
+        pools = fleet.pools
+        combined = pools["combined"]
+        split = pools["prefill"].able and pools["decode"].able
+        if not split or apart(pools["prefill"], pools["decode"]):
+            alone = combined if combined.able else pools["decode"]
+            return [alone] if alone.count else []
+        if not combined.able:
+            return [None]
+        if self._policy.compares:
+            return [None, combined]
+        parted = pools["prefill"].able + pools["decode"].able
+        return [None, combined] if self._policy.splits(parted, combined.able) else [combined, None]
+
+    def _pair(self, job: Job) -> tuple[Choice, Choice]:
+        prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
+        if not mixed(prefill, decode):
+            return self._prefill(job, prefill, PREFILL), self._decode(job, decode)
+        first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode))
+        return first, self._decode(job, decode, takers(decode, prefill.kv_kinds[first.row]))
+
+    def _prefill(self, job: Job, pool: Pool, stage: str, barred: Floats | None = None) -> Choice:
+        request, hits = job.request, job.hits(pool)
+        queue, work = queue_ms(pool, job.now_ms), request.prompt_tokens - hits
+        work *= pool.token_ms
+        work += pool.base_ms
+        work += hits * pool.cached_ms
+        decode = pool.none
+        if stage == COMBINED:
+            decode = decode_ms(
+                pool, request.prompt_tokens, job.new_tokens, request.block_size, None
+            )
+        ready, first = self._ready(job, pool, hits)
+        tail = request.prompt_tokens - first if first >= 0 else 0
+        view = View(
+            stage, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
+            hits, queue, work, decode, ready, tail, request.session,
+        )  # fmt: skip
+        return self._pick(view, job, barred)
+
+    def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
+        if not job.items:
+            return hits, -1
+        return self._media.ready(job.fleet, job.items, pool, hits)
+
+    def _decode(self, job: Job, pool: Pool, barred: Floats | None = None) -> Choice:
+        request, hits, none = job.request, job.hits(pool), pool.none
+        cost = decode_ms(pool, request.prompt_tokens, job.new_tokens, request.block_size, hits)
+        view = View(
+            DECODE, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
+            hits, none, none, cost, none, 0, request.session,
+        )  # fmt: skip
+        return self._pick(view, job, barred)
+
+    def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
+        penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
+        if barred is not None:
+            penalty = penalty + barred
+        if job.request.avoid:
+            penalty = without(penalty, view.pool, job.request.avoid)
+        if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
+            raise refusal(view.pool, view.stage, view.queue_ms)
+        view.penalty = penalty
+        return chosen(view, self._policy.pick(view), job.fleet)
+
+
+def _nobody(fleet: Fleet) -> Unavailable:
+    wanted = "prefill" if fleet.pools["decode"].able else "decode"
+    return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)

@@ -1,0 +1,139 @@
+"""What placed requests hold until they end, or until nobody can be waiting for them any more."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.registry import Finished
+from services.master.fleet.fleet import Fleet, PendingEncode
+from services.master.fleet.pool import Charge
+from services.master.index.expected_prefixes import Expected
+
+_JOIN_MS = 2_000.0
+_SLACK = 1024
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """Charges of one request: one for each picture it has encoded, for prefill, for decode."""
+
+    fleet: Fleet
+    expires_at: float
+    encodes: dict[str, Charge] = field(default_factory=dict)
+    prefill: Charge | None = None
+    decode: Charge | None = None
+    expected: Expected | None = None
+
+
+class Ledger:
+    """Requests by id. `over` is told of every stage that ends."""
+
+    def __init__(self, over: Callable[[Finished], None] = lambda report: None) -> None:
+        self._over = over
+        self._held: dict[str, Held] = {}
+        self._expiry: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, request_id: str, held: Held, now_ms: float) -> None:
+        """Count a request in; what it held before is given back."""
+        self.release(request_id, now_ms, done=False)
+        self._held[request_id] = held
+        heapq.heappush(self._expiry, (held.expires_at, request_id))
+        if len(self._expiry) > 2 * len(self._held) + _SLACK:
+            self._expiry = [(h.expires_at, name) for name, h in self._held.items()]
+            heapq.heapify(self._expiry)
+
+    def finish(self, report: Finished, now_ms: float) -> list[str] | None:
+        """A stage of a request is over; the workers that have done their part in it, or None if
+        the request is unknown, as after a restart."""
+        held = self._held.get(report.request_id)
+        if held is None:
+            return None
+        workers = _workers(held, report) if report.done else []
+        if report.stage != "request":
+            self._over(report)
+        if report.stage == "encode":
+            for mm_hash in report.mm_hashes or list(held.encodes):
+                _end_encode(held, mm_hash, now_ms, ok=report.done)
+        elif report.stage == "prefill":
+            _end_prefill(held, now_ms, done=report.done)
+        else:
+            self.release(report.request_id, now_ms, done=report.done)
+        return workers
+
+    def release(self, request_id: str, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+        """Give back all that a request holds; `lapsed`: nobody has said that it is over."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            give_back(held, now_ms, done=done, lapsed=lapsed)
+            self._over(Finished(request_id, aborted=not done))
+
+    def clear(self, now_ms: float) -> None:
+        """Give up all requests."""
+        for name in list(self._held):
+            self.release(name, now_ms, done=False, lapsed=True)
+        self._expiry.clear()
+
+    def expire(self, now_ms: float) -> int:
+        """Give up requests that were never reported as finished; how many."""
+        count = 0
+        while self._expiry and self._expiry[0][0] <= now_ms:
+            _, name = heapq.heappop(self._expiry)
+            held = self._held.get(name)
+            if held is not None and held.expires_at <= now_ms:
+                self.release(name, now_ms, done=False, lapsed=True)
+                count += 1
+        return count
+
+
+def _workers(held: Held, report: Finished) -> list[str]:
+    """Of the stage, as far as it is not over."""
+    charges = [held.prefill]
+    if report.stage == "encode":
+        charges = [held.encodes.get(name) for name in report.mm_hashes or held.encodes]
+    if report.stage == "request":
+        charges.append(held.decode)
+    return [charge.pool.ids[charge.row] for charge in charges if charge and charge.live]
+
+
+def give_back(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+    """End all that a request holds; unless `done` nobody joins its encodes any more."""
+    for mm_hash in list(held.encodes):
+        _end_encode(held, mm_hash, now_ms, ok=done, lapsed=lapsed)
+    _end_prefill(held, now_ms, done=done, lapsed=lapsed)
+    if held.decode is not None:
+        held.decode.pool.release(held.decode, now_ms, done=done, lapsed=lapsed)
+        held.decode = None
+
+
+def _end_encode(held: Held, mm_hash: str, now_ms: float, *, ok: bool, lapsed: bool = False) -> None:
+    """The picture is at its encoder, which its own event will say, or never will be."""
+    charge = held.encodes.pop(mm_hash, None)
+    if charge is None:
+        return
+    live, slot = charge.live, int(charge.pool.slots[charge.row])
+    charge.pool.release(charge, now_ms, done=ok, lapsed=lapsed)
+    if not live:
+        return
+    instance, pending = held.fleet.by_slot[slot], held.fleet.pending.get(mm_hash)
+    if ok and instance.media is not None:
+        instance.media.use((mm_hash,), now_ms)
+    if pending is None or pending.charge is not charge:
+        return
+    if ok and instance.media is None:
+        held.fleet.pending[mm_hash] = PendingEncode(slot, now_ms, now_ms + _JOIN_MS)
+    else:
+        del held.fleet.pending[mm_hash]
+
+
+def _end_prefill(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+    if held.prefill is not None:
+        held.prefill.pool.release(held.prefill, now_ms, done=done, lapsed=lapsed)
+        held.prefill = None
+    if held.expected is not None:
+        held.fleet.expected.remove(held.expected)
+        held.expected = None

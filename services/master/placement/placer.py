@@ -1,0 +1,133 @@
+"""One request onto the workers of its model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from protocol.errors import Unavailable
+from protocol.registry import ItemPlacement, Placement, ScheduleRequest
+from services.master.config import MasterConfig
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.pool import Charge
+from services.master.index.expected_prefixes import Expected
+from services.master.index.prefix_index import fill
+from services.master.placement.choice import Choice
+from services.master.placement.explain import explain
+from services.master.placement.layouts import Job, Layouts
+from services.master.placement.ledger import Held, give_back
+from services.master.placement.media import Errand, MediaPlacer
+from services.master.placement.policies.base import Policy
+
+
+class Placer:
+    """Pure and synchronous: what it knows is in the fleet, what time it is the caller says."""
+
+    def __init__(self, config: MasterConfig, policy: Policy) -> None:
+        self._config = config
+        self.policy = policy
+        self._media = MediaPlacer(config, policy)
+        self._layouts = Layouts(config, policy, self._media)
+
+    def place(
+        self, fleet: Fleet, request: ScheduleRequest, now_ms: float
+    ) -> tuple[Placement, Held]:
+        """Choose, and count the load at once. Nothing is counted if an error is raised:
+        `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
+        job = self._job(fleet, request, now_ms)
+        prefill, decode = self._layouts.choose(job)
+        held = Held(fleet, now_ms + self._lifetime_ms(request))
+        try:
+            return self._count(job, prefill, decode, held), held
+        except BaseException:
+            give_back(held, now_ms, done=False)
+            raise
+
+    def _count(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> Placement:
+        errand = Errand(job.fleet, job.request, prefill.at, prefill.hits, held, job.now_ms)
+        items = self._media.place(errand, job.items)
+        _check_deadline(job.request, prefill.ttft_ms)
+        placement = self._placement(job, prefill, decode, items)
+        self._charge(job, prefill, decode, held)
+        errand.commit()
+        return placement
+
+    def _job(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Job:
+        keys = request.block_keys
+        runs = fleet.blocks.match(keys)
+        blocks = fill(runs, fleet.slots)
+        fleet.expected.extend(blocks, runs, keys)
+        new = min(request.max_tokens or self._config.expected_tokens, self._config.expected_tokens)
+        items = self._media.look_up(fleet, request, now_ms) if request.items else []
+        held = blocks * request.block_size
+        np.minimum(held, request.prompt_tokens - 1, out=held)
+        return Job(request, fleet, now_ms, new, items, blocks, held)
+
+    def _lifetime_ms(self, request: ScheduleRequest) -> float:
+        ttl = self._config.request_ttl
+        return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
+
+    def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> None:
+        request, now_ms = job.request, job.now_ms
+        settled = now_ms + self._config.settle * 1e3
+        view, row = prefill.view, prefill.row
+        alone = decode is None
+        last = request.prompt_tokens + (job.new_tokens if alone else 0)
+        charge = Charge(
+            view.pool, row, settled, float(view.work_ms[row]), request.prompt_tokens - prefill.hits,
+            context=request.prompt_tokens if alone else 0,
+            blocks=math.ceil((last - prefill.hits) / request.block_size),
+        )  # fmt: skip
+        view.pool.charge(charge, now_ms)
+        if decode is None:
+            held.decode = charge
+        else:
+            held.prefill = charge
+            rest = request.prompt_tokens + job.new_tokens - decode.hits
+            asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
+            held.decode = Charge(
+                decode.view.pool, decode.row, settled + asked,
+                context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
+            )  # fmt: skip
+            decode.view.pool.charge(held.decode, now_ms)
+        held.expected = self._expect(job, prefill, decode)
+
+    def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> Expected | None:
+        """The prompt's blocks will be there soon."""
+        keys, at = job.request.block_keys, prefill.at
+        if decode is not None and decode.at.blocks is not None:
+            decode.at.blocks.use(keys, job.now_ms)
+        if job.items and at.media is not None:
+            at.media.use([item.need.mm_hash for item in job.items], job.now_ms)
+        if at.blocks is not None:
+            at.blocks.use(keys, job.now_ms)
+            return None
+        return job.fleet.expected.add(at.slot, int(job.blocks[at.slot]), keys)
+
+    def _placement(
+        self, job: Job, prefill: Choice, decode: Choice | None, items: list[ItemPlacement]
+    ) -> Placement:
+        first = prefill.at
+        second = first if decode is None else decode.at
+        placement = Placement(
+            job.request.request_id, second.target, first.target if decode else None, items,
+            prefill.hits, prefill.ttft_ms,
+        )  # fmt: skip
+        if job.request.debug:
+            stages = {"prefill": prefill, "decode": decode} if decode else {"combined": prefill}
+            placement.debug = {
+                name: explain(choice.view, choice.row) for name, choice in stages.items() if choice
+            }
+        return placement
+
+
+def _check_deadline(request: ScheduleRequest, ttft_ms: float) -> None:
+    """`Unavailable` if the first token cannot be there in time."""
+    if request.deadline_s is not None and ttft_ms > request.deadline_s * 1e3:
+        raise Unavailable(
+            f"the first token is {ttft_ms / 1e3:.1f} s away, the deadline "
+            f"{request.deadline_s:.1f} s",
+            code="deadline_unreachable",
+            retry_after_s=min(30.0, max(1.0, ttft_ms / 1e3 - request.deadline_s)),
+        )

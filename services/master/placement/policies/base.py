@@ -1,0 +1,77 @@
+"""What a policy is."""
+
+from __future__ import annotations
+
+import abc
+import math
+import random
+from typing import ClassVar
+
+import numpy as np
+from blake3 import blake3
+
+from services.master.config import MasterConfig
+from services.master.fleet.pool import Floats
+from services.master.placement.choice import Choice
+from services.master.placement.costs import View, least
+
+
+class Policy(abc.ABC):
+    """Chooses a worker for each stage of a request.
+
+    `sees_media`: it is asked only for pictures that no cache has and no encoder is at work on.
+    Others are asked for every picture and left with the encoder's own cache. `compares`: where
+    some workers prefill or decode and others do both, it chooses among each kind, and the cheaper
+    choice is taken; with others `splits` decides beforehand.
+    """
+
+    sees_media: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+
+    def __init__(self, config: MasterConfig, rng: random.Random) -> None:
+        self.config = config
+        self.rng = rng
+
+    @abc.abstractmethod
+    def scores(self, view: View) -> Floats:
+        """What each worker would cost, [rows]; `view.penalty` need not be in it."""
+
+    def price(self, choice: Choice) -> float:
+        """What a choice costs, beside choices of other stages and pools."""
+        return float(self.scores(choice.view)[choice.row])
+
+    def pick(self, view: View) -> int:
+        """The row to use. At least one row has no penalty."""
+        return self.least(self.scores(view) + view.penalty, view)
+
+    def splits(self, parted: int, combined: int) -> bool:
+        """Whether a request is split, of `parted` workers that prefill or decode and `combined`
+        ones that do both: by lot, so that each worker gets as much work."""
+        return self.rng.random() * (parted + combined) < parted
+
+    def least(self, scores: Floats, view: View, slack: float = 0.0, ratio: float = 0.0) -> int:
+        """A row within `slack`, or `ratio` of it, of the least score, which is infinite where there
+        is a penalty: by session if there is one, else by lot.
+
+        Several masters, or one with stale reports, would otherwise all send to the same worker.
+        """
+        lowest = least(scores)
+        priced = math.isfinite(lowest)
+        slack = max(slack, ratio * lowest) if ratio else slack
+        near = (scores <= lowest + slack if priced else view.penalty == 0.0).nonzero()[0]
+        if len(near) == 1:
+            return int(near[0])
+        if view.session:
+            return max(map(int, near), key=lambda row: _affinity(view.session, view.pool.ids[row]))
+        return int(near[int(self.rng.random() * len(near))])
+
+    def draw(self, weights: Floats) -> int:
+        """A row at random, in proportion to its weight; at least one is positive. [rows]"""
+        total = np.cumsum(weights)
+        row = int(np.searchsorted(total, self.rng.random() * float(total[-1]), side="right"))
+        return row if row < len(weights) and weights[row] > 0.0 else int(weights.argmax())
+
+
+def _affinity(session: str, instance_id: str) -> bytes:
+    """Rendezvous hashing: the same worker for a session as long as it is among the choices."""
+    return blake3(f"{session}\0{instance_id}".encode()).digest()

@@ -1,0 +1,36 @@
+"""SGLang's gateway: the best prefix match while loads are balanced, the least load otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.master.fleet.pool import Floats
+from services.master.placement.costs import DECODE, ENCODE, View, least
+from services.master.placement.policies.base import Policy
+
+
+class CacheAwarePolicy(Policy):
+    """Imbalanced if most - fewest requests > `balance_abs` and most > `balance_rel` * fewest: least
+    load. Else the best match if it is more than `cache_threshold` of the prompt, otherwise least
+    load. Encoders are drawn at random. Where only decoding is done it is the least load: SGLang
+    leaves that choice to the operator, and prefixes would pile up decodes on a few workers.
+    """
+
+    def scores(self, view: View) -> Floats:
+        loads = view.pool.requests
+        if view.stage == ENCODE:
+            return np.zeros(len(loads))
+        if view.stage == DECODE:
+            return loads
+        config, able = self.config, loads[view.penalty == 0.0]
+        most, fewest = float(able.max()), float(able.min())
+        imbalanced = most - fewest > config.balance_abs and most > config.balance_rel * fewest
+        matched = view.hits - view.penalty
+        best = float(matched[matched.argmax()]) / view.tokens
+        return loads if imbalanced or best <= config.cache_threshold else -view.hits
+
+    def pick(self, view: View) -> int:
+        scores = self.scores(view) + view.penalty
+        if view.stage == ENCODE:
+            return self.draw((scores == least(scores)).astype(np.float64))
+        return self.least(scores, view)

@@ -1,0 +1,49 @@
+"""A policy by its name."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from types import MappingProxyType
+
+from protocol.errors import ConfigError
+from services.master.config import MasterConfig
+from services.master.placement.policies.base import Policy
+from services.master.placement.policies.cache_aware import CacheAwarePolicy
+from services.master.placement.policies.cost import CostPolicy
+from services.master.placement.policies.kv import KVPolicy
+from services.master.placement.policies.least_loaded import LeastLoadedPolicy
+from services.master.placement.policies.random_choice import RandomPolicy
+from services.master.placement.policies.round_robin import RoundRobinPolicy
+from services.master.placement.policies.rtp import RTPPolicy
+
+POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
+    {
+        "cache_aware": CacheAwarePolicy,
+        "cost": CostPolicy,
+        "kv": KVPolicy,
+        "least_loaded": LeastLoadedPolicy,
+        "random": RandomPolicy,
+        "round_robin": RoundRobinPolicy,
+        "rtp": RTPPolicy,
+    }
+)
+
+
+def load_policy(config: MasterConfig, rng: random.Random) -> Policy:
+    """The policy that `config.policy` names; `ConfigError` if there is none."""
+    kind = POLICIES.get(config.policy) or _imported(config.policy)
+    return kind(config, rng)
+
+
+def _imported(path: str) -> type[Policy]:
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"policy: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ConfigError(f"policy: '{path}' is no subclass of {Policy.__module__}.Policy")
+    return found

@@ -1,0 +1,12 @@
+"""The worker with the fewest requests, placed or reported."""
+
+from __future__ import annotations
+
+from services.master.fleet.pool import Floats
+from services.master.placement.costs import View
+from services.master.placement.policies.base import Policy
+
+
+class LeastLoadedPolicy(Policy):
+    def scores(self, view: View) -> Floats:
+        return view.pool.requests

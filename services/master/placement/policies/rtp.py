@@ -1,0 +1,62 @@
+"""RTP-LLM's master: least predicted time to the first token, decode where KV is least used."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from services.master.fleet.pool import Floats
+from services.master.placement.costs import DECODE, ENCODE, View, least
+from services.master.placement.policies.base import Policy
+
+_SLACK_MS = 20.0
+_OVERLOADED = 3.0
+
+
+class RTPPolicy(Policy):
+    """Prefill: a cached token costs `rtp_hit_weight` of a missing one, and the wait is added.
+    Workers with more than three times the mean of requests or of wait are left out; any within
+    max(`rtp_slack` of the least, 20 ms) is drawn. Decode: weighted by exp(-`rtp_decay` * tokens of
+    KV used beyond the least); of a worker that tells no blocks, the context placed there. Encoders
+    are drawn at random.
+
+    It reserves for a decode the prompt and at most 1000 tokens: `expected_tokens` 1000.
+    """
+
+    def scores(self, view: View) -> Floats:
+        pool = view.pool
+        if view.stage == ENCODE:
+            return np.zeros(len(pool))
+        if view.stage == DECODE:
+            told = pool.total_blocks > 0.0
+            used = np.where(told, pool.total_blocks - pool.free_blocks, 0.0) * view.block_size
+            return np.where(told, used, pool.context_tokens)
+        missing = view.tokens - view.hits
+        work = (missing + self.config.rtp_hit_weight * view.hits) * pool.token_ms
+        return pool.base_ms + work + view.queue_ms
+
+    def pick(self, view: View) -> int:
+        scores = self.scores(view) + view.penalty
+        if view.stage == DECODE:
+            beyond = np.where(view.penalty > 0.0, 0.0, scores - least(scores))
+            weights = np.exp(-self.config.rtp_decay * beyond) * (view.penalty == 0.0)
+        else:
+            if view.stage != ENCODE:
+                scores = scores + _overloaded(view)
+            lowest = least(scores)
+            slack = max(self.config.rtp_slack * lowest, _SLACK_MS)
+            weights = (scores <= lowest + slack).astype(np.float64)
+        return self.draw(weights)
+
+
+def _overloaded(view: View) -> Floats:
+    """inf for workers far above the mean, unless none would be left. [rows]"""
+    able = view.penalty == 0.0
+    requests, queue = view.pool.requests, view.queue_ms
+    above = (requests > _OVERLOADED * requests[able].mean()) | (
+        queue > _OVERLOADED * queue[able].mean()
+    )
+    if (above | ~able).all():
+        return view.penalty
+    return np.where(above, math.inf, 0.0)

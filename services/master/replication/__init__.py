@@ -1,0 +1,1 @@
+"""What masters that share a fleet tell each other, through Redis."""

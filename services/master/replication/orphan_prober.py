@@ -1,0 +1,85 @@
+"""Workers whose own master is silent, or that are known through a Redis that is away: asked
+whether they are alive, so that a fleet outlives the master that its workers talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.errors import UpstreamError
+from protocol.registry import InstanceInfo
+from services.master.config import MasterConfig
+from services.master.replication.messages import Joined, Kept
+from services.master.replication.replicator import Exchange
+
+if TYPE_CHECKING:
+    from services.master.fleet.probe_client import ProbeClient
+
+
+@dataclass
+class OrphanProber:
+    """Renews the leases of those that answer. The others' lapse as usual."""
+
+    exchange: Exchange
+    config: MasterConfig
+    _asking: set[str] = field(default_factory=set)
+    _silent: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
+        self._asking.clear()
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as probes:
+            client: ProbeClient | None = None
+            while True:
+                found = orphans(self.exchange, time.monotonic(), self.config.orphan_ttl)
+                self._silent &= {info.instance_id for info in found}
+                for info in found:
+                    client = client or await self._client(stack)
+                    if info.instance_id not in self._asking:
+                        self._asking.add(info.instance_id)
+                        probes.create_task(self._probe(client, info))
+                await asyncio.sleep(self.config.lease / 6)
+
+    async def _client(self, stack: contextlib.AsyncExitStack) -> ProbeClient:
+        from services.master.fleet.probe_client import ProbeClient
+
+        return await stack.enter_async_context(ProbeClient(self.config.probe_timeout))
+
+    async def _probe(self, client: ProbeClient, info: InstanceInfo) -> None:
+        name = info.instance_id
+        try:
+            await client.health(info.url, suspect=name in self._silent)
+        except UpstreamError:
+            self._silent.add(name)
+            self.exchange.counts["orphans_silent"] += 1
+            return
+        finally:
+            self._asking.discard(name)
+        self._silent.discard(name)
+        self.exchange.counts["orphans_alive"] += 1
+        keep(self.exchange, info, time.monotonic())
+
+
+def orphans(exchange: Exchange, now: float, longest_s: float) -> list[InstanceInfo]:
+    """Workers whose home says nothing, and has not for less than `longest_s`."""
+    lease, instances = exchange.master.config.lease, exchange.master.registry.instances
+    return [
+        instances[name].info
+        for name, home in exchange.homes.items()
+        if lease / 2 < now - home.heard < longest_s
+        and not (exchange.connected and home.master in exchange.peers)
+    ]
+
+
+def keep(exchange: Exchange, info: InstanceInfo, now: float) -> None:
+    """An orphan answers for itself: renew its lease, here and where masters that start look."""
+    known = exchange.master.registry.instances.get(info.instance_id)
+    home = exchange.homes.get(info.instance_id)
+    if known is None or home is None or known.info.generation != info.generation:
+        return
+    exchange.master.registry.touch(info.instance_id, now * 1e3, exchange.master.config.lease)
+    age_ms = max(0.0, now * 1e3 - known.since)
+    exchange.tell(Kept(Joined(known.info, home.master, known.draining, age_ms)))

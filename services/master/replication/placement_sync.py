@@ -1,0 +1,137 @@
+"""What a placed request holds, for other masters to count as their own."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+
+from protocol.errors import InvalidRequest
+from protocol.registry import ScheduleRequest
+from services.master.fleet.fleet import Fleet, Instance, PendingEncode
+from services.master.fleet.pool import Charge
+from services.master.placement.ledger import Held
+from services.master.replication.messages import MAX_KEYS, Placed, SharedCharge, SharedEncode
+
+KEY_TYPE = "Q"  # of block keys: 64 bits
+_LONGEST_MS = 86_400e3
+
+
+def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
+    """The message that tells of it."""
+    workers = [at for at in (_at(held, held.prefill), _at(held, held.decode)) if at is not None]
+    predicted = any(at.blocks is not None for at in workers)
+    start = 0 if predicted or held.expected is None else held.expected.start
+    told = predicted or held.expected is not None
+    keys = request.block_keys[start : start + MAX_KEYS] if told else []
+    return Placed(
+        request.request_id,
+        held.fleet.model,
+        max(0.0, held.expires_at - now_ms),
+        [_encode(held, name, charge, now_ms) for name, charge in held.encodes.items()],
+        _charge(held.prefill, now_ms),
+        _charge(held.decode, now_ms),
+        start,
+        array(KEY_TYPE, keys).tobytes(),
+        [item.mm_hash for item in request.items] if predicted else [],
+        held.expected is not None,
+    )
+
+
+def _at(held: Held, charge: Charge | None) -> Instance | None:
+    return None if charge is None else held.fleet.by_slot.get(int(charge.pool.slots[charge.row]))
+
+
+def _charge(charge: Charge | None, now_ms: float) -> SharedCharge | None:
+    if charge is None:
+        return None
+    return SharedCharge(
+        charge.pool.ids[charge.row], max(0.0, charge.visible_at - now_ms), charge.work_ms,
+        charge.tokens, charge.context, charge.blocks,
+    )  # fmt: skip
+
+
+def _encode(held: Held, mm_hash: str, charge: Charge, now_ms: float) -> SharedEncode:
+    told = _charge(charge, now_ms)
+    assert told is not None
+    pending = held.fleet.pending.get(mm_hash)
+    if pending is None or pending.charge is not charge:
+        return SharedEncode(mm_hash, told)
+    ready, expires = pending.ready_at - now_ms, pending.expires_at - now_ms
+    return SharedEncode(mm_hash, told, max(0.0, ready), max(0.0, expires))
+
+
+def restore(placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now_ms: float) -> Held:
+    """Count it here; workers that are not known here are left out. `InvalidRequest` for numbers
+    that no master counts with."""
+    _check(placed)
+    held = Held(fleet, now_ms + placed.ttl_ms)
+    for encode in placed.encodes:
+        _restore_encode(encode, held, instances, now_ms)
+    first = _find(placed.prefill or placed.decode, held, instances)
+    second = _find(placed.decode, held, instances)
+    held.prefill = _restore(placed.prefill, held, instances, now_ms)
+    held.decode = _restore(placed.decode, held, instances, now_ms)
+    keys = array(KEY_TYPE)
+    keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
+    if first is not None:
+        _expect(placed, keys.tolist(), held, first, now_ms)
+    if second is not None and second is not first and second.blocks is not None:
+        second.blocks.use(keys, now_ms)
+    return held
+
+
+def _check(placed: Placed) -> None:
+    charges = [encode.charge for encode in placed.encodes]
+    charges += [charge for charge in (placed.prefill, placed.decode) if charge is not None]
+    times = [placed.ttl_ms, *(ms for e in placed.encodes for ms in (e.ready_ms, e.expires_ms))]
+    times += [charge.visible_ms for charge in charges]
+    work = [n for c in charges for n in (c.work_ms, c.tokens, c.context, c.blocks)]
+    if not all(ms <= _LONGEST_MS for ms in times) or not all(map(math.isfinite, work)):
+        raise InvalidRequest("a placement with absurd numbers", code="absurd_placement")
+
+
+def _find(
+    charge: SharedCharge | None, held: Held, instances: Mapping[str, Instance]
+) -> Instance | None:
+    found = instances.get(charge.instance_id) if charge is not None else None
+    return found if found is not None and found.info.model == held.fleet.model else None
+
+
+def _restore(
+    charge: SharedCharge | None, held: Held, instances: Mapping[str, Instance], now_ms: float
+) -> Charge | None:
+    at = _find(charge, held, instances)
+    if charge is None or at is None:
+        return None
+    counted = Charge(
+        at.pool, at.row, now_ms + charge.visible_ms, charge.work_ms, charge.tokens,
+        charge.context, charge.blocks,
+    )  # fmt: skip
+    at.pool.charge(counted, now_ms)
+    return counted
+
+
+def _restore_encode(
+    encode: SharedEncode, held: Held, instances: Mapping[str, Instance], now_ms: float
+) -> None:
+    charge, at = _restore(encode.charge, held, instances, now_ms), None
+    if charge is not None:
+        held.encodes[encode.mm_hash] = charge
+        at = _find(encode.charge, held, instances)
+    if at is not None and encode.expires_ms > 0:
+        ready, expires = now_ms + encode.ready_ms, now_ms + encode.expires_ms
+        pending = PendingEncode(at.slot, ready, expires, charge)
+        held.fleet.pending.setdefault(encode.mm_hash, pending)
+
+
+def _expect(placed: Placed, keys: Sequence[int], held: Held, at: Instance, now_ms: float) -> None:
+    """As `Placer` does for its own: where a cache has no events it is taken to hold the prompt."""
+    if at.blocks is not None:
+        if not placed.start:
+            at.blocks.use(keys, now_ms)
+        if at.media is not None:
+            at.media.use(placed.mm_hashes, now_ms)
+    elif placed.expected:
+        padded = [0] * placed.start + list(keys)  # nobody looks at keys before the first missing
+        held.expected = held.fleet.expected.add(at.slot, placed.start, padded)

@@ -1,0 +1,56 @@
+"""Conversations of `tests.support.conversations` as OpenAI requests, and their token ids back."""
+
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.support.engines import png
+from tests.support.reference import Messages
+from tests.support.stack import Process, call
+
+
+def openai_messages(messages: Messages) -> Messages:
+    return [{**m, "content": [_part(part) for part in m["content"]]} for m in messages]
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return part
+    data = base64.b64encode(png(part["image"])).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def body_of(messages: Messages, **params: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "messages": openai_messages(messages),
+        "temperature": 0,
+        "return_token_ids": True,
+        **params,
+    }
+
+
+def all_up(server: Process, count: int = 1) -> bool:
+    """Whether a proxy takes every worker it knows, at least so many, to be up."""
+    body = call(f"{server.url}/health")[1]
+    states = [state for role in ("encode", "prefill", "decode") for state in body[role].values()]
+    return len(states) >= count and set(states) == {"up"}
+
+
+def complete(server: Process, messages: Messages, **params: Any) -> Any:
+    """The whole answer; anything but a 200 fails."""
+    status, answer = call(f"{server.url}/v1/chat/completions", body_of(messages, **params))
+    assert status == 200, answer
+    return answer
+
+
+def tokens(server: Process, messages: Messages, **params: Any) -> list[int]:
+    """Token ids of the first choice."""
+    ids: list[int] = complete(server, messages, **params)["choices"][0]["token_ids"]
+    return ids
+
+
+def all_tokens(server: Process, cases: list[Messages], **params: Any) -> list[list[int]]:
+    """Every case at once."""
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(lambda case: tokens(server, case, **params), cases))

@@ -1,0 +1,112 @@
+"""An engine inside the test process, and the requests a reference conversation becomes."""
+
+import io
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from PIL import Image
+
+from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
+from services.engine.config import EngineConfig
+from services.engine.engine import Engine
+from tests.support.reference import Inputs, Messages, Reference, load
+
+DEADLINE_S = 60.0
+
+
+def engine(model_dir: Path, **options: Any) -> Engine:
+    """An engine with every part that the model has."""
+    reference = load(model_dir)
+    parts = ("language",) if reference.image_processor is None else ("language", "vision")
+    values = {"parts": parts, "num_blocks": 256, "eos_token_ids": reference.eos, **options}
+    config = EngineConfig(model_dir=str(model_dir), model=model_dir.name, revision="test", **values)
+    return Engine(config, wake=lambda: None)
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def request_of(
+    model_dir: Path, messages: Messages, request_id: str, **sampling: Any
+) -> tuple[GenerateRequest, EncodeRequest]:
+    """What a frontend would make of a conversation, built from transformers' own processing."""
+    reference = load(model_dir)
+    inputs = reference.inputs(messages)
+    token_ids = inputs["input_ids"][0].tolist()
+    images = [
+        part["image"]
+        for message in messages
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+    spans = _spans(reference, token_ids, inputs, len(images))
+    grids = inputs.get("image_grid_thw", torch.zeros(len(images), 0)).tolist()
+    hashes = [blake3(png(image)).hexdigest() for image in images]
+    items = [
+        MMItem(name, "image", offset, length, tuple(int(n) for n in grid))
+        for name, (offset, length), grid in zip(hashes, spans, grids, strict=True)
+    ]
+    encode = [
+        EncodeItem(item.mm_hash, "image", item.length, item.grid, png(image))
+        for item, image in zip(items, images, strict=True)
+    ]
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **sampling})
+    return (
+        GenerateRequest(request_id, token_ids, params, items),
+        EncodeRequest(request_id, encode),
+    )
+
+
+def _spans(
+    reference: Reference, token_ids: list[int], inputs: Inputs, count: int
+) -> list[tuple[int, int]]:
+    """(offset, length) of each picture; two pictures' spans may touch."""
+    if not count:
+        return []
+    token_id = reference.config.image_token_id
+    token = reference.tokenizer.convert_ids_to_tokens(token_id)
+    media = {"num_crops": [0] * count, **inputs}
+    spans: list[tuple[int, int]] = []
+    place = 0
+    for index in range(count):
+        length = reference.processor.replace_image_token(media, index).count(token)
+        place = token_ids.index(token_id, place)
+        spans.append((place, length))
+        place += length
+    return spans
+
+
+def run(
+    engine: Engine, requests: Iterable[tuple[GenerateRequest, EncodeRequest]]
+) -> dict[tuple[str, int], list[int]]:
+    """Serve requests to their end; the tokens of each (request id, choice)."""
+    tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+    waiting = 0
+    for generate, encode in requests:
+        assert engine.generate is not None
+        if encode.items and engine.encode is not None:
+            engine.encode.add(encode)
+        refused = engine.generate.add(generate)
+        assert not refused, refused
+        waiting += len(generate.emitted) or generate.sampling.n
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        time.sleep(min(engine.wait_s, 0.001))
+        outputs, encoded = engine.step()
+        assert not [e.error for e in encoded if e.error]
+        for output in outputs:
+            assert output.error is None, output.error
+            tokens[output.request_id, output.index] += output.token_ids
+            waiting -= output.finish_reason is not None
+        if not waiting:
+            return tokens
+    raise AssertionError("requests did not finish")

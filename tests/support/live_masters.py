@@ -1,0 +1,68 @@
+"""Real masters in the test's process that end and live again on their ports."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from protocol.registry import InstanceInfo, InstanceName, InstanceRole
+from proxy.placement.master_client import MasterLink
+from proxy.upstream.client import UpstreamClient
+from services.http.server import bind, serve
+from services.master.api.app import create_app
+from services.master.api.service import MasterService
+from services.master.config import MasterConfig
+
+
+class Master:
+    """One that can end and live again on its port, knowing nobody."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.service = MasterService(MasterConfig())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        listener = bind("127.0.0.1", self._port)
+        self._port = listener.getsockname()[1]
+        self.service, self._stop = MasterService(MasterConfig()), asyncio.Event()
+        app = create_app(self.service, f"127.0.0.1:{self._port}")
+        self._task = asyncio.create_task(serve(app, listener, "master", self._stop))
+        listening = self._port
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", listening)
+                writer.close()
+                return
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._task is not None:
+            await self._task
+        self._task = None
+
+    def tell_of(self, name: str, role: InstanceRole, url: str, generation: str = "1") -> None:
+        self.service.register(InstanceInfo(name, role, url, "m", generation))
+
+    def forget(self, name: str) -> None:
+        self.service.deregister(InstanceName(name))
+
+
+@contextlib.asynccontextmanager
+async def running(count: int = 1) -> AsyncIterator[tuple[list[Master], MasterLink, UpstreamClient]]:
+    masters = [Master() for _ in range(count)]
+    client = UpstreamClient(2.0, probe_timeout_s=0.2)
+    try:
+        async with asyncio.timeout(30):
+            for master in masters:
+                await master.start()
+            yield masters, MasterLink([master.url for master in masters], client), client
+    finally:
+        await client.close()
+        for master in masters:
+            await master.stop()

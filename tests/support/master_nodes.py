@@ -1,0 +1,111 @@
+"""Several masters on virtual time, joined by a channel that may lose messages."""
+
+from collections.abc import Callable
+from typing import Any
+
+from protocol.kv_events import EventSource
+from protocol.registry import (
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    Load,
+    Placement,
+    ScheduleRequest,
+)
+from services.master.config import MasterConfig
+from services.master.master import Master
+from services.master.placement.admission import Ticket
+from services.master.placement.ledger import Held
+from services.master.replication.messages import decode_message, encode_message
+from services.master.replication.replicator import Exchange
+
+LEASE_S = 9.0
+SOURCES = [EventSource("tcp://127.0.0.1:1")]
+
+
+class Node:
+    """A master with its exchange, as the service joins them."""
+
+    def __init__(self, name: str, **config: Any) -> None:
+        settings = MasterConfig(**{"lease": LEASE_S, "seed": 5, **config})
+        self.master = Master(
+            settings, None, lambda info: None, self.left, self.placed,
+            lambda report: self.exchange.ended(report),
+        )  # fmt: skip
+        self.exchange = Exchange(self.master, name, connected=True)
+        self.master.registry.opened = lambda name: self.exchange.opened(name, self.now)
+        self.now = 0.0
+
+    def left(self, info: InstanceInfo) -> None:
+        self.exchange.left(info)
+
+    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        self.exchange.placed(request, held, now_ms)
+
+    def register(self, info: InstanceInfo) -> None:
+        with self.exchange.because("call"):
+            self.master.register(info, self.now)
+        self.exchange.joined(info, self.now)
+
+    def beat(self, name: str, generation: str = "", load: Load | None = None) -> bool:
+        beat = Heartbeat(name, generation, load or Load())
+        answer = self.master.heartbeat(beat, self.now)
+        if answer.known:
+            self.exchange.beat(beat, answer.draining, self.now)
+        return answer.known
+
+    def expire(self) -> None:
+        with self.exchange.because("lapse"):
+            self.master.expire(self.now)
+        self.exchange.peers.expire(self.now)
+
+    def deregister(self, name: str) -> None:
+        with self.exchange.because("call"):
+            self.master.deregister(InstanceName(name), self.now)
+
+    def schedule(self, request: ScheduleRequest) -> Placement | Ticket:
+        return self.master.schedule(request, self.now)
+
+    def place(self, name: str, **fields: Any) -> Placement:
+        placed = self.schedule(
+            ScheduleRequest(name, **{"prompt_tokens": 1600, "model": "m", **fields})
+        )
+        assert isinstance(placed, Placement)
+        return placed
+
+    @property
+    def known(self) -> set[str]:
+        return set(self.master.registry.instances)
+
+    def requests(self, name: str) -> float:
+        instance = self.master.registry.instances[name]
+        return float(instance.pool.requests[instance.row])
+
+
+class Fleet:
+    """Masters a, b, ... and the channel between them; everything goes over the wire's bytes.
+
+    `lost`: whether a message does not arrive somewhere."""
+
+    def __init__(
+        self, count: int = 2, lost: Callable[[], bool] = lambda: False, **config: Any
+    ) -> None:
+        self.nodes = [Node("abc"[i], **config) for i in range(count)]
+        self._lost = lost
+
+    def deliver(self) -> None:
+        for node in self.nodes:
+            while changes := node.exchange.take():
+                sender, heard, garbage = decode_message(encode_message(node.exchange.name, changes))
+                assert (len(heard), garbage) == (len(changes), 0)
+                for other in self.nodes:
+                    if other is not node and not self._lost():
+                        other.exchange.hear_all(sender, heard, other.now)
+
+    def at(self, now: float) -> None:
+        for node in self.nodes:
+            node.now = now
+        self.deliver()
+        for node in self.nodes:
+            node.expire()
+        self.deliver()

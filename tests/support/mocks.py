@@ -1,0 +1,54 @@
+"""Mock worker processes for tests, and what is said to them."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.support.stack import Process, Stack, call
+
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+FAST = ("--speed", "20", "--log-level", "warning")
+HAND_OVER = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def mock(stack: Stack, role: str, *flags: str) -> Process:
+    process = stack.start("services.mock", "--role", role, *FAST, *flags)
+    process.wait_ready()
+    return process
+
+
+def counters(process: Process) -> dict[str, float]:
+    found: dict[str, float] = call(f"{process.url}/integrity")[1]["counters"]
+    return found
+
+
+class Stream:
+    """A streamed request that can be left at any moment."""
+
+    def __init__(self, url: str, path: str, body: Any, timeout_s: float = 20.0) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self.connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
+        self.connection.request("POST", path, json.dumps(body))
+        self.response = self.connection.getresponse()
+
+    def events(self) -> Iterator[bytes]:
+        """The data of every event until the stream ends."""
+        while line := self.response.readline():
+            if line.startswith(b"data: "):
+                yield line[6:].rstrip(b"\n")
+
+    def leave(self) -> None:
+        self.response.close()
+        self.connection.close()
+
+
+def generate_body(prompt: list[int], most: int = 8, **more: Any) -> dict[str, Any]:
+    sampling = {"max_tokens": most, "temperature": 0}
+    return {"token_ids": prompt, "sampling_params": sampling, **more}
+
+
+def ask(process: Process, path: str, body: Any) -> Any:
+    status, answer = call(process.url + path, body)
+    assert status == 200, answer
+    return answer

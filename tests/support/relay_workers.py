@@ -1,0 +1,328 @@
+"""Workers that follow a script, and a proxy that relays to them, all in the test's process."""
+
+import asyncio
+import base64
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import uvicorn
+from uvicorn.server import ServerState
+
+from protocol.settings import resolve
+from proxy.app import create_app
+from proxy.assembly import make_fleet, make_pipeline
+from proxy.config import ProxyConfig
+from proxy.gateway import Gateway
+from proxy.metrics import ProxyMetrics
+from proxy.relay.relay import Relay
+from proxy.relay.server import edge_for
+from proxy.upstream.client import UpstreamClient
+from tests.support.listening import run as run
+
+CHAT = "/v1/chat/completions"
+PICTURE = base64.b64encode(bytes(range(256)) * 200).decode()
+WHOLE = {"choices": [{"index": 0, "message": {"content": "whole"}, "finish_reason": "stop"}]}
+EVENTS = [
+    b'data: {"choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % number for number in range(4)
+]
+DONE = b"data: [DONE]\n\n"
+HANDLES = {"do_remote_prefill": True, "remote_request_id": "held", "remote_port": 5600}
+
+
+@dataclass
+class Asked:
+    path: str
+    headers: dict[str, str]
+    body: Any
+    size: int
+
+
+Behaviour = Callable[["Worker", Asked, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Worker:
+    """A worker that follows its script, one behaviour per request, and is good after its end.
+    `left` counts connections that were closed on it while it worked."""
+
+    role: str
+    script: list[Behaviour] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    left: int = 0
+    url: str = ""
+    connections: int = 0
+    closed: int = 0
+
+    async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        behave = self.script.pop(0) if self.script else good
+        await behave(self, asked, writer)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        plain = reader
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                asked = await read_request(reader)
+                if asked.path.endswith("/abort_requests"):
+                    self.aborted += asked.body["request_ids"]
+                    await send(writer, b"{}")
+                    continue
+                self.asked.append(asked)
+                work = asyncio.ensure_future(self.respond(asked, writer))
+                gone = asyncio.ensure_future(plain.read(1))
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    self.left += 1
+                    work.cancel()
+                    break
+                try:
+                    work.result()
+                except ConnectionError:
+                    self.left += 1
+                    break
+                if writer.is_closing() or (gone.done() and not gone.result()):
+                    break
+                # the byte that `gone` may take is the first of the next request
+                reader = Prefixed(plain, gone)  # type: ignore[assignment]
+        self.closed += 1
+        writer.close()
+
+
+class Prefixed:
+    """A reader whose first byte is on its way by another task."""
+
+    def __init__(self, reader: Any, first: "asyncio.Future[bytes]") -> None:
+        self._reader, self._first = reader, first
+
+    async def readuntil(self, end: bytes) -> bytes:
+        first = await self._first
+        if not first:
+            raise asyncio.IncompleteReadError(b"", None)
+        return first + bytes(await self._reader.readuntil(end))
+
+    async def readexactly(self, count: int) -> bytes:
+        return bytes(await self._reader.readexactly(count))
+
+    async def read(self, count: int) -> bytes:
+        return bytes(await self._reader.read(count))
+
+
+async def read_request(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Asked(head[0].split()[1], headers, json.loads(body) if body else None, len(body))
+
+
+async def send(
+    writer: asyncio.StreamWriter, body: bytes, kind: str = "application/json", status: int = 200,
+    extra: str = "",
+) -> None:  # fmt: skip
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\n{extra}content-length: {len(body)}\r\n"
+    writer.write(head.encode() + b"\r\n" + body)
+    await writer.drain()
+
+
+async def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+    await writer.drain()
+    await asyncio.sleep(0)
+
+
+async def begin(writer: asyncio.StreamWriter, kind: str = "text/event-stream") -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head.encode())
+
+
+async def good(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    if (asked.body or {}).get("stream"):
+        await begin(writer)
+        for event in (*EVENTS, DONE):
+            await chunk(writer, event)
+        writer.write(b"0\r\n\r\n")
+        return
+    answer: dict[str, Any] = dict(WHOLE)
+    if worker.role == "encode":
+        (part,) = asked.body["messages"][0]["content"]
+        name = f"hash-{len(json.dumps(part))}-{part.get('uuid', '')}"
+        metadata = {"image_grid_thw": [1, 4, 4]}
+        answer["ec_transfer_params"] = {
+            name: {"modality": "image", "item_indices": [0], "metadata": metadata}
+        }
+    if worker.role == "prefill":
+        answer["kv_transfer_params"] = HANDLES
+    await send(writer, json.dumps(answer).encode())
+
+
+async def hang(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def drop(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def not_http(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x00\x01 what is this\r\n\r\n")
+    await asyncio.sleep(60)
+
+
+def saying(
+    body: bytes, kind: str = "application/json", status: int = 200, extra: str = ""
+) -> Behaviour:
+    async def behave(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await send(writer, body, kind, status, extra)
+
+    return behave
+
+
+def streaming(*pieces: bytes, end: str = "hang") -> Behaviour:
+    """A stream of these pieces that then hangs, is dropped, or ends without an end mark."""
+
+    async def behave(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begin(writer)
+        for piece in pieces:
+            await chunk(writer, piece)
+        if end == "hang":
+            await asyncio.sleep(60)
+        elif end == "drop":
+            writer.close()
+        else:
+            writer.write(b"0\r\n\r\n")
+
+    return behave
+
+
+async def twice(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    answer = json.dumps(WHOLE).encode()
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n")
+    writer.write(b"content-length: %d\r\n\r\n%b" % (len(answer), answer))
+    await send(writer, answer.replace(b"whole", b"other"))
+
+
+async def endless_head(worker: Worker, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: application/json\r\n")
+    while True:
+        writer.write(b"x: %b\r\n" % (b"y" * 4096))
+        await writer.drain()
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+ERROR = b'{"error":{"message":"it broke","code":500}}'
+FAILURES = {
+    "garbage": saying(b"<html>oops</html>"),
+    "half a JSON": saying(b'{"choices": [{"index"'),
+    "not UTF-8": saying(b'{"choices": ["\xff"], "\xfe": 1}'),
+    "too deep": saying(b'{"choices": [], "kv_transfer_params": %b}' % DEEP),
+    "an error that is not UTF-8": saying(b'{"error": "\xff"}', status=500),
+    "an error that is too deep": saying(b'{"error": %b}' % DEEP, status=500),
+    "an endless wait": saying(ERROR, status=503, extra="retry-after: %s\r\n" % ("9" * 400)),
+    "two answers": twice,
+    "headers without an end": endless_head,
+    "wrong content type": saying(json.dumps(WHOLE).encode(), "text/html"),
+    "not HTTP": not_http,
+    "500": saying(ERROR, status=500),
+    "503": saying(ERROR, status=503, extra="retry-after: 1\r\n"),
+    "429": saying(ERROR, status=429),
+    "hang": hang,
+    "drop": drop,
+}
+STREAM_FAILURES = {
+    **FAILURES,
+    "no event in the stream": streaming(b": nothing\n\n", end="end"),
+    "half an event": streaming(b'data: {"choices":', end="drop"),
+    "an event of nonsense": streaming(b"data: {nonsense}\n\n"),
+    "an event that is not UTF-8": streaming(b'data: {"choices": ["\xff"]}\n\n'),
+    "an event that is too deep": streaming(b'data: {"choices": %b}\n\n' % DEEP),
+    "an error event": streaming(b"data: " + ERROR + b"\n\n", DONE, end="end"),
+    "JSON instead of a stream": saying(json.dumps(WHOLE).encode()),
+}
+UNASKED = {"a stream that was not asked for": streaming(EVENTS[0])}
+
+
+@dataclass
+class Relayed:
+    """A relay on a port of its own before scripted workers."""
+
+    url: str
+    workers: dict[str, list[Worker]]
+    relay: Relay
+    metrics: ProxyMetrics
+    session: aiohttp.ClientSession
+
+    def all(self) -> list[Worker]:
+        return [worker for workers in self.workers.values() for worker in workers]
+
+    async def post(self, body: Any, headers: Any = None, path: str = CHAT) -> tuple[int, bytes]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.url + path, data=data, headers=headers) as response:
+            return response.status, await response.read()
+
+    def metric(self, name: str) -> float:
+        lines = self.metrics.render().decode().splitlines()
+        return sum(float(x.split()[-1]) for x in lines if x.startswith(f"triptych_proxy:{name}"))
+
+
+FLAGS = (
+    "--dialect", "openai", "--encode-timeout", "0.5", "--prefill-timeout", "0.5",
+    "--first-token-timeout", "0.5", "--decode-timeout", "0.5", "--stall-timeout", "0.5",
+    "--retry-backoff", "0.001",
+    "--breaker-failures", "100", "--request-timeout", "20",
+)  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def relaying(
+    topology: str, *flags: str, kind: Callable[[str], Worker] = Worker
+) -> AsyncIterator[Relayed]:
+    """`topology` has a letter per worker of this kind: E, P, D."""
+    names = {"E": "encode", "P": "prefill", "D": "decode"}
+    workers: dict[str, list[Worker]] = {name: [] for name in names.values()}
+    async with contextlib.AsyncExitStack() as stack:
+        for letter in topology:
+            worker = kind(names[letter])
+            server = await asyncio.start_server(worker.serve, "127.0.0.1", 0, limit=1 << 26)
+            worker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            stack.callback(server.close)
+            workers[names[letter]].append(worker)
+        urls = [
+            word
+            for name in names.values()
+            for word in (f"--{name}-servers-urls", ",".join(w.url for w in workers[name]) or "none")
+        ]
+        config = resolve(ProxyConfig, [*FLAGS, *flags, *urls], {})
+        fleet = make_fleet(config)
+        metrics = ProxyMetrics(fleet)
+        client = UpstreamClient(2.0, authorization=config.authorization)
+        stack.push_async_callback(client.close)
+        pipeline = make_pipeline(config, fleet, client, metrics)
+        app = create_app(Gateway(config, None, fleet, client, pipeline, metrics))
+        relay = Relay(fleet, config, metrics)
+        stack.push_async_callback(relay.close)
+        protocol = functools.partial(
+            edge_for(relay), uvicorn.Config(app, log_config=None), ServerState(), {}
+        )
+        listener = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+        stack.callback(listener.close)
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Relayed(url, workers, relay, metrics, session)
+
+
+def text(**more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hello"}], **more}
+
+
+def pictures(*urls: str, **more: Any) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"model": "m", "messages": [{"role": "user", "content": parts}], **more}
+
+
+def data_url(name: str) -> str:
+    return f"data:image/png;base64,{PICTURE}{name}"

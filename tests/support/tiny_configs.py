@@ -1,0 +1,250 @@
+"""Configurations of the tiny model families, as the published checkpoints write them.
+
+Hidden 64 or 128, two to four layers, head_dim 16 or 32, fewer KV heads than heads. A picture of
+224x224 becomes 16 to 88 tokens. Tied and untied embeddings are both present.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tests.support import tiny_text
+from tests.support.tiny_text import TextSide
+
+MAX_POSITIONS = 4096
+PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56], [28, 84], [84, 28]]
+
+Json = dict[str, Any]
+Ids = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything a directory is made of; `config` and `files` get the tokenizer's id lookup."""
+
+    text: TextSide
+    model_class: str
+    config: Callable[[Ids], Json]
+    files: Callable[[], dict[str, Json]] = dict
+    embedding_std: float = 0.3
+    last_norm: float = 1.0  # scale of the norm before a tied head: larger spreads the logits
+
+
+def _text(hidden: int, heads: int, kv_heads: int, layers: int, **more: Any) -> Json:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        **more,
+    }
+
+
+def _rope(**more: Any) -> Json:
+    return {"rope_type": "default", "rope_theta": 10000.0, **more}
+
+
+def _qwen_media(ids: Ids) -> Json:
+    return {
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+    }
+
+
+def _qwen2_vl(ids: Ids) -> Json:
+    rope = _rope(mrope_section=[2, 3, 3])
+    return {
+        "text_config": _text(64, 4, 2, 3, rope_parameters=rope),
+        "vision_config": {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 2},
+        "tie_word_embeddings": False,
+        **_qwen_media(ids),
+    }
+
+
+def _qwen2_5_vl(ids: Ids) -> Json:
+    rope = _rope(mrope_section=[4, 6, 6])
+    vision = {
+        "depth": 3,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "out_hidden_size": 128,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    return {
+        "text_config": _text(128, 4, 2, 3, rope_parameters=rope),
+        "vision_config": vision,
+        "tie_word_embeddings": True,
+        **_qwen_media(ids),
+    }
+
+
+def _qwen3_vl(ids: Ids) -> Json:
+    rope = _rope(mrope_section=[6, 5, 5], mrope_interleaved=True)
+    vision = {
+        "depth": 4,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 2],
+    }
+    return {
+        "text_config": _text(64, 4, 2, 4, head_dim=32, rope_parameters=rope),
+        "vision_config": vision,
+        "tie_word_embeddings": True,
+        **_qwen_media(ids),
+    }
+
+
+def _siglip(image_size: int, patch_size: int, layers: int) -> Json:
+    return {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "vision_use_head": False,
+    }
+
+
+def _llava_onevision(ids: Ids) -> Json:
+    return {
+        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": _siglip(image_size=28, patch_size=7, layers=2),
+        "image_token_index": ids("<image>"),
+        "video_token_index": ids("<video>"),
+        "image_grid_pinpoints": PINPOINTS,
+        "vision_feature_layer": -1,
+        "vision_aspect_ratio": "anyres_max_4",
+        "tie_word_embeddings": False,
+    }
+
+
+def _gemma3(ids: Ids) -> Json:
+    window = ["sliding_attention", "full_attention"]
+    text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
+    return {
+        "text_config": {**text, "layer_types": 2 * window},
+        "vision_config": _siglip(image_size=56, patch_size=7, layers=2),
+        "mm_tokens_per_image": 16,
+        "boi_token_index": ids("<start_of_image>"),
+        "eoi_token_index": ids("<end_of_image>"),
+        "image_token_index": ids("<image_soft_token>"),
+        "tie_word_embeddings": True,
+    }
+
+
+def _llama(ids: Ids) -> Json:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    return {**_text(64, 4, 1, 3, rope_parameters=rope), "tie_word_embeddings": False}
+
+
+def _qwen3(ids: Ids) -> Json:
+    return {
+        **_text(64, 4, 2, 3, head_dim=32, rope_parameters=_rope()),
+        "tie_word_embeddings": True,
+    }
+
+
+def _qwen3_next(ids: Ids) -> Json:
+    linear = {
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    }
+    layer_types = ["linear_attention", "full_attention"]
+    text = _text(64, 4, 2, 2, head_dim=16, layer_types=layer_types)
+    return {**text, **linear, **experts, "tie_word_embeddings": False}
+
+
+def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size: int) -> Family:
+    preprocessor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": f"{prefix}Processor",
+        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
+        "patch_size": patch_size,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    }
+    files = {"preprocessor_config.json": preprocessor}
+    return Family(text, f"{prefix}ForConditionalGeneration", config, lambda: files)
+
+
+def _llava_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "processor_class": "LlavaOnevisionProcessor",
+        "size": {"height": 28, "width": 28},
+        "image_grid_pinpoints": PINPOINTS,
+    }
+    processor = {
+        "processor_class": "LlavaOnevisionProcessor",
+        "num_image_tokens": 16,
+        "image_token": "<image>",
+        "video_token": "<video>",
+        "vision_feature_select_strategy": "full",
+        "vision_aspect_ratio": "anyres_max_4",
+    }
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
+def _gemma_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "processor_class": "Gemma3Processor",
+        "size": {"height": 56, "width": 56},
+        "image_seq_length": 16,
+    }
+    processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
+SPECS = MappingProxyType(
+    {
+        "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
+        "qwen2_5_vl": _qwen("Qwen2_5_VL", tiny_text.QWEN2_VL, _qwen2_5_vl, 14),
+        "qwen3_vl": _qwen("Qwen3VL", tiny_text.QWEN3_VL, _qwen3_vl, 16),
+        "llava_onevision": Family(
+            tiny_text.LLAVA_ONEVISION,
+            "LlavaOnevisionForConditionalGeneration",
+            _llava_onevision,
+            _llava_files,
+        ),
+        "gemma3": Family(
+            tiny_text.GEMMA3,
+            "Gemma3ForConditionalGeneration",
+            _gemma3,
+            _gemma_files,
+            embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
+            last_norm=12.0,
+        ),
+        "llama": Family(tiny_text.LLAMA, "LlamaForCausalLM", _llama),
+        "qwen3": Family(tiny_text.CHATML_TEXT, "Qwen3ForCausalLM", _qwen3),
+        "qwen3_next": Family(tiny_text.CHATML_TEXT, "Qwen3NextForCausalLM", _qwen3_next),
+    }
+)

@@ -1,0 +1,283 @@
+"""Embeddings on shared storage: whole files or none, whatever happens to them."""
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from connectors.base import Entry, Tensors
+from connectors.ec import file_format
+from connectors.ec.files import FILE_NAME, FileEC, FileStoreOptions
+from connectors.ec.lease_files import Marks
+from protocol.errors import InvalidRequest, TransferError, TransferTimeout
+
+SIZE = 4096
+
+
+def store(root: Path, *, count: int = 4, lease_s: float = 30.0, load_s: float = 30.0) -> FileEC:
+    """Room for `count` entries."""
+    return FileEC(FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s))
+
+
+def entry(seed: int, *holders: str) -> Entry:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(16, SIZE // 64, generator=generator)
+    return Entry({"ec_cache": rows, "deepstack_00": rows.bfloat16()[:1]}, holders)
+
+
+def arrived(ec: FileEC, name: str) -> Tensors:
+    load = ec.get(name, None)
+    while (tensors := load.poll()) is None:
+        time.sleep(0.001)
+    return tensors
+
+
+def test_an_entry_has_the_layout_that_vllm_reads(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    params = writer.put("a" * 64, entry(1))
+    assert params == {"size_bytes": SIZE + 128, "shape": [16, 64]}
+    path = tmp_path / ("a" * 64) / "encoder_cache.safetensors"
+    assert torch.equal(load_file(path)["ec_cache"], entry(1).tensors["ec_cache"])
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_vllm_has_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "b" / FILE_NAME
+    path.parent.mkdir()
+    save_file({"ec_cache": entry(2).tensors["ec_cache"]}, path)
+    reader = store(tmp_path)
+    assert torch.equal(arrived(reader, "b")["ec_cache"], entry(2).tensors["ec_cache"])
+
+
+def test_a_reader_waits_for_a_file_and_is_seen_to(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    load = reader.get("a", None)
+    assert load.poll() is None
+    assert writer.wanted("a")
+    writer.put("a", entry(1))
+    tensors = load.poll()
+    assert tensors is not None
+    assert tensors["deepstack_00"].dtype is torch.bfloat16
+    writer.poll()
+    assert not writer.wanted("a")
+
+
+def test_a_reader_gives_up_in_time(tmp_path: Path) -> None:
+    reader = store(tmp_path, load_s=0.05)
+    load = reader.get("a", None)
+    time.sleep(0.1)
+    with pytest.raises(TransferTimeout):
+        load.poll()
+    load.cancel()
+    assert not reader.wanted("a")
+
+
+def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path, count=2), store(tmp_path)
+    assert writer.put("a", entry(1, "r1")) and writer.put("b", entry(2))
+    assert writer.put("c", entry(3, "r3")), "b goes, a is kept"
+    assert writer.find("b", "r") is None
+    assert writer.put("d", entry(4)) is None
+    reader.forget("a", None, "r1")
+    assert writer.put("d", entry(4))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["c", "d"]
+    assert writer.check_integrity() == []
+
+
+def test_in_a_large_store_what_nobody_needs_is_found_too(tmp_path: Path) -> None:
+    """However many that are kept stand before it, and without looking at all of them at once."""
+    writer, reader, last = store(tmp_path, count=150), store(tmp_path), 0
+    while writer.put(f"{last}", entry(last, "r")):
+        last += 1
+    assert last > 128
+    reader.forget(f"{last - 1}", None, "r")
+    tries = 1
+    while writer.put("x", entry(1)) is None:
+        tries += 1
+        assert tries < 5
+    assert writer.find(f"{last - 1}", "r") is None and writer.find(f"{last - 2}", "r") is not None
+    assert writer.check_integrity() == []
+
+
+def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path, count=1), store(tmp_path)
+    reader.forget("a", None, "r")
+    assert writer.put("a", entry(1, "r"))
+    assert writer.put("b", entry(2))
+    writer.close()
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_that_nobody_ends_lapses(tmp_path: Path) -> None:
+    writer = store(tmp_path, count=1, lease_s=0.05)
+    assert writer.put("a", entry(1, "r"))
+    time.sleep(0.1)
+    assert writer.put("b", entry(2))
+    assert writer.lapsed == 1
+
+
+def test_a_wanted_entry_takes_the_place_of_one_that_waits(tmp_path: Path) -> None:
+    writer = store(tmp_path, count=1)
+    writer.put("a", entry(1, "r"))
+    left: dict[str, Entry] = {}
+    assert writer.swap("b", entry(2, "s"), left)
+    assert left["a"].holders == ("r",)
+    assert torch.equal(left["a"].tensors["ec_cache"], entry(1).tensors["ec_cache"])
+
+
+def test_a_request_that_ends_while_its_entry_is_pushed_out_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader, load = store(tmp_path, count=1), store(tmp_path), file_format.load
+    writer.put("a", entry(1, "r"))
+
+    def loaded_while_the_request_ends(path: Path) -> Tensors:
+        reader.forget("a", None, "r")
+        return load(path)
+
+    monkeypatch.setattr(file_format, "load", loaded_while_the_request_ends)
+    left: dict[str, Entry] = {}
+    assert writer.swap("b", entry(2, "s"), left)
+    reader.forget("b", None, "s")
+    assert writer.put("a", left["a"])
+    assert writer.put("c", entry(3)), "nobody needs a"
+
+
+def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: Path) -> None:
+    marks, rounds = Marks(tmp_path, 30.0), 3000
+    meet = threading.Barrier(2)
+
+    def done() -> None:
+        for i in range(rounds):
+            meet.wait(30.0)
+            marks.done("a", f"{i}")
+
+    (tmp_path / "a").mkdir()
+    other = threading.Thread(target=done)
+    other.start()
+    for i in range(rounds):
+        meet.wait(30.0)
+        marks.keep("a", f"{i}")
+    other.join()
+    assert marks.kept("a") == set()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def truncate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, empty])
+def test_a_damaged_file_is_refused_and_made_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    writer.put("a", entry(1))
+    damage(tmp_path / "a" / FILE_NAME)
+    with pytest.raises(TransferError):
+        arrived(reader, "a")
+    assert writer.find("a", "r") is None
+    assert writer.put("a", entry(1))
+    assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
+    assert writer.check_integrity() == []
+
+
+def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    writer.put("a", entry(1))
+    (tmp_path / "a" / FILE_NAME).unlink()
+    assert writer.find("a", "r") is None
+    assert writer.put("a", entry(1))
+
+
+@pytest.mark.parametrize("name", ["../a", "", "a/b", "a" * 129, ".", "a\0b"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    ec = store(tmp_path / "root")
+    with pytest.raises(InvalidRequest):
+        ec.put(name, entry(1))
+    with pytest.raises(InvalidRequest):
+        ec.get(name, None)
+
+
+def test_a_disk_that_takes_nothing_fails_one_entry(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    (tmp_path / "a").write_text("not a folder")
+    with pytest.raises(TransferError, match="folder of a"):
+        writer.put("a", entry(1))
+    assert writer.put("b", entry(2))
+    assert writer.check_integrity() == []
+
+
+def test_entries_of_a_dead_instance_are_taken_over(tmp_path: Path) -> None:
+    """Its end is a kill: nothing of it is cleaned up."""
+    dead = multiprocessing.get_context("spawn").Process(target=_die_holding, args=(tmp_path,))
+    dead.start()
+    dead.join(60)
+    assert dead.exitcode == -9
+    heir = store(tmp_path, count=4)
+    assert heir.find("a", "r") is not None
+    assert heir.find("b", "r") is not None
+    alive = store(tmp_path)
+    assert alive.find("a", "r") is None, "the heir lives"
+    heir.close()
+    alive.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _die_holding(root: Path) -> None:
+    import os
+    import signal
+
+    ec = store(root)
+    ec.put("a", entry(1))
+    ec.put("b", entry(2))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_often(root: Path, times: int) -> None:
+    ec = store(root, count=2)
+    for i in range(times):
+        ec.put("a", entry(1))
+        ec.put(f"b{i % 3}", entry(i % 3))
+        ec.clear()
+
+
+def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
+    """A reader sees the right bytes or no file, never half of one."""
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_often, args=(tmp_path, 150)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    reader, seen, wanted = store(tmp_path, load_s=0.02), 0, entry(1).tensors["ec_cache"]
+    while any(writer.is_alive() for writer in writers):
+        load = reader.get("a", None)
+        try:
+            tensors = load.poll()
+        except TransferError as error:
+            assert "corrupt" not in error.message
+            continue
+        finally:
+            load.cancel()
+        if tensors is not None:
+            seen += 1
+            assert torch.equal(tensors["ec_cache"], wanted)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert seen > 0

@@ -1,0 +1,273 @@
+"""Several instances that use one folder of embeddings, some of which die: nothing is lost, and
+nothing stays for ever."""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from connectors.base import Entry
+from connectors.ec.files import FILE_NAME
+from connectors.transports.files import FilesTransport
+from connectors.transports.shm import ShmTransport
+from protocol.errors import ConfigError, TransferError
+from tests.conftest import Pass
+from tests.support.forked import context
+from tests.unit.connectors.test_ec_files import arrived, entry, store
+
+
+def killed(work: Callable[[Path], None], root: Path) -> None:
+    """Let a process work until it kills itself: nothing of it is cleaned up."""
+    process = context().Process(target=work, args=(root,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def left(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_an_entry_that_another_encoder_keeps_stays(tmp_path: Path) -> None:
+    """Both put the same picture; the later one answers for it and has no request of its own."""
+    first, later, reader = store(tmp_path), store(tmp_path, count=1), store(tmp_path)
+    first.put("x", entry(1, "r"))
+    later.put("x", entry(1))
+    assert later.put("y", entry(2)) is None
+    assert torch.equal(arrived(reader, "x")["ec_cache"], entry(1).tensors["ec_cache"])
+    reader.forget("x", None, "r")
+    assert later.put("y", entry(2))
+    assert first.check_integrity() == later.check_integrity() == []
+
+
+def test_what_another_encoder_keeps_lapses_after_a_lease(tmp_path: Path, passes: Pass) -> None:
+    first, later = store(tmp_path), store(tmp_path, count=1, lease_s=30.0)
+    first.put("x", entry(1, "r"))
+    later.put("x", entry(1))
+    passes(29.0)
+    assert later.put("y", entry(2)) is None, "from when its mark was first seen here"
+    passes(31.0)
+    assert later.put("y", entry(2))
+    assert later.lapsed == 1
+
+
+def test_what_another_encoder_keeps_is_kept_for_the_same_request_when_put_again(
+    tmp_path: Path,
+) -> None:
+    first, later, reader = store(tmp_path), store(tmp_path, count=1), store(tmp_path)
+    first.put("x", entry(1, "r"))
+    later.put("x", entry(1))
+    pushed: dict[str, Entry] = {}
+    assert later.swap("y", entry(2), pushed)
+    later.clear()
+    assert later.put("x", pushed["x"])
+    assert later.put("y", entry(2)) is None, "x is kept again"
+    reader.forget("x", None, "r")
+    assert later.put("y", entry(2))
+
+
+def test_an_entry_that_somebody_removed_is_put_again(tmp_path: Path) -> None:
+    """Without a false alarm in between."""
+    first, later = store(tmp_path), store(tmp_path)
+    first.put("x", entry(1))
+    later.put("x", entry(1))
+    later.clear()
+    assert not (tmp_path / "x").exists()
+    assert first.check_integrity() == []
+    assert first.put("x", entry(1, "r"))
+    assert (tmp_path / "x" / FILE_NAME).exists()
+    assert first.check_integrity() == []
+
+
+def test_a_push_out_does_not_start_leases_anew(tmp_path: Path, passes: Pass) -> None:
+    writer = store(tmp_path, count=1, lease_s=30.0)
+    writer.put("a", entry(1, "r"))
+    pushed: dict[str, Entry] = {}
+    writer.swap("b", entry(2), pushed)
+    writer.clear()
+    passes(20.0)
+    assert pushed["a"].held(time.monotonic())
+    assert writer.put("a", pushed["a"])
+    assert writer.put("b", entry(2)) is None
+    passes(11.0)
+    assert writer.put("b", entry(2))
+    assert not pushed["a"].held(time.monotonic())
+
+
+def die_writing(root: Path) -> None:
+    from connectors.ec import file_format
+
+    ec = store(root)
+
+    def half(tensors: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half of it")
+        die()
+
+    file_format.save_file = half  # type: ignore[assignment]
+    ec.put("a", entry(1))
+
+
+def die_between(root: Path) -> None:
+    """With the owner written down, and the file not there yet."""
+    ec = store(root)
+    moving, moved = Path.replace, list[Path]()
+
+    def replace(path: Path, target: Path) -> Path:
+        if moved:
+            die()
+        moved.append(path)
+        return moving(path, target)
+
+    Path.replace = replace  # type: ignore[method-assign, assignment]
+    ec.put("a", entry(1))
+
+
+def die_removing(root: Path) -> None:
+    import shutil
+
+    ec = store(root)
+    ec.put("a", entry(1))
+    shutil.rmtree = die  # type: ignore[assignment]
+    ec.clear()
+
+
+def die_reading(root: Path) -> None:
+    ec = store(root)
+    assert ec.get("nobody-has-it", None).poll() is None
+    die()
+
+
+@pytest.mark.parametrize("work", [die_writing, die_between, die_removing, die_reading])
+def test_what_a_killed_instance_leaves_goes(tmp_path: Path, work: Callable[[Path], None]) -> None:
+    killed(work, tmp_path)
+    assert left(tmp_path)
+    store(tmp_path).close()
+    assert left(tmp_path) == []
+
+
+def test_a_living_instance_keeps_its_files_while_others_start(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    writer.put("a", entry(1))
+    half = writer._folders._owner.temporary()
+    half.write_bytes(b"half of it")
+    for _ in range(3):
+        store(tmp_path).close()
+    assert half.exists()
+    assert arrived(store(tmp_path), "a")
+    half.unlink()
+
+
+def test_the_transport_of_a_killed_instance_is_swept_too(tmp_path: Path) -> None:
+    killed(die_transporting, tmp_path)
+    assert left(tmp_path)
+    FilesTransport(tmp_path).close()
+    assert left(tmp_path) == []
+
+
+def die_transporting(root: Path) -> None:
+    FilesTransport(root).allocate("kv", 4096, "cpu")
+    die()
+
+
+def die_holding_a_region(root: Path) -> None:
+    ShmTransport(root, "dead").allocate("kv", 4096, "cpu")
+    die()
+
+
+def test_a_region_of_a_dead_process_is_swept(tmp_path: Path) -> None:
+    """Its memory went with it; its socket is removed by the next one that starts."""
+    killed(die_holding_a_region, tmp_path)
+    assert left(tmp_path)
+    alive = ShmTransport(tmp_path, "alive")
+    assert alive.swept == 1 and left(tmp_path) == []
+    alive.allocate("kv", 4096, "cpu")
+    assert ShmTransport(tmp_path, "next").swept == 0
+    alive.close()
+    assert left(tmp_path) == []
+
+
+def test_a_region_that_finds_no_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    transport = ShmTransport(tmp_path, "me")
+    with pytest.raises(ConfigError, match="no room"):
+        transport.allocate("kv", 4096, "cpu")
+    assert left(tmp_path) == []
+
+
+def test_an_owner_that_cannot_be_written_down_is_a_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: or nobody could ever remove the entry, or take it over."""
+    writer = store(tmp_path)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(TransferError, match="No space"):
+            writer.put("a", entry(1))
+    assert writer.find("a", "r") is None
+    assert [name for name in left(tmp_path) if not name.startswith(".live-")] == []
+    assert writer.put("a", entry(1))
+    assert writer.check_integrity() == []
+
+
+def test_entries_that_were_taken_over_are_announced(tmp_path: Path) -> None:
+    killed(die_holding, tmp_path)
+    heir, told = store(tmp_path), list[tuple[str, int, int]]()
+    heir.listen(lambda *change: told.append(change))
+    assert {(name, rows) for name, rows, _ in told} == {("a", 16), ("b", 16)}
+    assert sum(size for _, _, size in told) == heir.stats().bytes_held
+    heir.clear()
+    assert [(name, 0, 0) for name, _, _ in told[:2]] == told[2:]
+
+
+def die_holding(root: Path) -> None:
+    ec = store(root)
+    ec.put("a", entry(1))
+    ec.put("b", entry(2))
+    die()
+
+
+FOREIGN = {
+    "no dimension": torch.tensor(1.0),
+    "one dimension": torch.zeros(16),
+    "three dimensions": torch.zeros(2, 2, 4),
+}
+
+
+@pytest.mark.parametrize("tensor", FOREIGN.values(), ids=FOREIGN.keys())
+def test_a_foreign_file_of_another_shape_is_refused(tmp_path: Path, tensor: torch.Tensor) -> None:
+    path = tmp_path / "a" / FILE_NAME
+    path.parent.mkdir()
+    save_file({"ec_cache": tensor}, path)
+    with pytest.raises(TransferError, match="no embeddings"):
+        arrived(store(tmp_path), "a")
+
+
+@pytest.mark.parametrize("owner", [b"nobody", b"\0", b"\xff\xfe", b"../../x", b"a" * 5000, b""])
+def test_a_foreign_file_with_any_owner_does_not_stop_a_start(tmp_path: Path, owner: bytes) -> None:
+    path = tmp_path / "a" / FILE_NAME
+    path.parent.mkdir()
+    save_file({"ec_cache": torch.tensor(1.0)}, path)
+    (path.parent / ".owner").write_bytes(owner)
+    ec = store(tmp_path)
+    assert ec.find("a", "r") is None
+    assert ec.put("a", entry(1))
+    assert ec.check_integrity() == []

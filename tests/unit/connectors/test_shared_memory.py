@@ -1,0 +1,187 @@
+"""Memory that is handed over by descriptor: who may have it, and what nobody can do to it."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from connectors.host_memory import RESERVE, MemoryBudget
+from connectors.private_folder import make_private
+from connectors.transports import descriptor_passing
+from connectors.transports.base import Range
+from connectors.transports.shared_memory import SharedMemory, map_for_reading
+from connectors.transports.shm import ShmTransport
+from protocol.errors import ConfigError, TransferError
+from tests.support.waiting import until
+
+SIZE = 1 << 20
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=["memfd", "file"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions lie in a memfd, or in a nameless file where there is no such thing."""
+    if request.param == "file":
+        monkeypatch.delattr(os, "memfd_create")
+
+
+@pytest.fixture
+def pair(memory: None, tmp_path: Path) -> Iterator[tuple[ShmTransport, ShmTransport]]:
+    """An owner and a reader in a folder whose name is longer than a socket's address may be."""
+    folder = tmp_path / ("x" * 120)
+    owner, reader = ShmTransport(folder, "owner"), ShmTransport(folder, "reader")
+    yield owner, reader
+    for transport in (owner, reader):
+        assert transport.check_integrity() == []
+        transport.close()
+    assert list(folder.iterdir()) == []
+
+
+def connect(owner: ShmTransport, reader: ShmTransport, region: str) -> None:
+    connecting = reader.connect("owner", region, owner.describe(region))
+    until(lambda: connecting is None or connecting.poll())
+
+
+def test_a_region_is_read_while_its_owner_computes(
+    pair: tuple[ShmTransport, ShmTransport],
+) -> None:
+    """Nothing polls the owner from the handshake to the last byte."""
+    owner, reader = pair
+    ours = owner.allocate("kv", SIZE, "cpu")
+    theirs = reader.allocate("kv", SIZE, "cpu")
+    ours[:] = torch.arange(SIZE, dtype=torch.int64).to(torch.uint8)
+    connect(owner, reader, "kv")
+    assert reader.read("owner", "kv", [Range(3, 5, SIZE - 5)]).poll()
+    assert torch.equal(theirs[5:], ours[3:-2]) and not theirs[:5].any()
+
+
+def test_a_peer_that_nobody_waits_for_any_more_is_forgotten(
+    pair: tuple[ShmTransport, ShmTransport],
+) -> None:
+    """Or its answer would keep the engine's loop awake for good."""
+    owner, reader = pair
+    owner.allocate("kv", SIZE, "cpu")
+    connecting = reader.connect("owner", "kv", owner.describe("kv"))
+    until(lambda: (reader.poll(), not reader.descriptors)[1])
+    assert connecting is None or connecting.settled
+    assert reader.view("owner", "kv", 0, 8).numel() == 8
+
+
+def test_a_reader_cannot_write(pair: tuple[ShmTransport, ShmTransport]) -> None:
+    owner, reader = pair
+    owner.allocate("kv", SIZE, "cpu")
+    connect(owner, reader, "kv")
+    with pytest.raises(ValueError, match="read-only"):
+        reader._peers["owner", "kv"].view[0] = 1
+
+
+def test_a_memfd_cannot_be_cut_shorter() -> None:
+    region = SharedMemory(SIZE, MemoryBudget(), sparse=True, granule=0)
+    for descriptor in (region.descriptor, region.reader_descriptor()):
+        with pytest.raises(OSError, match=r"not permitted|Invalid"):
+            os.ftruncate(descriptor, 0)
+    region.close()
+
+
+def test_memory_that_its_owner_could_cut_shorter_is_not_mapped() -> None:
+    descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE)
+    with pytest.raises(TransferError, match="shorter"):
+        map_for_reading(descriptor, SIZE)
+    with pytest.raises(TransferError, match=f"has {SIZE} bytes"):
+        map_for_reading(descriptor, SIZE + 1)
+    os.close(descriptor)
+
+
+def test_what_is_discarded_gives_its_memory_back(memory: None) -> None:
+    region = SharedMemory(SIZE * 8, MemoryBudget(), sparse=True, granule=0)
+    assert region.allocated_bytes == 0
+    region.commit(SIZE, 2 * SIZE)
+    region.view[SIZE : 3 * SIZE] = 7
+    assert region.allocated_bytes == 2 * SIZE
+    region.discard(SIZE, SIZE)
+    assert region.allocated_bytes == SIZE and not region.view[SIZE : 2 * SIZE].any()
+    region.commit(SIZE, SIZE)
+    assert region.allocated_bytes == 2 * SIZE
+    region.close()
+
+
+def test_memory_that_is_not_free_is_refused_before_the_kernel_kills() -> None:
+    budget = MemoryBudget(lambda: RESERVE + 2 * SIZE)
+    with pytest.raises(ConfigError, match=f"no room for {4 * SIZE} bytes"):
+        SharedMemory(4 * SIZE, budget, sparse=False, granule=0)
+    region = SharedMemory(64 * SIZE, budget, sparse=True, granule=0)
+    region.commit(0, SIZE)
+    with pytest.raises(TransferError, match=f"no room for {3 * SIZE} bytes"):
+        region.commit(8 * SIZE, 3 * SIZE)
+    region.commit(8 * SIZE, SIZE)
+    region.close()
+
+
+def test_an_owner_that_does_not_answer_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, say: the kernel takes the connection, and nothing comes."""
+    owner, reader = ShmTransport(tmp_path, "owner"), ShmTransport(tmp_path, "reader")
+    owner.allocate("kv", SIZE, "cpu")
+    description = owner.describe("kv")
+    owner.close()
+    name = msgspec.msgpack.decode(description)["name"]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / name))
+        silent.listen()
+        connecting = reader.connect("owner", "kv", description)
+        assert connecting is not None and not connecting.poll() and len(reader.descriptors) == 1
+        with pytest.raises(TransferError, match="not connected"):
+            reader.view("owner", "kv", 0, 8)
+        monkeypatch.setattr(descriptor_passing.time, "monotonic", lambda: 1e9)
+        with pytest.raises(TransferError, match="no answer within"):
+            connecting.poll()
+    assert reader.check_integrity() == [] and not reader.descriptors
+    reader.close()
+
+
+def test_a_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, open_to_all, link = tmp_path / "ours", tmp_path / "open", tmp_path / "link"
+    make_private(ours)
+    assert ours.stat().st_mode & 0o777 == 0o700
+    make_private(ours)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    link.symlink_to(ours)
+    for folder, reason in ((open_to_all, "written to by other users"), (link, "not a folder")):
+        with pytest.raises(ConfigError, match=reason):
+            make_private(folder)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="TRIPTYCH_NAMESPACE"):
+        make_private(ours)
+
+
+LARGE = """
+from connectors.config import namespace_dir
+from connectors.transports.shm import ShmTransport
+transport = ShmTransport(namespace_dir(), "me")
+transport.allocate("kv", 64 << 20, "cpu").fill_(1)
+transport.close()
+print("held it all")
+"""
+
+
+def test_a_small_dev_shm_limits_nothing() -> None:
+    """As in a container, whose /dev/shm has 64 MB by default: 1 MB here, for a pool of 64 MB."""
+    mount = f"mount -t tmpfs -o size=1m none /dev/shm && exec {sys.executable} -"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount],
+        input=LARGE, capture_output=True, text=True, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no mount of our own here")
+    assert done.stdout == "held it all\n", done.stderr

@@ -1,0 +1,280 @@
+"""Outputs held to a grammar: what may be said is said as the model prefers, anywhere, and nothing
+else is."""
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from protocol.errors import InvalidRequest, Unavailable
+from protocol.types import RequestOutput
+from services.engine.engine import Engine
+from services.engine.sampling.grammar import Constraint, Grammars
+from tests.conftest import ModelDir
+from tests.support.conversations import LONG, asking, picture
+from tests.support.engines import engine, request_of, run
+from tests.support.reference import Messages, load
+
+TEXT = asking("What is in this image?")
+CHOICES = ("a red circle", "a blue square", "a", "no")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "ok": {"type": "boolean"},
+        "who": {"enum": ["a", "b"]},
+    },
+    "required": ["n", "ok", "who"],
+    "additionalProperties": False,
+}
+Output = tuple[list[int], str]
+
+
+def choice(*texts: str) -> str:
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+
+
+def regex(pattern: str) -> str:
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def schema(value: dict[str, Any]) -> str:
+    options = {"whitespace_flexible": False}
+    return LLMatcher.grammar_from_json_schema(value, overrides=options)  # type: ignore[arg-type]
+
+
+def said(path: Path, tokens: list[int]) -> str:
+    text: str = load(path).tokenizer.decode(tokens, skip_special_tokens=True)
+    return text
+
+
+def served(path: Path, worker: Engine, case: Messages, **sampling: Any) -> dict[int, list[int]]:
+    tokens = run(worker, [request_of(path, case, "r", **sampling)])
+    assert worker.check_integrity() == []
+    return {index: ids for (_, index), ids in tokens.items()}
+
+
+def reference(path: Path, case: Messages, may_go_on: Callable[[str], bool], ends: str) -> list[int]:
+    """transformers' greedy tokens where every prefix must be one that may go on."""
+    model = load(path)
+    inputs = model.inputs(case)
+    length = inputs["input_ids"].shape[1]
+    texts = [model.tokenizer.decode([t]) for t in range(model.config.get_text_config().vocab_size)]
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        text = said(path, ids[length:].tolist())
+        found = [t for t, piece in enumerate(texts) if piece and may_go_on(text + piece)]
+        found = [token for token in found if token not in model.eos]
+        return found + (list(model.eos) if re.fullmatch(ends, text) else [])
+
+    with torch.inference_mode():
+        output = model.model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=24,
+            prefix_allowed_tokens_fn=allowed,
+            eos_token_id=list(model.eos),
+            pad_token_id=model.tokenizer.pad_token_id,
+        )
+    ids: list[int] = output[0, length:].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "llama"])
+def test_a_choice_is_made_as_generate_would_make_it(family: str, model_dir: ModelDir) -> None:
+    path = model_dir(family)
+    worker = engine(path)
+    tokens = served(path, worker, TEXT, grammar=choice(*CHOICES), max_tokens=24)[0]
+    ends = "|".join(map(re.escape, CHOICES))
+    expected = reference(
+        path, TEXT, lambda text: any(one.startswith(text) for one in CHOICES), ends
+    )
+    # Where only one text can follow, the library spells it in tokens of its choice.
+    assert said(path, tokens) == said(path, expected)
+    assert said(path, tokens) in CHOICES and tokens[-1] in load(path).eos
+    worker.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_every_choice_and_seed_keeps_to_a_schema(family: str, model_dir: ModelDir) -> None:
+    path = model_dir(family)
+    worker = engine(path)
+    case = asking(picture(1), "What is in this image?")
+    texts = set()
+    for seed in range(3):
+        found = served(
+            path, worker, case, grammar=schema(SCHEMA), max_tokens=96, n=3, seed=seed,
+            temperature=1.0,
+        )  # fmt: skip
+        assert sorted(found) == [0, 1, 2]
+        for tokens in found.values():
+            text = said(path, tokens)
+            texts.add(text)
+            value = json.loads(text)
+            assert set(value) == {"n", "ok", "who"} and value["who"] in ("a", "b")
+            assert isinstance(value["ok"], bool) and value["n"] in range(100)
+            assert tokens[-1] in load(path).eos
+    assert len(texts) > 3
+    worker.close()
+
+
+def test_it_goes_on_elsewhere_from_any_token(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    how = {"grammar": regex("([a-z]{3}[0-9]){6}"), "max_tokens": 40, "temperature": 0.8, "seed": 5}
+    whole = served(path, worker, TEXT, **how)[0]
+    assert re.fullmatch("([a-z]{3}[0-9]){6}", said(path, whole))
+    for cut in (1, 5, len(whole) - 1):
+        generate, encode = request_of(path, TEXT, "r", **how)
+        generate.emitted = {0: whole[:cut]}
+        assert run(worker, [(generate, encode)])["r", 0] == whole[cut:]
+    worker.close()
+
+
+def test_preemption_forgets_nothing(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path, num_blocks=14, max_num_batched_tokens=64)
+    cases = [asking(picture(seed), "What is in this image?") for seed in range(6)]
+    grammar = regex("([a-z]{3}[0-9]){5}")
+    requests = [
+        request_of(path, case, f"r{i}", grammar=grammar, max_tokens=40)
+        for i, case in enumerate(cases)
+    ]
+    found = run(worker, requests)
+    assert worker.counters()["preemptions"] > 0 and worker.check_integrity() == []
+    roomy = engine(path)
+    alone = [served(path, roomy, case, grammar=grammar, max_tokens=40)[0] for case in cases]
+    assert [found[f"r{i}", 0] for i in range(len(cases))] == alone
+    assert all(re.fullmatch("([a-z]{3}[0-9]){5}", said(path, tokens)) for tokens in alone)
+    for one in (worker, roomy):
+        one.close()
+
+
+def test_what_must_end_ends_although_more_tokens_are_wanted(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    for how in ({"min_tokens": 20}, {"ignore_eos": True}):
+        tokens = served(path, worker, TEXT, grammar=choice("no"), max_tokens=24, **how)[0]
+        assert said(path, tokens) == "no"
+    bias = {load(path).eos[0]: 100.0}
+    tokens = served(path, worker, TEXT, grammar=regex("[ab]{8}"), max_tokens=24, logit_bias=bias)[0]
+    assert re.fullmatch("[ab]{8}", said(path, tokens))
+    worker.close()
+
+
+def ended(worker: Engine, name: str) -> list[RequestOutput]:
+    """What a request puts out, to its end."""
+    found: list[RequestOutput] = []
+    for _ in range(2000):
+        found += [output for output in worker.step()[0] if output.request_id == name]
+        if found and found[-1].finish_reason is not None:
+            return found
+        threading.Event().wait(worker.wait_s)
+    raise AssertionError("the request did not end")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "emitted"),
+    [("start: nobody", []), ("{", []), ('{"grammars": []}', []), (choice("no"), [5, 6])],
+)
+def test_a_grammar_that_fails_costs_its_request_only(
+    grammar: str, emitted: list[int], model_dir: ModelDir
+) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    expected = served(path, worker, TEXT)[0]
+    assert worker.generate is not None
+    bad, _ = request_of(path, TEXT, "bad", grammar=grammar)
+    bad.emitted = {0: emitted} if emitted else {}
+    assert worker.generate.add(bad) == []
+    good, _ = request_of(path, TEXT, "good")
+    assert worker.generate.add(good) == []
+    outputs = ended(worker, "good")
+    assert [token for output in outputs for token in output.token_ids] == expected
+    error = worker.generate.add(msgspec.structs.replace(bad, request_id="again"))
+    assert error == []
+    (failed,) = ended(worker, "again")
+    assert failed.error is not None and failed.error.status == 400
+    assert failed.error.param == "grammar" and worker.check_integrity() == []
+    worker.close()
+
+
+def test_a_prompt_is_computed_while_its_grammar_is_compiled(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    assert worker.generate is not None
+    held = threading.Event()
+    worker.generate._grammars._pool.submit(held.wait)
+    slow, _ = request_of(path, asking(LONG), "slow", grammar=choice("no"))
+    quick, _ = request_of(path, TEXT, "quick")
+    for request in (slow, quick):
+        assert worker.generate.add(request) == []
+    assert ended(worker, "quick")[-1].error is None
+    (waiting,) = worker.generate.scheduler.running
+    assert waiting.num_computed == waiting.num_prompt - 1 and not waiting.num_output
+    steps = worker.counters()["steps"]
+    worker.step()
+    assert worker.counters()["steps"] == steps and worker.wait_s > 0
+    held.set()
+    tokens = [token for output in ended(worker, "slow") for token in output.token_ids]
+    assert said(path, tokens) == "no"
+    worker.close()
+
+
+def test_what_the_compiler_raises_is_the_grammars_fault() -> None:
+    broken: Future[LLMatcher] = Future()
+    broken.set_exception(RuntimeError("no"))
+    with pytest.raises(InvalidRequest, match="no"):
+        Constraint(broken, 10).allowed([])
+
+
+def test_without_a_tokenizer_grammars_are_refused(model_dir: ModelDir, tmp_path: Path) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    assert worker.generate is not None
+    worker.generate._intake._grammars = Grammars.load(tmp_path, 10, (0,))
+    request, _ = request_of(path, TEXT, "r", grammar=choice("no"))
+    (refused,) = worker.generate.add(request)
+    assert refused.error is not None and refused.error.param == "grammar"
+    worker.close()
+
+
+def test_grammars_that_wait_are_bounded(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    grammars = Grammars.load(path, load(path).config.get_text_config().vocab_size, load(path).eos)
+    held = threading.Event()
+    grammars._pool.submit(held.wait)
+    waiting = [grammars.constraint(choice(f"{number}")) for number in range(256)]
+    assert grammars.constraint(choice("0")) is not None, "it waits already"
+    with pytest.raises(Unavailable):
+        grammars.constraint(choice("one more"))
+    held.set()
+    for one in waiting:
+        assert one is not None
+        one._compiled.result(30)
+        assert one.allowed([]).any()
+    assert grammars.constraint(choice("one more")) is not None
+    grammars.close()
+
+
+def test_the_last_grammars_are_kept(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    grammars = Grammars.load(path, load(path).config.get_text_config().vocab_size, load(path).eos)
+    constraints: list[Constraint] = []
+    for number in range(100):
+        found = grammars.constraint(choice(f"{number}"))
+        assert found is not None
+        found._compiled.result(30)
+        constraints.append(found)
+    assert len(grammars._compiled) == 64
+    assert constraints[0].allowed([]).any(), "who holds one may go on with it"
+    assert grammars.constraint("") is None
+    grammars.close()

@@ -1,0 +1,112 @@
+"""The engine, in this process, gives the tokens of transformers' `generate()`."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError
+from services.engine.engine import Engine
+from tests.conftest import ModelDir
+from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
+from tests.support.engines import engine, request_of, run
+from tests.support.reference import Messages, reference_generate
+from tests.support.tiny_models import FAMILIES, STATEFUL_FAMILY, TEXT_FAMILIES, build
+
+TOKENS = 12
+
+
+def expected(path: Path, cases: list[Messages]) -> list[list[int]]:
+    return [reference_generate(path, case, TOKENS, ignore_eos=True) for case in cases]
+
+
+def served(worker: Engine, path: Path, cases: list[Messages]) -> list[list[int]]:
+    """All cases at once; the engine must have leaked nothing afterwards."""
+    requests = [
+        request_of(path, case, f"r{i}", max_tokens=TOKENS, ignore_eos=True)
+        for i, case in enumerate(cases)
+    ]
+    tokens = run(worker, requests)
+    assert worker.check_integrity() == []
+    return [tokens[f"r{i}", 0] for i in range(len(cases))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_equals_generate(family: str, model_dir: ModelDir) -> None:
+    path = model_dir(family)
+    cases = text_cases() if family in TEXT_FAMILIES else picture_cases()
+    budget = 96 if family == "gemma3" else 40
+    worker = engine(path, max_num_batched_tokens=budget, max_num_seqs=8)
+    assert served(worker, path, cases) == expected(path, cases)
+    worker.close()
+
+
+@pytest.mark.parametrize("budget", [5, 17, 4096])
+def test_chunks_may_end_inside_a_picture(budget: int, model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    cases = picture_cases()
+    worker = engine(path, max_num_batched_tokens=budget)
+    assert served(worker, path, cases) == expected(path, cases)
+
+
+def test_preemption_under_a_tiny_pool(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    cases = picture_cases() * 2
+    worker = engine(path, num_blocks=14, max_num_batched_tokens=64)
+    assert served(worker, path, cases) == expected(path, cases)
+    assert worker.counters()["preemptions"] > 0
+
+
+def test_a_shared_prefix_with_a_picture_is_computed_once(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    cases = [asking(picture(1), f"{LONG} Then tell me {what}.") for what in ("why", "how")]
+    first, second = (served(worker, path, [case])[0] for case in cases)
+    assert [first, second] == expected(path, cases)
+    cached = worker.counters()["cached_tokens"]
+    assert cached >= 64
+    assert worker.counters()["mm_encoded"] == 1
+
+
+def test_another_picture_of_the_same_size_shares_nothing_behind_it(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path)
+    cases = [asking(picture(seed), LONG) for seed in (1, 2)]
+    for case in cases:
+        assert served(worker, path, [case]) == expected(path, [case])
+    assert worker.counters()["cached_tokens"] < 32
+
+
+def test_prefix_caching_can_be_off(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path, prefix_caching=False)
+    case = asking(picture(1), LONG)
+    for _ in range(2):
+        assert served(worker, path, [case]) == expected(path, [case])
+    assert worker.counters()["cached_tokens"] == 0
+
+
+def test_a_cached_prefix_ending_inside_a_picture_is_right(model_dir: ModelDir) -> None:
+    """Gemma's pictures see both ways: a hit that ends inside one must not cut it."""
+    path = model_dir("gemma3")
+    cases = [asking("Look:", picture(1), text) for text in ("one", "two")]
+    for size in (4, 8):
+        worker = engine(path, block_size=size, num_blocks=512)
+        for case in cases:
+            assert served(worker, path, [case]) == expected(path, [case])
+        assert worker.counters()["cached_tokens"] > 0
+
+
+def test_a_model_with_other_state_is_refused(tmp_path: Path) -> None:
+    path = build(STATEFUL_FAMILY, tmp_path / "stateful")
+    with pytest.raises(ConfigError, match="linear_attention"):
+        engine(path)
+
+
+def test_a_request_larger_than_the_pool_is_refused_not_stuck(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    worker = engine(path, num_blocks=4)
+    generate, _ = request_of(path, asking("Hello"), "r", max_tokens=100)
+    assert worker.generate is not None
+    (output,) = worker.generate.add(generate)
+    assert output.error is not None
+    assert output.error.code == "context_length_exceeded"

@@ -1,0 +1,132 @@
+"""The Triton kernels without a GPU: interpreted in another process, compiled for absent devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from hypothesis import given
+from hypothesis import strategies as st
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from services.engine.attention.paged import TorchAttention, backend_for
+from services.engine.attention.triton_backend import Arguments, TritonAttention
+from services.engine.attention.triton_plan import SplitPlan
+from tests.support.paged_cases import LAYER, Case, make
+
+ROOT = Path(__file__).resolve().parents[3]
+INTERPRETED = ROOT / "tests" / "interpreted_triton.py"
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+OPTIONS = ("num_warps", "num_stages")
+# What a program may use of shared memory, in bytes, on sm_86 and sm_89, which have least.
+SHARED_MEMORY = 101_376
+
+
+def test_interpreted_kernels_equal_the_reference() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+class Recorder(TritonAttention):
+    """Keeps launches instead of making them."""
+
+    def __init__(self, plan: SplitPlan) -> None:
+        super().__init__(plan)
+        object.__setattr__(self, "launches", [])
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], arguments: Arguments) -> None:
+        self.launches.append((kernel, arguments))  # type: ignore[attr-defined]
+
+
+COMPILED = [
+    Case("plain", (40, 1), (300, 300), group=7, k_dim=128, v_dim=128, dtype="bfloat16"),
+    Case("narrow", (40, 1), (300, 300), k_dim=80, v_dim=64),
+    Case(
+        "everything",
+        (40, 1),
+        (300, 300),
+        k_dim=256,
+        v_dim=256,
+        window=64,
+        spans=((0, 270, 280),),
+        softcap=50.0,
+        sinks=True,
+        dtype="bfloat16",
+    ),
+]
+
+
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
+def test_kernels_compile(case: Case, capability: int) -> None:
+    backend = Recorder(SplitPlan(programs=100))
+    step = make(case)
+    backend.write(step.key, step.value, LAYER, step.batch)
+    backend.attend(step.query, LAYER, step.batch, 0.1, case.softcap, step.sinks)
+    kernels = ["write_kernel"]
+    kernels += [] if case.spans else ["decode_kernel", "merge_kernel"]
+    launches = backend.launches  # type: ignore[attr-defined]
+    assert [kernel.__name__ for kernel, _ in launches] == [*kernels, "prefill_kernel"]
+    for kernel, arguments in launches:
+        assert _compile(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY
+
+
+def _compile(kernel: Any, arguments: Arguments, capability: int) -> Any:
+    """Compile as a launch with these arguments would."""
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = arguments[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTERS[value.dtype]
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {name: arguments[name] for name in OPTIONS if name in arguments}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=80), st.integers(1, 32))
+def test_splits_cover_every_context_and_fit_the_merge(visible: list[int], kv_heads: int) -> None:
+    plan = SplitPlan(programs=400)
+    splits = plan.eager(visible, kv_heads)
+    assert splits.keys % plan.min_split == 0
+    assert splits.count <= plan.max_splits
+    assert splits.count * splits.keys >= max(visible)
+    assert (splits.count - 1) * splits.keys < max(visible)
+
+
+def test_one_long_context_is_cut_among_short_ones() -> None:
+    plan = SplitPlan(programs=400)
+    assert plan.eager([512] * 128, kv_heads=4).count == 1
+    assert plan.eager([512] * 127 + [32768], kv_heads=4).count > 16
+    assert plan.eager([32768], kv_heads=4).count == plan.max_splits
+
+
+def test_the_cpu_takes_pytorch() -> None:
+    assert backend_for(torch.device("cpu")) == TorchAttention()
+
+
+def test_attention_needs_no_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import services.engine.attention.paged"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,229 @@
+"""Tokens of a picture: equal to what transformers' own image processors make, for any size."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoImageProcessor
+
+from protocol.errors import ConfigError, InvalidRequest
+from services.frontend.families import Family, load_family
+from services.frontend.model_info import ModelInfo
+from services.frontend.tokenizer import Tokenizer
+from tests.support.frontend_helpers import write_model
+
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SIDES = st.integers(1, 6000)
+EDGE_SIZES = [(1, 1), (1, 200), (1, 201), (200, 1), (201, 1), (28, 28), (27, 29), (5000, 26)]
+
+
+def family_in(model: Path, **overrides: Any) -> Family:
+    info = ModelInfo.load(model, processor_overrides=overrides)
+    return load_family(info, Tokenizer.load(info))
+
+
+def qwen_truth(processor: Any, width: int, height: int) -> tuple[int, int, int] | None:
+    """The grid of transformers' processor, None if it refuses; run on pixels where that is cheap,
+    else by the method it offers for sizes.
+    """
+    try:
+        if width * height <= 40_000:
+            pixels = np.zeros((height, width, 3), dtype=np.uint8)
+            grid = processor(images=[pixels], input_data_format="channels_last")["image_grid_thw"]
+            t, h, w = np.asarray(grid)[0].tolist()
+            return t, h, w
+        patch, merge = processor.patch_size, processor.merge_size
+        rows, columns = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.smart_resize(
+            height,
+            width,
+            patch * merge,
+            processor.size["shortest_edge"],
+            processor.size["longest_edge"],
+        )
+        return 1, rows // patch, columns // patch
+    except ValueError:
+        return None
+
+
+def check_qwen(family: Family, processor: Any, width: int, height: int) -> None:
+    truth = qwen_truth(processor, width, height)
+    if truth is None:
+        with pytest.raises(InvalidRequest):
+            family.measure_image(width, height)
+        return
+    extent = family.measure_image(width, height)
+    assert extent.grid == truth
+    assert extent.length == math.prod(truth) // processor.merge_size**2
+    assert family.extent_of({"image_grid_thw": list(truth)}) == extent
+
+
+@pytest.mark.parametrize("model_type", QWEN)
+@pytest.mark.parametrize("published", [False, True], ids=["tiny", "published"])
+def test_qwen_grids_are_those_of_transformers(
+    model_type: str, published: bool, tmp_path: Path
+) -> None:
+    model = write_model(model_type, tmp_path)
+    if published:  # the pixel bounds of the published checkpoints
+        patch = 16 if model_type == "qwen3_vl" else 14
+        bounds = {"shortest_edge": 65536, "longest_edge": 16777216}
+        size = bounds if patch == 16 else {"shortest_edge": 3136, "longest_edge": 12845056}
+        options: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", "size": size}
+        options |= {"patch_size": patch, "merge_size": 2}
+        (model / "preprocessor_config.json").write_text(json.dumps(options))
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+    dice = random.Random(0)
+    sizes = [(dice.randint(1, 300), dice.randint(1, 130)) for _ in range(40)]
+    sizes += [(int(2 ** dice.uniform(0, 13)), int(2 ** dice.uniform(0, 13))) for _ in range(400)]
+    for width, height in [*EDGE_SIZES, *sizes]:
+        check_qwen(family, processor, width, height)
+
+
+def test_qwen_older_pixel_bounds_win_over_size(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path)
+    options = json.loads((model / "preprocessor_config.json").read_text())
+    options |= {"min_pixels": 28 * 28 * 9, "max_pixels": 28 * 28 * 16}
+    (model / "preprocessor_config.json").write_text(json.dumps(options))
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+    for size in [(20, 20), (100, 300), (500, 500), (3000, 40)]:
+        check_qwen(family, processor, *size)
+    assert family.measure_image(500, 500).length == 16
+
+
+def test_qwen_overrides_change_tokens_and_identity(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path)
+    plain, overridden = family_in(model), family_in(model, max_pixels=28 * 28 * 4)
+    assert overridden.measure_image(500, 500).length == 4
+    assert plain.measure_image(500, 500).length > 4
+    assert plain.processor != overridden.processor
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"image_grid_thw": "1,2,2"},
+        {"image_grid_thw": [1, 2]},
+        {"image_grid_thw": [1, 0, 2]},
+        {"image_grid_thw": [2, 2, 2]},
+        {"image_grid_thw": [1, 3, 2]},
+        {"image_grid_thw": [1, 2, 2.0]},
+        {"image_grid_thw": [1, 2, True]},
+        {"image_grid_thw": [1, 2, 1 << 40]},
+    ],
+)
+def test_qwen_refuses_a_grid_that_no_picture_has(metadata: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        family_in(write_model("qwen2_vl", tmp_path)).extent_of(metadata)
+
+
+def llava_truth(processor: Any, model: Path, width: int, height: int) -> int:
+    """The count by transformers' processor, whose methods are called without its tokenizer."""
+    options = json.loads((model / "processor_config.json").read_text())
+    around = transformers.LlavaOnevisionProcessor.__new__(transformers.LlavaOnevisionProcessor)
+    around.image_processor = processor
+    around.num_image_tokens = options["num_image_tokens"]
+    around.vision_aspect_ratio = options["vision_aspect_ratio"]
+    tile = processor.size["height"]
+    return int(around._get_number_of_features(height, width, tile, tile))
+
+
+PUBLISHED_LLAVA = {
+    "image_processor_type": "LlavaOnevisionImageProcessor",
+    "size": {"height": 384, "width": 384},
+}
+
+
+@pytest.fixture(scope="module", params=["tiny", "published"])
+def llava(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = write_model("llava_onevision", tmp_path_factory.mktemp("llava"))
+    if request.param == "published":
+        (model / "preprocessor_config.json").write_text(json.dumps(PUBLISHED_LLAVA))
+        options = {"num_image_tokens": 729, "vision_aspect_ratio": "anyres_max_9"}
+        (model / "processor_config.json").write_text(json.dumps(options))
+    return model
+
+
+def test_llava_counts_are_those_of_transformers(llava: Path) -> None:
+    family, processor = family_in(llava), AutoImageProcessor.from_pretrained(llava)
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 1)
+    @example(1, 6000)
+    @example(6000, 1)
+    @example(384, 384)
+    @example(2304, 2304)
+    def check(width: int, height: int) -> None:
+        extent = family.measure_image(width, height)
+        assert extent.length == llava_truth(processor, llava, width, height)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_llava_wastes_least_whatever_the_order_of_resolutions(tmp_path: Path) -> None:
+    model = write_model("llava_onevision", tmp_path)
+    options = json.loads((model / "preprocessor_config.json").read_text())
+    options["image_grid_pinpoints"] = options["image_grid_pinpoints"][::-1]
+    (model / "preprocessor_config.json").write_text(json.dumps(options))
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+    for width in range(1, 120, 7):
+        for height in range(1, 120, 5):
+            truth = llava_truth(processor, model, width, height)
+            assert family.measure_image(width, height).length == truth
+
+
+def test_llava_drops_a_token_for_the_default_strategy(tmp_path: Path) -> None:
+    model = write_model("llava_onevision", tmp_path)
+    full = family_in(model).measure_image(50, 50).length
+    options = json.loads((model / "processor_config.json").read_text())
+    options["vision_feature_select_strategy"] = "default"
+    (model / "processor_config.json").write_text(json.dumps(options))
+    assert family_in(model).measure_image(50, 50).length == full - 1
+
+
+def test_gemma_pictures_have_one_length(tmp_path: Path) -> None:
+    family = family_in(write_model("gemma3", tmp_path))
+    assert {family.measure_image(w, h).length for w, h in EDGE_SIZES} == {16}
+    placeholder = family.placeholders["image"]
+    assert placeholder.text == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+    assert placeholder.text[placeholder.pad_at :].startswith(placeholder.pad)
+
+
+def test_gemma_refuses_contradicting_lengths(tmp_path: Path) -> None:
+    model = write_model("gemma3", tmp_path, mm_tokens_per_image=25)
+    with pytest.raises(ConfigError, match="image_seq_length"):
+        family_in(model)
+
+
+def test_an_unknown_family_with_media_is_refused_by_name(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path, model_type="new_vl")
+    with pytest.raises(ConfigError, match="new_vl"):
+        family_in(model)
+
+
+def test_a_model_without_vision_takes_no_pictures(tmp_path: Path) -> None:
+    family = family_in(write_model("llama", tmp_path))
+    assert not family.placeholders
+    with pytest.raises(InvalidRequest):
+        family.measure_image(10, 10)
+
+
+def test_a_vision_model_needs_its_processor(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path)
+    (model / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match="preprocessor_config"):
+        family_in(model)
+
+
+def test_a_media_token_missing_from_the_tokenizer_is_refused(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path, image_token_id=9_999)
+    with pytest.raises(ConfigError, match="9999"):
+        family_in(model)

@@ -1,0 +1,385 @@
+"""Requests to tokens: equal to transformers' own processing, and every wrong field is named."""
+
+import asyncio
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from protocol.errors import InvalidRequest
+from protocol.generate import decode_generate, encode_generate
+from protocol.keys import mm_hash
+from services.frontend.image import load_rgb
+from tests.support import tiny_models
+from tests.support.chat_templates import TEMPLATES
+from tests.support.frontend_helpers import (
+    NAME,
+    Fronts,
+    chat,
+    data_url,
+    frontend,
+    frontends,
+    image_part,
+    picture,
+    render,
+    render_prompts,
+    user,
+    write_model,
+)
+from tests.support.reference import load as load_reference
+from tests.support.tiny_configs import MAX_POSITIONS
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+RED, BLUE, WIDE = picture(60, 40), picture(100, 300, "blue"), picture(700, 90, "green")
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> Fronts:
+    return frontends(tmp_path_factory.mktemp("models"))
+
+
+# --- equal to transformers ------------------------------------------------------------------------
+
+
+def conversation(takes_pictures: bool) -> list[list[dict[str, Any]]]:
+    texts = [
+        user("Hello, how are you?"),
+        [{"role": "system", "content": "Be brief."}, *user("1 < 2 & <b>bold</b>?\n\n")],
+        [*user("Hi"), {"role": "assistant", "content": " Hello \n"}, *user("你好 🙂 naïve")],
+    ]
+    if not takes_pictures:
+        return texts
+    return [
+        *texts,
+        user(image_part(RED)),
+        user("What is", image_part(RED), "and\n", image_part(BLUE), image_part(RED)),
+        [
+            *user(image_part(WIDE), " a "),
+            {"role": "assistant", "content": "ok"},
+            *user(image_part(BLUE), "b"),
+        ],
+    ]
+
+
+def for_transformers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages with decoded pictures."""
+
+    def part(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return part
+        (data,) = (d for d in (RED, BLUE, WIDE) if part["image_url"]["url"] == data_url(d))
+        return {"type": "image", "image": Image.open(BytesIO(data))}
+
+    return [
+        {**m, "content": [part(p) for p in m["content"]]} if isinstance(m["content"], list) else m
+        for m in messages
+    ]
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = tiny_models.build(family, tmp_path)
+    front, reference = frontend(model), load_reference(model)
+    for messages in conversation(family in tiny_models.VISION_FAMILIES):
+        expected = reference.inputs(for_transformers(messages))
+        rendered = render(front, messages)
+        assert rendered.generate.token_ids == expected["input_ids"][0].tolist()
+        grids = expected.get("image_grid_thw")
+        if grids is not None:
+            assert [list(i.grid) for i in rendered.generate.mm_items] == grids.tolist()
+
+
+@pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the demo model is not there")
+def test_token_ids_of_the_demo_model_are_those_of_transformers() -> None:
+    front, reference = frontend(DEMO), load_reference(DEMO)
+    for messages in conversation(takes_pictures=True):
+        expected = reference.inputs(for_transformers(messages))["input_ids"][0].tolist()
+        assert render(front, messages).generate.token_ids == expected
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision"])
+def test_spans_cover_exactly_the_placeholders(family: str, fronts: Fronts) -> None:
+    front = fronts(family)
+    request = render(front, user("a", image_part(RED), image_part(WIDE), "b")).generate
+    pad = front.family.placeholders["image"].pad_id
+    spans = [place for item in request.mm_items for place in range(item.offset, item.end)]
+    assert spans == [place for place, token in enumerate(request.token_ids) if token == pad]
+    first, second = request.mm_items
+    assert first.end <= second.offset and first.mm_hash != second.mm_hash
+
+
+def test_a_template_for_strings_gets_pictures_in_their_place(tmp_path: Path) -> None:
+    model = write_model("qwen2_vl", tmp_path)
+    parts = render(frontend(model), user("a", image_part(RED), "b")).generate
+    (model / "chat_template.jinja").write_text(TEMPLATES["qwen3_tools"])
+    flat = frontend(model)
+    request = render(flat, user("a", image_part(RED), "b")).generate
+    assert [item.length for item in request.mm_items] == [item.length for item in parts.mm_items]
+    text = flat.tokenizer.decode(request.token_ids, skip_special_tokens=False)
+    pads = "<|image_pad|>" * request.mm_items[0].length
+    assert f"a\n<|vision_start|>{pads}<|vision_end|>\nb<|im_end|>" in text
+
+
+def test_a_template_for_parts_gets_strings_as_parts(fronts: Fronts) -> None:
+    front = fronts("llava_onevision")
+    text = render(front, [{"role": "user", "content": "Hello"}]).generate.token_ids
+    assert text == render(front, user("Hello")).generate.token_ids
+
+
+def test_tools_and_tool_calls_reach_the_template(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path)
+    (model / "chat_template.jinja").write_text(TEMPLATES["qwen3_tools"])
+    front = frontend(model)
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'},
+    }
+    messages = [
+        *user("x"),
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "y"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ids = render(front, messages, tools=tools).generate.token_ids
+    text = front.tokenizer.decode(ids, skip_special_tokens=False)
+    assert '"arguments": {"b": 1, "a": "é"}}' in text
+    assert "<tools>" in text and "<tool_response>\ny\n</tool_response>" in text
+    ids = render(front, messages, tools=tools, tool_choice="none").generate.token_ids
+    assert "<tools>" not in front.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_template_variables_and_open_ends(fronts: Fronts) -> None:
+    front = fronts("qwen3")
+
+    def text(**fields: Any) -> str:
+        ids = render(front, **fields).generate.token_ids
+        return front.tokenizer.decode(ids, skip_special_tokens=False)
+
+    assert text().endswith("<|im_start|>assistant\n")
+    assert text(add_generation_prompt=False).endswith("Hello<|im_end|>\n")
+    thinking_off = {"enable_thinking": False}
+    assert text(chat_template_kwargs=thinking_off).endswith("<think>\n\n</think>\n\n")
+    started = [*user("Hello"), {"role": "assistant", "content": "It is"}]
+    open_end = text(messages=started, add_generation_prompt=False, continue_final_message=True)
+    assert open_end.endswith("<|im_start|>assistant\nIt is")
+
+
+# --- names of media -------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_picture_is_its_content_key(fronts: Fronts) -> None:
+    front = fronts()
+    rendered = render(front, user(image_part(RED), image_part(RED), image_part(BLUE)))
+    first, second, third = (item.mm_hash for item in rendered.generate.mm_items)
+    assert first == second != third and len(first) == 64
+    assert dict(rendered.media) == {first: RED, third: BLUE}
+    info = front.info
+    assert first == mm_hash(
+        RED,
+        modality="image",
+        processor=front.family.processor,
+        model=info.name,
+        revision=info.revision,
+    )
+    assert front.family.processor["processor"] == "Qwen2VLImageProcessor"
+    assert front.family.processor["transformers"]
+
+
+def test_the_same_picture_is_fetched_once(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = fronts()
+    fetched = []
+
+    async def fetch(self: object, url: str, *, param: str) -> bytes:
+        fetched.append((url, param))
+        return RED
+
+    monkeypatch.setattr("services.frontend.media.MediaFetcher.fetch", fetch)
+    parts = [
+        {"type": "image_url", "image_url": url} for url in ("http://a", "http://b", "http://a")
+    ]
+    rendered = render(front, user(*parts))
+    assert sorted(fetched) == [
+        ("http://a", "messages[0].content[0].image_url"),
+        ("http://b", "messages[0].content[1].image_url"),
+    ]
+    assert len(rendered.generate.mm_items) == 3 and len(rendered.media) == 1
+
+
+def test_media_at_hand_are_not_fetched(fronts: Fronts) -> None:
+    request = chat(user({"type": "image_url", "image_url": {"url": "https://x.invalid/a"}}))
+    rendered = asyncio.run(
+        fronts().render_chat(request, request_id="r", resolved={"https://x.invalid/a": RED})
+    )
+    assert list(rendered.media.values()) == [RED]
+
+
+def test_large_pictures_are_named_off_the_event_loop(fronts: Fronts) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (800, 900, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    data = file.getvalue()
+    assert len(data) > 1 << 20
+    rendered = render(fronts(), user(image_part(data)))
+    assert list(rendered.media.values()) == [data]
+
+
+def test_a_turned_picture_is_measured_upright(fronts: Fronts) -> None:
+    exif = Image.Exif()
+    exif[0x112] = 6
+    file = BytesIO()
+    Image.new("RGB", (112, 56)).save(file, "JPEG", exif=exif)
+    (item,) = render(fronts(), user(image_part(file.getvalue()))).generate.mm_items
+    assert load_rgb(file.getvalue()).size == (56, 112)
+    assert item.grid == (1, 8, 4)
+
+
+def test_embeddings_by_name_need_no_picture(fronts: Fronts) -> None:
+    reference = {
+        "type": "image_embeds",
+        "image_embeds": {"image_grid_thw": [1, 4, 6]},
+        "uuid": "ab" * 32,
+    }
+    rendered = render(fronts(), user("x", reference), ec_transfer_params={"ab" * 32: {"peer": 1}})
+    (item,) = rendered.generate.mm_items
+    assert (item.mm_hash, item.grid, item.length) == ("ab" * 32, (1, 4, 6), 6)
+    assert not rendered.media
+    assert rendered.generate.ec_transfer_params == {"ab" * 32: {"peer": 1}}
+    batched = {**reference, "image_embeds": {"image_grid_thw": [[1, 4, 6]]}}
+    assert render(fronts(), user("x", batched)).generate.mm_items == [item]
+
+
+def test_every_family_takes_its_own_metadata_back(fronts: Fronts) -> None:
+    for family in ("qwen2_5_vl", "gemma3", "llava_onevision"):
+        (item,) = render(fronts(family), user(image_part(WIDE))).generate.mm_items
+        metadata = {"image_grid_thw": list(item.grid)} if item.grid else {}
+        part = {"type": "image_embeds", "image_embeds": metadata, "uuid": item.mm_hash}
+        assert render(fronts(family), user(part)).generate.mm_items == [item]
+
+
+def test_a_picture_seen_before_can_be_named(fronts: Fronts) -> None:
+    front = fronts("qwen2_5_vl", max_references=2)
+    (item,) = render(front, user(image_part(RED, uuid="red"))).generate.mm_items
+    again = {"type": "image_url", "image_url": None, "uuid": "red"}
+    rendered = render(front, user(again))
+    assert rendered.generate.mm_items == [item] and not rendered.media
+    with pytest.raises(InvalidRequest, match="red"):
+        render(front, user(again), cache_salt="another tenant")
+    render(front, user(image_part(RED, uuid="theirs")), cache_salt="another tenant")
+    theirs = {**again, "uuid": "theirs"}
+    assert render(front, user(theirs), cache_salt="another tenant").generate.mm_items == [item]
+    with pytest.raises(InvalidRequest, match="theirs"):
+        render(front, user(theirs))
+    for data, uuid in ((BLUE, "blue"), (WIDE, "wide")):
+        render(front, user(image_part(data, uuid=uuid)))
+    with pytest.raises(InvalidRequest) as caught:
+        render(front, user(again))
+    assert caught.value.code == "unknown_media"
+
+
+def test_references_can_be_switched_off(fronts: Fronts) -> None:
+    part = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 2, 2]}, "uuid": "ab"}
+    with pytest.raises(InvalidRequest, match="reference"):
+        render(fronts("qwen2_5_vl", allow_references=False), user(part))
+
+
+def test_a_rendered_request_travels(fronts: Fronts) -> None:
+    generate = render(fronts(), user("x", image_part(RED)), stop=["x"], priority=3).generate
+    sent, stream = decode_generate(encode_generate(generate, stream=True))
+    sent.ec_transfer_params = generate.ec_transfer_params
+    assert (sent, stream) == (generate, True)
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def test_defaults_of_a_chat(fronts: Fronts) -> None:
+    rendered = render(fronts())
+    sampling, prompt = rendered.generate.sampling, rendered.generate.token_ids
+    assert sampling.max_tokens == MAX_POSITIONS - len(prompt)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.n) == (1.0, 1.0, 0, 1)
+    assert sampling.seed is not None and sampling.seed != render(fronts()).generate.sampling.seed
+    assert rendered.generate.model == rendered.output.model == NAME
+
+
+def test_given_parameters_are_taken(fronts: Fronts) -> None:
+    given: dict[str, Any] = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 11,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+    more = {
+        "stop": "a",
+        "stop_token_ids": [3],
+        "logit_bias": {"5": -1.5},
+        "max_completion_tokens": 9,
+    }
+    sampling = render(fronts(), **given, **more, logprobs=True, top_logprobs=4).generate.sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+    assert (sampling.stop, sampling.stop_token_ids, sampling.logit_bias) == (
+        ("a",),
+        (3,),
+        {5: -1.5},
+    )
+    assert (sampling.max_tokens, sampling.logprobs) == (9, 4)
+    assert render(fronts(), logprobs=True).generate.sampling.logprobs == 0
+    assert render(fronts(), logprobs=False, top_logprobs=0).generate.sampling.logprobs is None
+    assert render(fronts(), top_k=-1).generate.sampling.top_k == 0
+
+
+def test_greedy_requests_get_no_seed(fronts: Fronts) -> None:
+    for temperature in (0, 1e-9):
+        sampling = render(fronts(), temperature=temperature).generate.sampling
+        assert sampling.greedy and sampling.seed is None
+    assert render(fronts(), temperature=0, seed=5).generate.sampling.seed == 5
+
+
+def test_the_model_may_bring_defaults(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path)
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 33}
+    (model / "generation_config.json").write_bytes(msgspec.json.encode(defaults))
+    sampling = render(frontend(model)).generate.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.95)
+    assert sampling.max_tokens == 33
+    assert render(frontend(model), temperature=1).generate.sampling.temperature == 1.0
+    plain = frontend(model, generation_defaults=False)
+    assert render(plain).generate.sampling.temperature == 1.0
+
+
+# --- completions ----------------------------------------------------------------------------------
+
+
+def test_prompts_become_requests(fronts: Fronts) -> None:
+    front = fronts("llama")
+    (one,) = render_prompts(front, "Hello there")
+    bos = front.tokenizer.id("<|begin_of_text|>")
+    assert one.generate.token_ids == [bos, *front.tokenizer.encode("Hello there")]
+    assert one.generate.sampling.max_tokens == 16 and not one.output.chat
+    (raw,) = render_prompts(front, "Hello there", add_special_tokens=False)
+    assert raw.generate.token_ids == one.generate.token_ids[1:]
+    (ids,) = render_prompts(front, [5, 6, 7], n=2)
+    assert ids.generate.token_ids == [5, 6, 7] and ids.generate.request_id == "r"
+    several = render_prompts(front, [[5], [6, 7]], n=2)
+    assert [r.generate.token_ids for r in several] == [[5], [6, 7]]
+    assert [r.generate.request_id for r in several] == ["r-0", "r-1"]
+    assert [r.output.first_index for r in several] == [0, 2]
+
+
+def test_special_tokens_of_a_raw_prompt_are_meant(fronts: Fronts) -> None:
+    front = fronts()
+    (rendered,) = render_prompts(front, "<|im_start|>user\n")
+    assert rendered.generate.token_ids[0] == front.tokenizer.id("<|im_start|>")

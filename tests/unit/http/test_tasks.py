@@ -1,0 +1,99 @@
+"""Who waits for work to be ended can be cancelled while waiting."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from protocol.errors import UpstreamError
+from protocol.types import RequestOutput
+from proxy.tokens.outputs import Ahead, unless_failed
+from proxy.upstream.client import Patience, _patiently
+from services.http.tasks import ended
+
+
+class Slow:
+    """Work that takes its time to end when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def work(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ending.set()
+            await self.may_end.wait()
+
+    async def steps(self) -> AsyncIterator[list[RequestOutput]]:
+        await self.work()
+        yield []
+
+
+async def by_ended(slow: Slow) -> None:
+    task = asyncio.create_task(slow.work())
+    await asyncio.sleep(0)
+    await ended(task)
+
+
+async def by_ahead(slow: Slow) -> None:
+    steps = slow.steps()
+    async with Ahead(steps):  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+
+async def by_unless_failed(slow: Slow) -> None:
+    async def fail() -> None:
+        raise UpstreamError("the encoder is gone")
+
+    await unless_failed(slow.work(), asyncio.create_task(fail()))
+
+
+async def by_client(slow: Slow) -> None:
+    await _patiently(slow.work(), Patience(time.monotonic() + 0.01), "http://x")
+
+
+@pytest.mark.parametrize("wait", [by_ended, by_ahead, by_unless_failed, by_client])
+async def test_a_cancellation_comes_through(wait: Callable[[Slow], Awaitable[None]]) -> None:
+    slow = Slow()
+    waiting = asyncio.ensure_future(wait(slow))
+    async with asyncio.timeout(5):
+        await slow.ending.wait()
+        waiting.cancel()
+        await asyncio.sleep(0)
+        slow.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+@pytest.mark.parametrize("error", [UpstreamError("gone"), ValueError("expected")])
+async def test_what_a_task_ends_with_is_nobodys_business(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise error
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    await ended(task, ValueError)
+    assert task.done() and not caplog.records
+
+
+async def test_a_bug_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ZeroDivisionError
+
+    await ended(asyncio.create_task(work()))
+    await asyncio.sleep(0)
+    assert not caplog.records  # it had not begun
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    await ended(task)
+    await asyncio.sleep(0)
+    assert [record.exc_info is not None for record in caplog.records] == [True]

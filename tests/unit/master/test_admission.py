@@ -1,0 +1,173 @@
+"""Who waits, who goes first, and who is told to come back."""
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
+from protocol.registry import InstanceInfo, Placement, ScheduleRequest, Target
+from services.master.config import MasterConfig
+from services.master.master import Master
+from services.master.placement.admission import AdmissionQueue, Ticket
+
+DONE = Placement("", Target("", "", "decode"))
+
+
+def request(name: str, tenant: str = "", tokens: int = 100, **fields: Any) -> ScheduleRequest:
+    return ScheduleRequest(name, tokens, tenant=tenant, **fields)
+
+
+def push(queue: AdmissionQueue, *args: Any, now_ms: float = 0.0, **fields: Any) -> Ticket:
+    return queue.push(request(*args, **fields), now_ms, 1.0)
+
+
+def served(queue: AdmissionQueue, count: int) -> list[str]:
+    names = []
+    for _ in range(count):
+        ticket = next(queue.in_order())
+        queue.serve(ticket, 0.0)
+        ticket.end(DONE)
+        names.append(ticket.request.request_id)
+    return names
+
+
+def test_priority_goes_before_age() -> None:
+    queue = AdmissionQueue(10, 1e4)
+    push(queue, "low", priority=10)
+    push(queue, "usual")
+    push(queue, "fifty", priority=50)
+    push(queue, "high", priority=90)
+    assert served(queue, 4) == ["high", "usual", "fifty", "low"]
+    assert len(queue) == 0
+
+
+def test_tenants_get_equal_tokens_however_many_requests_they_send() -> None:
+    queue = AdmissionQueue(100, 1e4)
+    for i in range(20):
+        push(queue, f"hog{i}", "hog", now_ms=i)
+    for i in range(4):
+        push(queue, f"small{i}", "small", now_ms=100 + i)
+        push(queue, f"large{i}", "large", 200, now_ms=100 + i)
+    order = served(queue, 10)
+    assert sum(name.startswith("hog") for name in order) == 4
+    assert sum(name.startswith("small") for name in order) == 4
+    assert sum(name.startswith("large") for name in order) == 2
+
+
+def test_a_tenant_that_comes_late_has_no_arrears_and_no_credit() -> None:
+    queue = AdmissionQueue(100, 1e4)
+    for i in range(6):
+        push(queue, f"a{i}", "a")
+    served(queue, 4)
+    for i in range(6):
+        push(queue, f"b{i}", "b", now_ms=1.0)
+    order = served(queue, 4)
+    assert sorted(name[0] for name in order) == ["a", "a", "b", "b"]
+
+
+def test_a_full_queue_refuses() -> None:
+    queue = AdmissionQueue(2, 1e4)
+    push(queue, "1")
+    push(queue, "2")
+    with pytest.raises(Unavailable) as caught:
+        push(queue, "3")
+    assert (caught.value.code, caught.value.retry_after_s) == ("queue_full", 1.0)
+    assert len(queue) == 2
+
+
+def test_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
+    queue = AdmissionQueue(2, 1e4)
+    old, young = push(queue, "old", priority=20), push(queue, "young", priority=20)
+    woken: list[str] = []
+    young.wake = lambda: woken.append("young")
+    push(queue, "urgent", priority=80)
+    assert isinstance(young.outcome, RateLimited)
+    assert (young.outcome.code, woken, old.outcome) == ("preempted", ["young"], None)
+    assert served(queue, 2) == ["urgent", "old"]
+
+
+def test_a_tenant_with_more_than_its_share_makes_room_and_is_told_429() -> None:
+    queue = AdmissionQueue(4, 1e4)
+    hog = [push(queue, f"hog{i}", "hog") for i in range(4)]
+    push(queue, "other", "other")
+    assert [isinstance(t.outcome, RateLimited) for t in hog] == [False, False, False, True]
+    with pytest.raises(RateLimited):
+        push(queue, "more", "hog")
+    assert len(queue) == 4
+
+
+def test_waiting_ends_at_the_deadline_or_the_timeout() -> None:
+    queue = AdmissionQueue(10, 5_000.0)
+    hurried = push(queue, "hurried", deadline_s=1.0)
+    patient = push(queue, "patient")
+    assert queue.expire(999.0) == []
+    assert [type(error) for error in queue.expire(1_000.0)] == [DeadlineExceeded]
+    assert isinstance(hurried.outcome, DeadlineExceeded)
+    queue.expire(5_000.0)
+    assert isinstance(patient.outcome, TriptychError)
+    assert patient.outcome.code == "queue_timeout"
+    assert len(queue) == 0
+    assert (queue._lanes, queue._served, dict(queue._waiting)) == ({}, {}, {})
+
+
+def test_who_names_no_model_can_still_leave_when_a_second_model_has_come() -> None:
+    made = Master(MasterConfig(busy_requests=1, seed=1))
+    made.register(InstanceInfo("d", "decode", "http://d:1", "m"), 0.0)
+    assert isinstance(made.schedule(request("first"), 0.0), Placement)
+    ticket = made.schedule(request("second"), 0.0)
+    made.register(InstanceInfo("e", "decode", "http://e:1", "n"), 0.0)
+    assert isinstance(ticket, Ticket) and made.waiting == 1
+    made.cancel(ticket)
+    assert made.waiting == 0
+
+
+def test_who_changes_its_name_with_every_request_gets_one_share() -> None:
+    queue = AdmissionQueue(500, 1e4)
+    push(queue, "honest0", "honest")
+    for i in range(200):
+        push(queue, f"new{i}", f"name{i}", now_ms=i)
+    served(queue, 40)  # those whom nobody could tell from tenants that had just come
+    for i in range(40):
+        push(queue, f"honest{i + 1}", "honest", now_ms=1e3)
+        push(queue, f"late{i}", f"late{i}", now_ms=1e3)
+    order = served(queue, 40)
+    assert 18 <= sum(name.startswith("honest") for name in order) <= 22
+
+
+def test_who_changes_its_name_cannot_fill_the_queue_for_others() -> None:
+    queue = AdmissionQueue(100, 1e4)
+    for i in range(100):
+        push(queue, f"new{i}", f"name{i}")
+    for i in range(20):
+        push(queue, f"honest{i}", "name0")
+    assert sum(ticket.request.tenant == "name0" for ticket in tickets(queue)) == 21
+    with pytest.raises(RateLimited):
+        push(queue, "more", "another")
+
+
+def test_names_are_not_remembered_for_ever() -> None:
+    queue = AdmissionQueue(10, 1e4)
+    push(queue, "stays", "stays", priority=1)
+    for i in range(5_000):
+        push(queue, f"r{i}", f"name{i}")
+        served(queue, 1)
+    assert len(queue) == 1
+    assert len(queue._served) < 1100
+
+
+def test_a_tenant_that_has_been_served_has_a_lane_of_its_own() -> None:
+    queue = AdmissionQueue(500, 1e4)
+    for i in range(60):
+        push(queue, f"new{i}", f"name{i}")
+    push(queue, "late", "late")
+    while "late" not in served(queue, 1):
+        push(queue, f"more{len(queue)}", f"{id(queue)}{len(queue)}")
+    for i in range(50):
+        push(queue, f"again{i}", "late", now_ms=1.0)
+        push(queue, f"other{i}", f"other{i}", now_ms=1.0)
+    order = served(queue, 30)
+    assert 12 <= sum(name.startswith("again") for name in order) <= 18
+
+
+def tickets(queue: AdmissionQueue) -> list[Ticket]:
+    return [t for lanes in queue._lanes.values() for lane in lanes.values() for t in lane]

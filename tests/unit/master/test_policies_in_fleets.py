@@ -1,0 +1,66 @@
+"""Policies in whole fleets: probed workers, absurd rates, several models, mixed layouts."""
+
+from collections import Counter
+
+import pytest
+
+from protocol.registry import InstanceName, Load, Rates
+from services.master.placement.admission import Ticket
+from services.master.placement.policies.factory import POLICIES
+from tests.support.master_fleets import add, asking, master, picture, place, sources
+
+
+def test_rtp_spreads_decodes_over_probed_workers() -> None:
+    made = master("prefill", policy="rtp")
+    for i in range(4):
+        add(made, f"d{i}", "decode", events=[], load=Load())
+    placed = Counter(place(made, asking(f"r{i}")).decode.instance_id for i in range(40))
+    assert len(placed) == 4 and max(placed.values()) < 25
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_worker_with_an_absurd_rate_can_still_be_used(name: str) -> None:
+    rates = Rates(transfer_bytes_per_ms=1e-320)
+    made = master("encode", "prefill", policy=name)
+    add(made, "d", "decode", load=Load(rates=rates), kv_bytes_per_token=1000)
+    for i in range(5):
+        assert place(made, asking(f"r{i}")).decode.instance_id == "d"
+
+
+@pytest.mark.parametrize("name", ["round_robin", "kv"])
+def test_models_take_turns_apart(name: str) -> None:
+    made = master("encode", "encode", "prefill", "decode", policy=name)
+    for role in ("encode", "encode", "prefill", "decode"):
+        add(made, f"{len(made.registry.instances)}", role, model="n")
+    used: dict[str, list[str]] = {"m": [], "n": []}
+    for i in range(4):
+        for model, encoders in used.items():
+            asked = asking(f"{model}{i}", model=model, blocks=0, items=[picture(f"{model}{i}")])
+            ((_, encoder),) = sources(place(made, asked))
+            encoders.append(encoder)
+    assert used == {"m": ["e0", "e1"] * 2, "n": ["4", "5"] * 2}
+
+
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"cost"}))
+def test_every_worker_of_a_mixed_fleet_gets_its_share(name: str) -> None:
+    """Of eight workers four do both: about half of all requests are not split."""
+    made = master(*["prefill", "decode"] * 2, *["prefill_decode"] * 4, policy=name)
+    placed = [place(made, asking(f"r{i}", blocks=0)) for i in range(100)]
+    alone = Counter(p.decode.instance_id for p in placed if p.prefill is None)
+    assert set(alone) == {"p4", "p5", "p6", "p7"}
+    assert 30 < sum(alone.values()) < 70
+
+
+def test_only_the_layout_that_is_used_takes_a_turn() -> None:
+    made = master("prefill", "decode", *["prefill_decode"] * 2, policy="round_robin")
+    placed = [place(made, asking(f"r{i}", blocks=0)) for i in range(60)]
+    alone = [p.decode.instance_id for p in placed if p.prefill is None]
+    assert alone == (["p2", "p3"] * 60)[: len(alone)]
+
+
+@pytest.mark.parametrize("name", ["cost", "random"])
+def test_a_refusal_that_waiting_helps_goes_before_one_that_it_does_not(name: str) -> None:
+    made = master("prefill", "decode", "prefill_decode", policy=name, busy_requests=1)
+    made.drain(InstanceName("p2"), 0.0)
+    place(made, asking("a"))
+    assert isinstance(made.schedule(asking("b"), 0.0), Ticket)

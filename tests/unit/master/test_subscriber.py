@@ -1,0 +1,211 @@
+"""Event sources over real sockets: bounded turns of the loop, and no message or missing resource
+that ends the reading."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from protocol.kv_events import (
+    SNAPSHOT,
+    AllBlocksCleared,
+    BlockStored,
+    EventBatch,
+    EventSource,
+    encode_batch,
+    end_frames,
+    event_frames,
+    parse_replay_request,
+)
+from protocol.registry import InstanceInfo
+from services.master.config import MasterConfig
+from services.master.events import subscriber, zmq_reader
+from services.master.events.subscriber import Subscriber
+from services.master.master import Master
+from tests.support.waiting import eventually
+
+WAIT_S = 10.0
+
+
+class Publisher:
+    """A PUB socket and a ROUTER socket that answers with a snapshot whenever it `serve`s."""
+
+    def __init__(self, context: zmq.Context[Any]) -> None:
+        self.pub = context.socket(zmq.PUB)
+        self.router = context.socket(zmq.ROUTER)
+        ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
+        self.source = EventSource(*(f"tcp://127.0.0.1:{port}" for port in ports))
+        self.sequence = -1
+        self.keys: list[Any] = []
+
+    def publish(self, *keys: int, lose: bool = False) -> None:
+        self.keys += keys
+        self.send(encode_batch(time.time(), [BlockStored(list(keys))]), lose=lose)
+
+    def send(self, payload: bytes, *, lose: bool = False) -> None:
+        self.sequence += 1
+        if not lose:
+            self.pub.send_multipart(event_frames("", self.sequence, payload))
+
+    async def asked(self) -> tuple[bytes, int]:
+        await eventually(lambda: bool(self.router.poll(0)))
+        return parse_replay_request(self.router.recv_multipart())
+
+    async def serve(self) -> None:
+        """One question."""
+        client, start = await self.asked()
+        if start == SNAPSHOT and self.sequence >= 0:
+            whole = encode_batch(time.time(), [AllBlocksCleared(), BlockStored(list(self.keys))])
+            self.router.send_multipart([client, b"", *event_frames("", self.sequence, whole)])
+        self.router.send_multipart([client, b"", *end_frames()])
+
+
+class Follower:
+    """A master that follows one publisher."""
+
+    def __init__(self, source: EventSource, context: zmq.Context[Any] | None = None) -> None:
+        self.subscriber = Subscriber() if context is None else Subscriber(_context=context)
+        self.master = Master(MasterConfig(), None, self.subscriber.joined, self.subscriber.left)
+        self.subscriber.master = self.master
+        self.master.register(
+            InstanceInfo("w", "prefill", "http://w:1", "m", events=[source]), time.monotonic()
+        )
+
+    @property
+    def counts(self) -> Any:
+        return self.subscriber.counts
+
+    @property
+    def keys(self) -> set[int]:
+        return set(self.master.registry.fleet("m").blocks.keys(0))
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield Publisher(context)
+    context.destroy(0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "_REPLAY_TIMEOUT_S", 0.05)
+
+
+async def following(publisher: Publisher) -> Follower:
+    """A follower whose subscription has arrived and whose first questions are answered."""
+    follower = Follower(publisher.source)
+    await publisher.serve()
+    await publisher.serve()
+    await eventually(lambda: not follower.subscriber._open["w"][0].follower.waiting)
+    deadline = time.monotonic() + WAIT_S
+    while not follower.keys:
+        assert time.monotonic() < deadline
+        publisher.publish(0)
+        await asyncio.sleep(0.01)
+        if publisher.router.poll(0):
+            await publisher.serve()
+    return follower
+
+
+async def test_after_lost_replays_a_source_is_asked_until_it_answers(
+    publisher: Publisher, hasty: None
+) -> None:
+    follower = await following(publisher)
+    publisher.publish(1)
+    await eventually(lambda: 1 in follower.keys)
+    publisher.publish(2, lose=True)
+    publisher.publish(3)
+    for _ in range(3):
+        await publisher.asked()
+    assert follower.counts["replay_timeout"] >= 2 and follower.keys == {3}
+    publisher.publish(4)
+    await eventually(lambda: 4 in follower.keys)
+    await publisher.serve()
+    await eventually(lambda: follower.keys == {0, 1, 2, 3, 4})
+    questions = follower.counts["replays"]
+    publisher.publish(5)
+    await eventually(lambda: 5 in follower.keys)
+    assert follower.counts["replays"] == questions, "nothing is missing any more"
+    follower.subscriber.close()
+
+
+async def test_a_question_for_which_there_is_no_socket_is_asked_later(
+    publisher: Publisher, hasty: None
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 2)
+    placeholder = context.socket(zmq.PAIR)
+    follower = Follower(publisher.source, context)
+    assert follower.counts["bad_endpoint"] == 1, "too many open files"
+    placeholder.close(0)
+    publisher.keys, publisher.sequence = [1, 2], 7
+    await publisher.serve()
+    await eventually(lambda: follower.keys == {1, 2})
+    follower.subscriber.close()
+
+
+async def test_messages_nobody_was_prepared_for_do_not_end_the_reading(
+    publisher: Publisher, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = await following(publisher)
+    publisher.send(b"\x92\xcb" + bytes(8) + b"\x91" * 200_000 + b"\x01")
+    publisher.send(b"\x91" * 200_000)
+    publisher.sequence -= 2
+    publisher.publish(1)
+    await eventually(lambda: 1 in follower.keys)
+    assert follower.counts["garbage"] == 2
+    apply = Master.apply
+
+    def fails_for_13(self: Master, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
+        if any(getattr(event, "block_hashes", None) == [13] for event in batch.events):
+            raise OverflowError("int too large")
+        return apply(self, info, batch, source)
+
+    monkeypatch.setattr(Master, "apply", fails_for_13)
+    publisher.publish(13)
+    publisher.publish(14)
+    await eventually(lambda: 14 in follower.keys)
+    assert follower.counts["failed"] == 1
+    publisher.keys.remove(13)
+    publisher.keys.append(15)
+    await publisher.serve()
+    await eventually(lambda: 15 in follower.keys)
+    follower.subscriber.close()
+
+
+async def test_a_turn_of_the_loop_is_bounded_over_all_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that each take the whole time of a turn come one in each turn, from each socket in
+    its order."""
+    monkeypatch.setattr(zmq_reader, "_TURN_S", 0.0)
+    context: zmq.Context[Any] = zmq.Context()
+    all_turns, taken, turn = zmq_reader.Turns(), list[tuple[int, int]](), 0
+    readers = []
+    for number in range(3):
+        push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        port = push.bind_to_random_port("tcp://127.0.0.1")
+        pull.connect(f"tcp://127.0.0.1:{port}")
+        for _ in range(50):
+            push.send(b"x")
+        await eventually(lambda at=pull: bool(at.poll(0)))
+        readers.append((number, pull))
+
+    def take(number: int) -> Callable[[list[bytes]], None]:
+        return lambda frames: taken.append((turn, number))
+
+    opened = [zmq_reader.Reader(pull, take(number), all_turns) for number, pull in readers]
+    while len(taken) < 150 and turn < 10_000:
+        await asyncio.sleep(0)
+        turn += 1
+    assert len(taken) == 150
+    assert len({at for at, _ in taken}) == 150, "no two in one turn"
+    assert {number for _, number in taken[:6]} == {0, 1, 2}, "nobody waits for another's backlog"
+    for reader in opened:
+        reader.close()
+        reader.close()
+    context.destroy(0)

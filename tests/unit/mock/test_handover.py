@@ -1,0 +1,270 @@
+"""Mock workers handing requests over, on virtual time: KV under leases, embeddings, dead peers."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.errors import InvalidRequest
+from protocol.registry import InstanceRole
+from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
+from services.mock.engine import Engine
+from services.mock.offers import kv_ref
+from services.mock.reports import load_of
+from tests.unit.mock.test_engine import TIMING, WORDS, Run, asked, engine
+
+PROMPT = list(range(40))
+HAND_OVER = {"do_remote_decode": True}
+
+
+def pair(**options: Any) -> tuple[Run, Engine, Engine]:
+    prefill = engine(1, role="prefill", **options)
+    decode = engine(2, role="decode", **options)
+    return Run([prefill, decode]), prefill, decode
+
+
+def prefilled(run: Run, prefill: Engine, request: GenerateRequest) -> dict[str, Any]:
+    """Run the prefill stage; the handle."""
+    wanted = msgspec.structs.replace(request, kv_transfer_params=HAND_OVER)
+    run.fleet.add(prefill, wanted)
+    run.fleet.run(until=run.fleet.now + 1.0)
+    params = next(
+        o.kv_transfer_params for _, o in run.answers[request.request_id] if o.kv_transfer_params
+    )
+    assert params is not None
+    return params
+
+
+def test_decode_goes_on_with_the_token_prefill_has_put_out() -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request)
+    assert handle["remote_num_tokens"] == 40 and len(handle["remote_block_ids"][0]) == 3
+    assert prefill.blocks.usage > 0
+    begun = run.fleet.now
+    emitted = {0: run.tokens("r")}
+    rest = msgspec.structs.replace(request, kv_transfer_params=handle, emitted=emitted)
+    run.fleet.add(decode, rest)
+    run.fleet.run()
+    assert run.tokens("r") == WORDS.answer(PROMPT, length=6)
+    assert run.times("r")[1] - begun == pytest.approx(3 * 0.002 + 0.011)
+    assert decode.loads.fetched == 1 and run.answers["r"][1][1].cached_tokens == 40
+    run.check()
+
+
+def test_a_proxy_that_drops_the_first_token_gets_it_again() -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 6, n=2, seed=4)
+    handle = prefilled(run, prefill, request)
+    run.answers.clear()
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run()
+    for index in (0, 1):
+        assert run.tokens("r", index) == WORDS.answer(PROMPT, length=6, seed=4, choice=index)
+    run.check()
+
+
+@pytest.mark.parametrize("decode_first", [True, False])
+def test_decode_placed_ahead_waits_for_growing_kv_and_adopts_its_tokens(decode_first: bool) -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 6)
+    ahead = kv_ref(prefill.settings).to_params() | {"remote_request_id": "r"}
+    waiting = msgspec.structs.replace(request, kv_transfer_params=ahead)
+    working = msgspec.structs.replace(request, kv_transfer_params=HAND_OVER)
+    stages = [(decode, waiting), (prefill, working)]
+    for stage, wanted in stages if decode_first else reversed(stages):
+        run.fleet.add(stage, wanted)
+        run.fleet.run(until=run.fleet.now + 0.001)
+    run.fleet.run()
+    expected = WORDS.answer(PROMPT, length=6)
+    assert run.tokens("r") == [expected[0], *expected]
+    assert decode.loads.fetched == 1
+    run.check()
+
+
+def test_what_the_decode_worker_has_already_is_not_copied() -> None:
+    run, prefill, decode = pair()
+    for name in ("a", "b"):
+        request = asked(name, PROMPT, 2)
+        handle = prefilled(run, prefill, request)
+        begun = run.fleet.now
+        run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+        run.fleet.run()
+    assert run.times("b")[1] - begun == pytest.approx(0.002 + 0.011)
+
+
+def test_an_expired_lease_costs_a_computation_and_nothing_else() -> None:
+    run, prefill, decode = pair(lease_s=5.0)
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request)
+    run.fleet.run(until=run.fleet.now + 6.0)
+    assert prefill.blocks.usage == 0.0 and prefill.offers.expired == 1
+    run.answers.clear()
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run()
+    assert run.tokens("r") == WORDS.answer(PROMPT, length=6)
+    assert (decode.loads.fetched, decode.loads.failures) == (0, 1)
+    assert run.answers["r"][0][1].cached_tokens == 0
+    run.check()
+
+
+def test_kv_that_waits_for_room_keeps_its_lease() -> None:
+    run, prefill, decode = pair(lease_s=2.0, max_num_seqs=1)
+    run.fleet.add(decode, asked("busy", [1], 1000))
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request)
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run()
+    assert run.times("r")[1] > 10.0 and decode.loads.fetched == 1
+    run.check()
+
+
+def test_a_dead_prefill_worker_is_noticed() -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request)
+    run.fleet.dead.add(prefill)
+    run.answers.clear()
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run()
+    assert run.tokens("r") == WORDS.answer(PROMPT, length=6) and decode.loads.failures == 1
+
+
+def test_a_failed_load_fails_the_request_if_so_configured() -> None:
+    run, prefill, decode = pair(fail_on_kv_error=True)
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request) | {"remote_request_id": "unknown"}
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run()
+    error = run.last("r").error
+    assert error is not None and error.code == "transfer_failed"
+
+
+def test_the_kv_of_another_prompt_gives_the_other_prompts_tokens() -> None:
+    """As with real KV: a proxy that mixes handles up is found out by its tokens."""
+    run, prefill, decode = pair()
+    other = prefilled(run, prefill, asked("other", [9] * 40, 6))
+    request = asked("r", PROMPT, 6, kv_transfer_params=other)
+    run.fleet.add(decode, request)
+    run.fleet.run()
+    assert run.tokens("r") == WORDS.answer([9] * 40, length=6) != WORDS.answer(PROMPT, length=6)
+
+
+def test_handles_that_cannot_be_meant_are_not_used() -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 4)
+    good = prefilled(run, prefill, request)
+    own = good["triptych"]
+    broken = (
+        good | {"remote_num_tokens": 41},
+        good | {"remote_block_ids": [[1]]},
+        good | {"triptych": {**own, "compatibility": "another model"}},
+    )
+    for number, handle in enumerate(broken):
+        name = f"r{number}"
+        run.fleet.add(decode, asked(name, PROMPT, 4, kv_transfer_params=handle))
+        run.fleet.run(until=run.fleet.now + 1.0)
+        assert run.tokens(name) == WORDS.answer(PROMPT, length=4)
+    assert decode.loads.failures == 3
+    with pytest.raises(InvalidRequest):
+        decode.add(asked("x", PROMPT, 4, kv_transfer_params={"do_remote_prefill": True}), 0.0)
+
+
+def test_an_aborted_request_lets_go_of_its_kv_at_both_ends() -> None:
+    run, prefill, decode = pair()
+    request = asked("r", PROMPT, 6)
+    handle = prefilled(run, prefill, request)
+    run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
+    run.fleet.run(until=run.fleet.now + 0.003)
+    assert len(decode.loads) == 1
+    run.fleet.abort(decode, ["r"])
+    run.fleet.run(until=run.fleet.now + 0.001)
+    assert len(prefill.offers) == 0
+    run.check()
+
+
+def test_a_request_that_ends_with_its_first_token_holds_nothing() -> None:
+    run, prefill, _ = pair()
+    stop = WORDS.answer(PROMPT, length=1)[0]
+    request = asked("r", PROMPT, 6, stop_token_ids=(stop,), kv_transfer_params=HAND_OVER)
+    run.fleet.add(prefill, request)
+    run.fleet.run(until=1.0)
+    assert run.last("r").finish_reason == "stop" and run.last("r").kv_transfer_params is None
+    run.check()
+
+
+def media_fleet(**options: Any) -> tuple[Run, Engine, Engine]:
+    role: InstanceRole = "encode"
+    encoder = engine(3, role=role)
+    prefill = engine(1, role="prefill", remote_embeddings=True, **options)
+    return Run([encoder, prefill]), encoder, prefill
+
+
+def picture(name: str = "pic", rows: int = 20) -> EncodeRequest:
+    return EncodeRequest(f"e-{name}", [EncodeItem(name, "image", rows, (1, 4, 20), b"data")])
+
+
+def with_picture(name: str = "r", **more: Any) -> GenerateRequest:
+    return asked(name, PROMPT, 2, mm_items=[MMItem("pic", "image", 10, 20)], **more)
+
+
+def test_prefill_computes_up_to_the_picture_and_waits_there() -> None:
+    run, encoder, prefill = media_fleet()
+    run.fleet.add(prefill, with_picture())
+    run.fleet.run(until=0.5)
+    assert prefill.scheduler.running[0].computed == 10 and "r" not in run.answers
+    run.fleet.add_encode(encoder, picture())
+    run.fleet.run()
+    assert run.times("r")[0] == pytest.approx(0.5 + 0.030)
+    assert run.tokens("r") == WORDS.answer(PROMPT, [MMItem("pic", "image", 10, 20)], length=2)
+    run.check()
+
+
+@pytest.mark.parametrize("handle", [{"peer_host": "h", "peer_port": 3}, {}])
+def test_an_embedding_that_is_there_is_fetched_once(handle: dict[str, Any]) -> None:
+    run, encoder, prefill = media_fleet()
+    run.fleet.add_encode(encoder, picture())
+    run.fleet.run(until=1.0)
+    for name in ("a", "b"):
+        run.fleet.add(prefill, with_picture(name, ec_transfer_params={"pic": handle}))
+    run.fleet.run()
+    assert len(run.tokens("a")) == len(run.tokens("b")) == 2
+    assert (prefill.media.queries, prefill.media.hits) == (2, 1)
+
+
+def test_a_lost_embedding_fails_the_request_unless_the_media_came_with_it() -> None:
+    run, _, prefill = media_fleet()
+    handle = {"pic": {"peer_host": "h", "peer_port": 3}}
+    run.fleet.add(prefill, with_picture("without", ec_transfer_params=handle))
+    run.fleet.run()
+    error = run.last("without").error
+    assert error is not None and error.code == "transfer_failed"
+    run.fleet.add(prefill, with_picture("with", ec_transfer_params=handle), local=["pic"])
+    run.fleet.run()
+    assert len(run.tokens("with")) == 2 and prefill.media.encoded == 1
+    run.check()
+
+
+def test_an_embedding_of_another_length_is_refused() -> None:
+    run, encoder, prefill = media_fleet()
+    run.fleet.add_encode(encoder, picture(rows=19))
+    run.fleet.add(prefill, with_picture())
+    run.fleet.run()
+    error = run.last("r").error
+    assert error is not None and error.code == "embedding_length_mismatch"
+    run.check()
+
+
+def test_load_is_what_waits_runs_and_is_left_to_compute() -> None:
+    run, prefill, _ = pair(max_num_seqs=1)
+    for name, size in (("a", 30), ("b", 50)):
+        run.fleet.add(prefill, asked(name, list(range(size)), 9))
+    run.fleet.run(until=0.035)
+    load = load_of(prefill)
+    assert (load.running, load.queued, load.queued_tokens) == (1, 1, 51)
+    assert load.context_tokens == 30 and load.free_blocks == 4096 - 2
+
+
+def test_the_timing_is_the_one_the_master_is_told() -> None:
+    rates = load_of(engine(timing=TIMING)).rates
+    assert rates.prefill_ms_per_token == 1 and rates.decode_base_ms == 10

@@ -1,0 +1,178 @@
+"""The fleet of a proxy as masters come and go. They are real ones, in this process; workers are
+only told of, unless they are asked how they are."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+
+from protocol.generate import GENERATE_PATH, RENDER_PATH
+from protocol.registry import InstanceInfo, InstanceName
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet_watcher import Following
+from proxy.fleet.probing import probe_once
+from proxy.fleet.worker import Instance
+from tests.support.live_masters import running
+from tests.support.probed_workers import OURS, Worker, serving
+
+ENCODER, DECODER = "http://127.0.0.1:1", "http://127.0.0.1:2"
+
+
+def usable(fleet: Fleet) -> dict[str, list[str]]:
+    roles = ("encode", "prefill", "decode")
+    return {role: [i.url for i in fleet.usable(role)] for role in roles if fleet.of(role)}
+
+
+async def test_a_master_and_workers_that_began_anew_are_the_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the ports they had. What the names of their former lives are gone for is not theirs."""
+    monkeypatch.setattr("proxy.fleet.fleet_watcher._ORPHAN_S", 0.0)
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        master.tell_of("e1", "encode", ENCODER)
+        master.tell_of("d1", "decode", DECODER)
+        assert await following.once(0.0)
+        before = usable(fleet)
+        assert before == {"encode": [ENCODER], "decode": [DECODER]}
+        await master.stop()
+        assert not await following.once(0.0)
+        await master.start()
+        master.tell_of("e2", "encode", ENCODER)
+        master.tell_of("d2", "decode", DECODER)
+        for _ in range(3):
+            assert await following.once(0.0)
+            assert usable(fleet) == before
+        assert following.by_id.keys() == {"e2", "d2"}
+        master.forget("e2")
+        assert await following.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]} and following.by_id.keys() == {"d2"}
+
+
+async def test_a_worker_that_a_new_master_does_not_hear_of_is_probed_then_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        master.tell_of("d1", "decode", DECODER)
+        await following.once(0.0)
+        assert list(fleet.to_probe()) == []
+        await master.stop()
+        await following.once(0.0)
+        assert [i.url for i in fleet.to_probe()] == [DECODER]
+        await master.start()
+        await following.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]}
+        assert [i.url for i in fleet.to_probe()] == [DECODER]
+        monkeypatch.setattr("proxy.fleet.fleet_watcher._ORPHAN_S", 0.0)
+        await following.once(0.0)
+        assert fleet.all() == [] and not following.by_id
+
+
+async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
+    """Once it has left a probe brings it back, and it drains no more."""
+    async with running() as ((master,), link, _):
+        fleet = Fleet.from_urls("", "", DECODER)
+        (worker,) = fleet.decode
+        following = Following(link, fleet, "m")
+        master.tell_of("d1", "decode", DECODER + "/")
+        master.service.drain(InstanceName("d1"))
+        await following.once(0.0)
+        assert fleet.decode == [worker] and worker.draining and worker.vouched
+        master.forget("d1")
+        await following.once(0.0)
+        assert fleet.decode == [worker] and not worker.up
+        worker.answered()
+        assert worker.usable(time.monotonic())
+
+
+async def test_a_worker_that_a_master_drains_gets_nothing_once_the_master_is_away() -> None:
+    """It does not know of it itself."""
+    async with (
+        serving(Worker({**OURS, "/ready": {}})) as worker,
+        running() as ((master,), link, client),
+    ):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        master.tell_of("d1", "decode", worker.url)
+        master.service.drain(InstanceName("d1"))
+        await following.once(0.0)
+        await master.stop()
+        await following.once(0.0)
+        await probe_once(fleet, client)
+        assert worker.asked and fleet.decode[0].up and not fleet.usable("decode")
+
+
+async def test_a_worker_that_becomes_another_is_followed() -> None:
+    """In another role, with another model."""
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        master.tell_of("w", "prefill", DECODER)
+        await following.once(0.0)
+        master.tell_of("w", "decode", DECODER)
+        await following.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]}
+        first = fleet.decode[0]
+        master.tell_of("w", "decode", DECODER, generation="2")
+        await following.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]} and fleet.decode[0] is not first
+        master.service.register(InstanceInfo("w", "decode", DECODER, "another", "3"))
+        await following.once(0.0)
+        assert fleet.all() == [] and not following.by_id
+
+
+async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> None:
+    """One that answers its probe keeps its calls."""
+    quiet = asyncio.Event()
+
+    async def health(request: web.Request) -> web.Response:
+        if quiet.is_set():
+            await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = "http://{}:{}".format(*runner.addresses[0][:2])
+    async with running() as ((master,), link, client):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        held: list[Instance] = []
+        for silent in (False, True):
+            master.tell_of("d", "decode", url)
+            await following.once(0.0)
+            (worker,) = fleet.decode
+            held.append(worker)
+            worker.in_flight = 1
+            master.service.master.expire(time.monotonic() + 60)
+            await following.once(0.0)
+            assert fleet.decode == []
+            if silent:
+                quiet.set()
+            await probe_once(fleet, client)
+            assert worker.lost == silent
+        assert held[0] is not held[1]
+    await runner.cleanup()
+
+
+async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
+    """No master says that; what it does say holds."""
+    theirs = Worker({"/health": {}, RENDER_PATH: 400, GENERATE_PATH: 400})
+    async with serving(theirs) as worker, running() as ((master,), link, client):
+        fleet = Fleet()
+        following = Following(link, fleet, "m")
+        told = InstanceInfo("d", "decode", worker.url, "m", dialect="openai", max_running=7)
+        master.service.register(told)
+        await following.once(0.0)
+        fleet.watched = True
+        (instance,) = fleet.decode
+        assert list(fleet.to_probe()) == [instance]
+        await probe_once(fleet, client)
+        assert (instance.resumes, instance.known, instance.max_running) == (True, True, 7)
+        assert list(fleet.to_probe()) == []

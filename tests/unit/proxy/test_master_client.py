@@ -1,0 +1,102 @@
+"""A proxy's link to its masters: who is asked, who next, and for how long."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+
+from protocol.errors import InvalidRequest
+from protocol.registry import (
+    HEARTBEAT_PATH,
+    REGISTER_PATH,
+    WORKERS_PATH,
+    Heartbeat,
+    InstanceInfo,
+    LeaseAnswer,
+    Workers,
+)
+from proxy.placement.master_client import MasterAway, MasterLink
+from proxy.upstream.client import UpstreamClient
+from tests.support.live_masters import running
+
+DECODER = "http://127.0.0.1:2"
+
+
+async def test_what_one_master_cannot_be_told_another_is() -> None:
+    async with running(2) as ((first, second), link, _):
+        await link.get(f"{WORKERS_PATH}?after=&wait_s=0", Workers, 5.0)
+        assert link.present and link.url == first.url
+        await first.stop()
+        info = InstanceInfo("d", "decode", DECODER, "m")
+        answer = await link.post(REGISTER_PATH, info, LeaseAnswer, time.monotonic() + 10)
+        assert answer.known and "d" in second.service.master.registry.instances
+        assert (link.url, link.present, link.failovers) == (second.url, True, 1)
+        await second.stop()
+        began = time.monotonic()
+        with pytest.raises(MasterAway):
+            await link.post(REGISTER_PATH, info, LeaseAnswer, time.monotonic() + 10)
+        assert time.monotonic() - began < 5 and not link.present and link.failovers == 2
+
+
+async def test_a_master_that_is_broken_is_not_the_last_word() -> None:
+    """Half an answer, and an error of its own; what another says of the request is."""
+
+    async def broken(request: web.Request) -> web.Response:
+        return web.Response(status=500) if "heart" in request.path else web.Response(body=b"\xc1")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", broken)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    bad = "http://{}:{}".format(*runner.addresses[0][:2])
+    async with running() as ((good,), _, client):
+        deadline = time.monotonic() + 10
+        for path, body in ((REGISTER_PATH, InstanceInfo("d", "decode", DECODER, "m")),
+                           (HEARTBEAT_PATH, Heartbeat("d"))):  # fmt: skip
+            link = MasterLink([bad, good.url], client)
+            assert (await link.post(path, body, LeaseAnswer, deadline)).known
+            assert link.url == good.url
+        link = MasterLink([good.url, bad], client)
+        with pytest.raises(InvalidRequest):
+            await link.post(REGISTER_PATH, {"instance_id": ""}, LeaseAnswer, deadline)
+        assert link.url == good.url
+    await runner.cleanup()
+
+
+async def test_a_master_that_is_silent_and_was_never_heard_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its successor may take as long as it likes, once whoever follows it has heard of it."""
+    monkeypatch.setattr("proxy.placement.master_client._UNHEARD_S", 0.2)
+
+    async def slowly(request: web.Request) -> web.Response:
+        await asyncio.sleep(1.5)
+        return web.Response(body=b"\x80")  # an empty msgpack map
+
+    async def never(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    urls = []
+    runners = []
+    for behave in (never, slowly):
+        app = web.Application()
+        app.router.add_post("/{path:.*}", behave)
+        runners.append(web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1))
+        await runners[-1].setup()
+        await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
+        urls.append("http://{}:{}".format(*runners[-1].addresses[0][:2]))
+    client = UpstreamClient(2.0)
+    link = MasterLink(urls, client)
+    beat = Heartbeat("d")
+    asked = asyncio.create_task(link.post(HEARTBEAT_PATH, beat, LeaseAnswer, time.monotonic() + 10))
+    async with asyncio.timeout(10):
+        while link.url != urls[1]:  # noqa: ASYNC110 — what is awaited has no event
+            await asyncio.sleep(0.01)
+        link.heard(urls[1])
+        assert (await asked).known
+    await client.close()
+    for runner in runners:
+        await runner.cleanup()

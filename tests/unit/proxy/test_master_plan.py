@@ -1,0 +1,46 @@
+"""What a proxy makes of a master's placement."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protocol.registry import InstanceRole, ItemPlacement, Placement, Target
+from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.worker import Instance
+from proxy.placement.by_master import MasterPlacing, ModelNames
+from proxy.placement.own_view import Plan
+
+
+def target(name: str, role: InstanceRole) -> Target:
+    return Target(name, f"http://{name}:1", role)
+
+
+ENCODER, PREFILL, DECODE = target("e", "encode"), target("p", "prefill"), target("d", "decode")
+
+
+def planned(attempt: int, prefill: Target | None, *items: ItemPlacement) -> Plan:
+    roles: dict[str, Any] = {"e": "encode", "p": "prefill", "d": "decode"}
+    by_id = {n: Instance(f"http://{n}:1", role, Breaker()) for n, role in roles.items()}
+    unused: Any = None
+    following: Any = SimpleNamespace(by_id=by_id)
+    placing = MasterPlacing(
+        unused, unused, following, unused, unused, unused, ModelNames("m", "m", "")
+    )
+    journey: Any = SimpleNamespace(attempt=attempt)
+    return placing._plan(journey, Placement("r", DECODE, prefill, list(items)))
+
+
+@pytest.mark.parametrize(("prefill", "holder"), [(PREFILL, PREFILL), (None, DECODE)])
+def test_what_the_worker_that_prefills_holds_is_not_encoded(
+    prefill: Target | None, holder: Target
+) -> None:
+    items = ItemPlacement("x", "cached", holder), ItemPlacement("y", "cached", ENCODER)
+    plan = planned(0, prefill, *items, ItemPlacement("z", "prefix"))
+    assert plan.held == {"x", "z"}
+    assert {name: i.url for name, i in plan.encoders.items()} == {"y": "http://e:1"}
+
+
+def test_what_it_held_no_longer_is_encoded_by_the_next_attempt() -> None:
+    plan = planned(1, PREFILL, ItemPlacement("x", "cached", PREFILL))
+    assert (plan.held, plan.encoders) == (frozenset(), {})

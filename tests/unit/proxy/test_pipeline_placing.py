@@ -1,0 +1,224 @@
+"""A scripted master before scripted workers: what is asked again, and what the master is told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from protocol.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    PayloadTooLarge,
+    RateLimited,
+    TriptychError,
+    Unauthorized,
+    Unavailable,
+)
+from protocol.generate import ChoiceBody
+from protocol.registry import (
+    FINISHED_PATH,
+    SCHEDULE_PATH,
+    Finished,
+    FinishedReports,
+    LeaseAnswer,
+    Placement,
+    ScheduleRequest,
+    Target,
+)
+from protocol.types import GenerateRequest, MMItem
+from proxy.assembly import make_pipeline, make_static
+from proxy.fleet.fleet_watcher import Following
+from proxy.placement.by_master import MasterPlacing, ModelNames
+from proxy.placement.master_client import MasterLink
+from proxy.placement.reporter import Reports
+from proxy.tokens.pipeline import Pipeline
+from tests.support.scripted_workers import (
+    DONE,
+    TOKENS,
+    Stack,
+    Worker,
+    asking,
+    before,
+    event,
+    gather,
+    steps_of,
+)
+from tests.support.waiting import eventually
+
+Answer = TriptychError | str | bytes | None
+
+
+@dataclass
+class Master:
+    """Answers questions one after the other: with an error, the id of a worker to decode, these
+    bytes, or (None) never; then with worker d0."""
+
+    answers: list[Answer] = field(default_factory=list)
+    asked: list[ScheduleRequest] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+    async def schedule(self, request: web.Request) -> web.Response:
+        wanted = msgspec.msgpack.decode(await request.read(), type=ScheduleRequest)
+        self.asked.append(wanted)
+        answer = self.answers.pop(0) if self.answers else "d0"
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, TriptychError):
+            return web.json_response(answer.to_openai(), status=answer.status)
+        if isinstance(answer, bytes):
+            return web.Response(body=answer)
+        target = Target(str(answer), "http://127.0.0.1:1", "decode")
+        return web.Response(body=msgspec.msgpack.encode(Placement(wanted.request_id, target)))
+
+    async def over(self, request: web.Request) -> web.Response:
+        self.finished += msgspec.msgpack.decode(await request.read(), type=FinishedReports).reports
+        return web.Response(body=msgspec.msgpack.encode(LeaseAnswer()))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post(SCHEDULE_PATH, self.schedule)
+        app.router.add_post(FINISHED_PATH, self.over)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield "http://{}:{}".format(*runner.addresses[0][:2])
+        finally:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stack, Pipeline]]:
+    async with master.serving() as url, before(decode=list(decode)) as stack:
+        gateway, fleet = stack.gateway, stack.fleet
+        link = MasterLink([url], gateway.client)
+        link.heard(url)
+        following, reports = Following(link, fleet, ""), Reports(link)
+        for number, instance in enumerate(fleet.decode):
+            instance.instance_id = f"d{number}"
+            following.by_id[instance.instance_id] = instance
+        alone = make_static(gateway.config, fleet, gateway.metrics)
+        names = ModelNames()
+        placing = MasterPlacing(fleet, link, following, reports, alone, gateway.metrics, names)
+        telling = asyncio.create_task(reports.run())
+        try:
+            yield (
+                stack,
+                make_pipeline(gateway.config, fleet, gateway.client, gateway.metrics, placing),
+            )
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+
+
+async def taken(pipeline: Pipeline, request: GenerateRequest) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    async for outputs in pipeline.run(request, {}):
+        gather(outputs, found)
+    return found
+
+
+def over(master: Master) -> list[str]:
+    return [report.request_id for report in master.finished if report.stage == "request"]
+
+
+BUSY: list[Callable[[], TriptychError]] = [
+    lambda: Unavailable("full", code="queue_full"),
+    lambda: Unavailable("late", code="queue_timeout"),
+    lambda: RateLimited("others first", code="preempted"),
+    lambda: DeadlineExceeded("too late"),
+]
+
+
+@pytest.mark.parametrize("busy", BUSY)
+async def test_a_fresh_request_is_refused_at_once(busy: Callable[[], TriptychError]) -> None:
+    master = Master([busy()])
+    async with placed_by(master, Worker()) as (_, pipeline):
+        with pytest.raises(TriptychError) as refused:
+            await taken(pipeline, asking())
+        assert (refused.value.status, refused.value.code) == (busy().status, busy().code)
+        assert len(master.asked) == 1
+
+
+@pytest.mark.parametrize("busy", BUSY[:3])
+async def test_a_request_that_has_begun_waits_for_room(busy: Callable[[], TriptychError]) -> None:
+    async def dying(request: GenerateRequest) -> AsyncIterator[bytes]:
+        yield steps_of(request)[0]
+
+    master = Master(["d0", busy(), busy(), "d1"])
+    async with placed_by(master, Worker(dying), Worker()) as (_, pipeline):
+        assert await taken(pipeline, asking()) == {0: TOKENS}
+        assert len(master.asked) == 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        InternalError("broken"),
+        PayloadTooLarge("too long"),
+        InvalidRequest("what?"),
+        ModelNotFound("which?"),
+        Unauthorized("who?"),
+        Unavailable("nobody", code="no_worker"),
+        Unavailable("nobody", code="no_decode"),
+        b"nonsense",
+        b"\x82\xaarequest_id\xa1r\xa6decode" + b"\x91" * 100_000,
+        b"\x81\xa1x" + b"\x91" * 100_000,
+    ],
+)
+async def test_a_master_that_cannot_say_is_done_without(answer: Answer) -> None:
+    master = Master([answer])
+    async with placed_by(master, Worker()) as (_, pipeline):
+        assert await taken(pipeline, asking()) == {0: TOKENS}
+        assert len(master.asked) == 1
+
+
+async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_again() -> None:
+    master = Master(["new", "d0"])
+    async with placed_by(master, Worker()) as (_, pipeline):
+        assert await taken(pipeline, asking()) == {0: TOKENS}
+        await eventually(lambda: len(over(master)) == 2)
+        assert over(master) == [request.request_id for request in master.asked]
+        assert len(set(over(master))) == 2
+
+
+async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:
+    master = Master([None])
+    async with placed_by(master, Worker()) as (_, pipeline):
+        client = asyncio.create_task(taken(pipeline, asking()))
+        await eventually(lambda: len(master.asked) == 1)
+        client.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client
+        await eventually(lambda: over(master) == ["r"])
+
+
+async def test_a_request_that_breaks_once_it_is_placed_is_over() -> None:
+    master = Master()
+    async with placed_by(master, Worker()) as (_, pipeline):
+        request = asking(mm_items=[MMItem("a", "image", 0, 1)], ec_transfer_params=[1])
+        with pytest.raises(TypeError):
+            async for _ in pipeline.run(request, {"a": b"picture"}):
+                pass
+        await eventually(lambda: over(master) == ["r"])
+
+
+async def test_workers_at_fault_are_named() -> None:
+    async def wrong(request: GenerateRequest) -> AsyncIterator[bytes]:
+        yield event(request, ChoiceBody(0, [-1]))
+        yield DONE
+
+    master = Master(["d0", "d1"])
+    async with placed_by(master, Worker(wrong), Worker()) as (_, pipeline):
+        assert await taken(pipeline, asking()) == {0: TOKENS}
+        await eventually(lambda: len(master.finished) == 2)
+        assert [report.failed for report in master.finished] == [["d0"], []]

@@ -1,0 +1,332 @@
+"""What a proxy makes of its workers' answers to its probes, against real HTTP."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from protocol.generate import GENERATE_PATH, RENDER_PATH
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.probing import probe_first, probe_once, probe_one
+from proxy.fleet.worker import Instance
+from proxy.placement.own_view import room_of
+from proxy.upstream.client import Patience, Unreachable, UpstreamClient
+from tests.support.probed_workers import OURS, Worker, serving
+
+PROBE_S = 0.2
+THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
+
+
+@contextlib.asynccontextmanager
+async def asking(authorization: str = "") -> AsyncIterator[UpstreamClient]:
+    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S, authorization=authorization)
+    try:
+        async with asyncio.timeout(20):
+            yield client
+    finally:
+        await client.close()
+
+
+def decoding(*urls: str) -> tuple[Fleet, list[Instance]]:
+    fleet = Fleet.from_urls("", "", ",".join(urls))
+    return fleet, fleet.decode
+
+
+async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
+    """And gets no requests until then: it could not make anything of them."""
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.silent = {"/server_info"}
+        await probe_once(fleet, client)
+        assert (instance.up, instance.known, fleet.relayed) == (False, False, "none")
+        worker.silent, worker.answers["/server_info"] = set(), 503
+        await probe_once(fleet, client)
+        assert (instance.known, instance.dialect, instance.up) == (False, None, False)
+        worker.answers["/server_info"] = OURS["/server_info"]
+        await probe_once(fleet, client)
+        assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
+        assert instance.up
+        assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
+
+
+async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "proxy.fleet.probing")
+    theirs = Worker({**THEIRS, "/version": {"version": "1"}})
+    theirs.silent = {"/server_info"}
+    async with serving(theirs) as worker, serving(Worker(OURS)) as good, asking() as client:
+        fleet, (slow, other) = decoding(worker.url, good.url)
+        first = asyncio.create_task(probe_first(fleet, client))
+        while not other.known or slow.up:  # noqa: ASYNC110 — what is awaited has no event
+            await asyncio.sleep(0.01)
+        worker.silent = {"/health", "/server_info"}
+        await asyncio.sleep(2 * PROBE_S)
+        assert not (slow.up or first.done())
+        worker.silent = set()
+        await first
+        assert slow.up and slow.dialect == "openai"
+        assert [record.getMessage().split()[0] for record in caplog.records] == [worker.url]
+        began = time.monotonic()
+        gone = fleet.add("http://127.0.0.1:9", "decode")
+        worker.silent = {"/v1/models", "/server_info"}
+        slow.known, slow.dialect = False, None
+        await probe_first(fleet, client, patience_s=0.1)
+        assert time.monotonic() - began < 5 and not (gone.up or slow.up)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
+async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> None:
+    """vLLM gathers its environment for the first /server_info."""
+    foreign = owner == "vllm"
+    models = {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
+    theirs = Worker({"/health": {}, **models, "/server_info": {"vllm_config": "…"}})
+    theirs.silent = {"/server_info"} if foreign else set()
+    async with serving(theirs) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert (instance.up, instance.dialect, instance.known) == (True, "openai", True)
+        assert ("/server_info" in worker.asked) is not foreign
+
+
+async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        fleet.force_dialect("tokens")
+        worker.silent = {"/server_info"}
+        await probe_once(fleet, client)
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert instance.max_running == 24 and instance.kv_endpoint == {"remote_port": 1}
+
+
+async def test_a_worker_says_how_much_it_runs_at_once() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, _ = decoding(worker.url)
+        assert room_of(fleet, 0) == 256
+        await probe_once(fleet, client)
+        assert room_of(fleet, 0) == 48 and room_of(fleet, 10) == 10
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"a":"\xff"}', b'{"a":' * 100_000, b"[1]", b"", b"<html>", 404, 405]
+)
+async def test_who_says_nothing_of_use_is_taken_for_another_engine(said: Any) -> None:
+    """Nothing that it says ends the probing of others."""
+    bad = Worker({**OURS, "/server_info": said})
+    async with serving(bad), serving(Worker(OURS)) as good, asking() as client:
+        fleet, (one, other) = decoding(bad.url, good.url)
+        other.up = False
+        await probe_once(fleet, client)
+        assert (one.up, one.dialect) == (True, "openai")
+        assert (other.up, other.dialect) == (True, "tokens")
+
+
+async def test_the_workers_key_opens_what_it_guards() -> None:
+    """vLLM asks for its key under /v1 alone."""
+    guarded = Worker(THEIRS)
+    guarded.key = "secret"
+    for key, resumes in (("", False), ("Bearer wrong", False), ("Bearer secret", True)):
+        async with serving(guarded), asking(key) as client:
+            guarded.answers |= {"/version": {"version": "1"}, RENDER_PATH: 400, GENERATE_PATH: 400}
+            fleet, (instance,) = decoding(guarded.url)
+            await probe_once(fleet, client)
+            assert (instance.up, instance.dialect) == (True, "openai")
+            assert instance.resumes is resumes
+
+
+async def test_a_url_that_cannot_be_asked_leaves_the_others_probed() -> None:
+    async with serving(Worker(OURS)) as good, asking() as client:
+        fleet, (bad, other) = decoding(f"http://{'a' * 70}.example", good.url)
+        other.up = False
+        await probe_once(fleet, client)
+        assert (bad.up, other.up) == (False, True)
+
+
+async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> None:
+    """Also while another one keeps its probe waiting."""
+    async with serving(Worker(OURS)) as stuck, serving(Worker(OURS)) as good, asking() as client:
+        stuck.silent = {"/health"}
+        fleet, (_, other) = decoding(stuck.url, good.url)
+        other.up = False
+        seen: list[bool] = []
+        fleet.changed = lambda: seen.append(other.up)
+        began = time.monotonic()
+        round_ = asyncio.create_task(probe_once(fleet, client))
+        while not seen:  # noqa: ASYNC110 — what is awaited has no event
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began < PROBE_S and seen == [True]
+        await round_
+
+
+async def test_a_worker_that_drains_is_passed_over_until_its_next_life() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.answers["/ready"] = {}
+        for _ in range(2):
+            await probe_once(fleet, client)
+        assert fleet.usable("decode") == [instance]
+        worker.answers["/ready"] = 503
+        await probe_once(fleet, client)
+        assert instance.up and instance.draining and fleet.usable("decode") == []
+        worker.answers["/health"] = 503
+        await probe_once(fleet, client)
+        assert not instance.up and not instance.draining
+        worker.answers |= {"/ready": {}, "/health": {}}
+        await probe_once(fleet, client)
+        assert fleet.usable("decode") == [instance]
+
+
+async def test_a_silent_worker_is_given_up_only_when_it_stays_silent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Worker(OURS)) as worker, serving(Worker(OURS)) as other, asking() as client:
+        fleet, (instance, _) = decoding(worker.url, other.url)
+        await probe_once(fleet, client)
+        worker.silent = {"/health"}
+        for _ in range(2):
+            await probe_once(fleet, client)
+        assert (instance.up, instance.lost) == (True, False)
+        for _ in range(2):
+            await probe_once(fleet, client)
+            assert (instance.up, instance.lost, instance.known) == (False, True, False)
+        assert [record.getMessage().split()[0] for record in caplog.records] == [worker.url]
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert (instance.up, instance.lost, instance.known) == (True, False, True)
+
+
+async def test_who_cannot_be_replaced_is_waited_for_longer() -> None:
+    """If all are silent together, it is rather the machine, or the network, than all of them."""
+    async with serving(Worker(OURS)) as one, serving(Worker(OURS)) as two, asking() as client:
+        fleet, (first, second) = decoding(one.url, two.url)
+        await probe_once(fleet, client)
+        one.silent = two.silent = {"/health"}
+        for _ in range(9):
+            await probe_once(fleet, client)
+            assert first.up and second.up
+        two.silent = set()
+        await probe_once(fleet, client)
+        assert first.lost and second.up
+        two.silent = {"/health"}
+        for _ in range(9):
+            await probe_once(fleet, client)
+            assert second.up
+        await probe_once(fleet, client)
+        assert second.lost
+
+
+async def test_computing_workers_replace_each_other_where_requests_are_not_relayed() -> None:
+    for dialect, replaceable in (("tokens", True), ("openai", False)):
+        fleet = Fleet.from_urls("http://e", "http://p", "http://d")
+        fleet.force_dialect(dialect)
+        found = [fleet.replaceable(instance) for instance in fleet.all()]
+        assert found == [False, replaceable, replaceable]
+        fleet.decode[0].late_probes = 1
+        assert not fleet.replaceable(fleet.prefill[0])
+
+
+async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
+    """A power cut: nobody answers, nobody refuses."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        held = [socket.socket() for _ in range(8)]
+        for one in held:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        async with asking() as client:
+            fleet, (instance,) = decoding(f"http://127.0.0.1:{port}")
+            for _ in range(10):
+                await probe_once(fleet, client)
+            assert instance.lost
+        for one in held:
+            one.close()
+
+
+async def test_a_suspect_may_be_another_life_of_the_worker() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        worker.answers["/server_info"] = {"dialect": "tokens", "max_num_seqs": 2}
+        await probe_once(fleet, client)
+        assert instance.max_running == 24, "nothing hints at another life"
+        instance.suspect = True
+        await probe_once(fleet, client)
+        assert (instance.max_running, instance.kv_endpoint) == (2, None)
+
+
+async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
+    """Its stream goes on as long as it answers probes, and is given up once it does not."""
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        patience = Patience(
+            time.monotonic() + 20, answer_s=20, stall_s=20, alive=lambda: not instance.lost
+        )
+        with instance.serving():
+            events = client.stream(f"{worker.url}/open", b"", {}, patience)
+            assert b"choices" in await anext(events)
+            fleet.remove(instance)
+            fleet.remove(instance)
+            assert fleet.decode == [] and not instance.usable(time.monotonic())
+            await probe_once(fleet, client)
+            assert not instance.lost and not instance.usable(time.monotonic())
+            instance.left()
+            worker.silent = {"/health"}
+            await probe_once(fleet, client)
+            assert instance.lost
+            with pytest.raises(Unreachable):
+                await anext(events)
+        asked = len(worker.asked)
+        await probe_once(fleet, client)
+        assert len(worker.asked) == asked, "it has no calls any more"
+
+
+async def test_probing_a_worker_that_departed_meanwhile_does_not_bring_it_back() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        fleet.remove(instance)
+        await probe_one(fleet, client, instance)
+        assert fleet.all() == [] and not instance.usable(time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("render", "generate", "resumes"),
+    [(400, 400, True), (422, 400, False), (400, 404, False), (404, 400, False), (403, 403, False),
+     (405, 405, False), (500, 500, False), (401, 401, False), ({}, {}, False)],
+)  # fmt: skip
+async def test_who_can_go_on_with_others_streams(render: Any, generate: Any, resumes: bool) -> None:
+    routes = {RENDER_PATH: render, GENERATE_PATH: generate}
+    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert instance.known and (instance.resumes, fleet.resumers) == (resumes, int(resumes))
+        asked = len(worker.asked)
+        await probe_once(fleet, client)
+        assert len(worker.asked) == asked + 1  # it is asked that once in its life
+        instance.draining = True
+        fleet.news()
+        assert fleet.resumers == 0
+
+
+async def test_who_does_not_say_in_time_whether_it_can_is_asked_again() -> None:
+    routes = {RENDER_PATH: 400, GENERATE_PATH: 400}
+    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.silent = {GENERATE_PATH}
+        await probe_once(fleet, client)
+        assert (instance.up, instance.dialect, instance.resumes) == (True, "openai", False)
+        worker.silent = set()
+        await probe_once(fleet, client)
+        assert (instance.known, instance.resumes, fleet.resumers) == (True, True, 1)
+
+
+async def test_our_own_workers_are_not_asked_that() -> None:
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert not instance.resumes and not {RENDER_PATH, GENERATE_PATH} & set(worker.asked)

@@ -1,0 +1,253 @@
+"""What the relay asks each stage, and what it makes of their answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol.errors import InvalidRequest, Unavailable, UpstreamError
+from proxy.relay.bodies import EncodedMedia, Reference, RelayRequest
+from proxy.relay.data_urls import Body
+from proxy.relay.response_validation import Refused, check_stream, check_whole, encoded, prefilled
+from proxy.upstream.connection import Answer, Broken
+
+BIG = "data:image/png;base64," + "A" * 10_000
+GRID = {"image_grid_thw": [1, 4, 4]}
+
+
+def parsed(**fields: Any) -> RelayRequest:
+    request = RelayRequest.parse(json.dumps(fields).encode())
+    request.find_media(32)
+    return request
+
+
+def loads(body: Body) -> Any:
+    return json.loads(b"".join(body))
+
+
+def user(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+ALL_KINDS = [
+    {"type": "text", "text": "see"},
+    image(BIG),
+    {"type": "video_url", "video_url": {"url": "https://example.com/v.mp4"}},
+    {"type": "image_embeds", "image_embeds": "b64", "uuid": "known"},
+    {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
+    {"type": "input_audio", "input_audio": {"data": "b64", "format": "wav"}},
+    {"type": "image_url", "image_url": None, "uuid": "seen before"},
+    image("https://example.com/i.png"),
+]
+
+
+def test_media_of_every_kind_is_found_in_its_place() -> None:
+    request = parsed(messages=[{"role": "system", "content": "be brief"}, *user(*ALL_KINDS)])
+    found = [(i.message, i.part, i.modality, i.index) for i in request.items]
+    assert found == [
+        (1, 1, "image", 0),
+        (1, 2, "video", 0),
+        (1, 4, "audio", 0),
+        (1, 5, "audio", 1),
+        (1, 7, "image", 3),
+    ]
+    assert [i.content["type"] for i in request.items] == [
+        ALL_KINDS[i.part]["type"] for i in request.items
+    ]
+
+
+def test_too_many_items_are_refused() -> None:
+    request = RelayRequest.parse(json.dumps({"messages": user(*[image("x")] * 3)}).encode())
+    with pytest.raises(InvalidRequest) as caught:
+        request.find_media(2)
+    assert caught.value.param == "messages"
+
+
+def test_an_encoder_is_asked_for_one_item_alone() -> None:
+    request = parsed(
+        model="m", messages=user(*ALL_KINDS), mm_processor_kwargs={"max_pixels": 9}, seed=1
+    )
+    assert loads(request.encode_body(request.items[0])) == {
+        "model": "m",
+        "mm_processor_kwargs": {"max_pixels": 9},
+        "messages": user(image(BIG)),
+        "max_tokens": 1,
+        "temperature": 0,
+        "stream": False,
+    }
+
+
+def references(request: RelayRequest, *names: str) -> EncodedMedia:
+    entries = [
+        Reference(
+            name, {"modality": "image", "item_indices": [0], "metadata": GRID, "peer_port": 1}
+        )
+        for name in names
+    ]
+    return EncodedMedia(list(zip(request.items, entries, strict=True)))
+
+
+def test_prefill_and_decode_get_references_for_media() -> None:
+    text = {"type": "text", "text": "same?"}
+    request = parsed(
+        messages=user(image(BIG), text, image(BIG), image("x")), stream=True, max_tokens=9, n=2,
+        max_completion_tokens=9, stream_options={"include_usage": True},
+        ec_transfer_params={"k": {}},
+    )  # fmt: skip
+    media = references(request, "h1", "h1", "h2")
+    first = {"type": "image_embeds", "image_embeds": GRID, "uuid": "h1"}
+    expected = user(first, text, first, {**first, "uuid": "h2"})
+    entry = {"modality": "image", "metadata": GRID, "peer_port": 1}
+    params = {
+        "k": {},
+        "h1": {**entry, "item_indices": [0, 1]},
+        "h2": {**entry, "item_indices": [2]},
+    }
+    prefill = loads(request.prefill_body(media, references=True))
+    assert prefill["messages"] == expected and prefill["ec_transfer_params"] == params
+    assert prefill["kv_transfer_params"]["do_remote_decode"] is True
+    assert (prefill["max_tokens"], prefill["max_completion_tokens"]) == (1, 1)
+    assert prefill["stream"] is False
+    assert not {"n", "stream_options"} & set(prefill)
+    decode = loads(request.decode_body(media, {"remote_port": 5}, references=True))
+    assert decode["messages"] == expected and decode["ec_transfer_params"] == params
+    assert decode["kv_transfer_params"] == {"remote_port": 5}
+    assert (decode["stream"], decode["max_tokens"], decode["n"]) == (True, 9, 2)
+    whole = loads(request.prefill_body(media, references=False))
+    one = {**image(BIG), "uuid": "h1"}
+    assert whole["messages"] == user(one, text, one, {**image("x"), "uuid": "h2"})
+    assert whole["ec_transfer_params"] == params
+
+
+@pytest.mark.parametrize(
+    "last", [image("x"), {"type": "image_url", "image_url": None, "uuid": "seen before"}]
+)
+def test_media_and_references_of_one_modality_are_never_mixed(last: dict[str, Any]) -> None:
+    """vLLM refuses such a request."""
+    clip = {"type": "video_url", "video_url": {"url": "https://example.com/v.mp4"}}
+    request = parsed(messages=user(image(BIG), clip, last))
+    video = {"modality": "video", "item_indices": [0], "metadata": {"video_grid_thw": [2, 4, 4]}}
+    known = [Reference("h1", {"modality": "image", "metadata": GRID}), Reference("h2", video)]
+    media = EncodedMedia(list(zip(request.items[:2], known, strict=True)))
+    body = loads(request.prefill_body(media, references=True))
+    named = {"type": "video_embeds", "video_embeds": video["metadata"], "uuid": "h2"}
+    assert body["messages"] == user({**image(BIG), "uuid": "h1"}, named, last)
+    assert set(body["ec_transfer_params"]) == {"h1", "h2"}
+
+
+@pytest.mark.parametrize("given", [{"uuid": "mine"}, {"mm_processor_kwargs": {"max_pixels": 9}}])
+def test_media_keep_the_name_that_their_worker_would_give_them(given: dict[str, Any]) -> None:
+    """A client's own name stays, and vLLM would hash a name together with processor options."""
+    part = {**image(BIG), **{key: value for key, value in given.items() if key == "uuid"}}
+    request = parsed(messages=user(part), **given)
+    whole = loads(request.prefill_body(references(request, "h1"), references=False))
+    assert whole["messages"] == user(part)
+    assert set(whole["ec_transfer_params"]) == {"h1"}
+
+
+def test_a_body_that_needs_no_change_is_not_changed() -> None:
+    body = b'{ "messages" : [{"role":"user","content":"\\u00e9 1.0"}],"temperature":1.50 }\n'
+    request = RelayRequest.parse(body)
+    assert b"".join(request.decode_body(None, None, references=False)) == body
+    handed = b"".join(request.decode_body(None, {"a": 1}, references=False))
+    assert handed == body.rstrip()[:-1] + b',"kv_transfer_params":{"a":1}}'
+    assert loads(
+        (b"".join(RelayRequest.parse(b"{}").decode_body(None, {"a": 1}, references=False)),)
+    )
+
+
+@pytest.mark.parametrize("handles", [{"remote_host": "10.0.0.1"}, None, "kv_transfer_params"])
+def test_handles_that_a_client_brings_go_nowhere(handles: Any) -> None:
+    request = parsed(messages=[], kv_transfer_params=handles)
+    assert loads(request.decode_body(None, None, references=False)) == {"messages": []}
+    prefill = loads(request.prefill_body(None, references=False))
+    assert prefill["kv_transfer_params"]["remote_host"] is None
+
+
+def test_handles_that_a_client_brings_are_replaced() -> None:
+    request = parsed(messages=[], kv_transfer_params={"mine": 1})
+    assert loads(request.decode_body(None, {"a": 1}, references=False)) == {
+        "messages": [],
+        "kv_transfer_params": {"a": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'"x"', b"{", b'{"stream":"yes"}', b"\xff", b"[" * 9999]
+)
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        RelayRequest.parse(body)
+
+
+def answer(body: Any, status: int = 200, kind: bytes = b"application/json", **more: Any) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer(status, kind, data, **more)
+
+
+GOOD = {"choices": [{"index": 0, "message": {"content": "x"}}]}
+
+
+def test_good_answers_are_read() -> None:
+    check_whole("u", answer(GOOD, kind=b"application/json; charset=utf-8"))
+    assert prefilled("u", answer({**GOOD, "kv_transfer_params": {"p": 1}})) == {"p": 1}
+    assert prefilled("u", answer({**GOOD, "kv_transfer_params": None})) is None
+    assert prefilled("u", answer(GOOD)) is None
+    assert encoded("u", answer({**GOOD, "ec_transfer_params": {"h": {}}})) == {"h": {}}
+    event = b': hi\n\ndata: {"choices":[]}\n\n'
+    check_stream("u", answer(event, kind=b"text/event-stream; charset=utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (answer(b"<html>"), "garbage"),
+        (answer(json.dumps(GOOD).encode()[:-5]), "garbage"),
+        (answer({}), "garbage"),
+        (answer([]), "garbage"),
+        (answer({"choices": None}), "garbage"),
+        (answer({**GOOD, "kv_transfer_params": "yes"}), "garbage"),
+        (answer(GOOD, kind=b"text/html"), "wrong_type"),
+        (answer(GOOD, kind=b""), "wrong_type"),
+    ],
+)
+def test_nonsense_is_told_from_answers(bad: Answer, kind: str) -> None:
+    with pytest.raises(Broken) as caught:
+        prefilled("u", bad)
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "kind"),
+    [
+        (b'data: {"choices":\n\n', b"text/event-stream", "garbage"),
+        (b'data: {"hello":1}\n\n', b"text/event-stream", "garbage"),
+        (b"data: [DONE]\n\n", b"text/event-stream", "cut_short"),
+        (json.dumps(GOOD).encode(), b"application/json", "wrong_type"),
+    ],
+)
+def test_streams_that_begin_wrongly(body: bytes, content_type: bytes, kind: str) -> None:
+    with pytest.raises(Broken) as caught:
+        check_stream("u", answer(body, kind=content_type))
+    assert caught.value.kind == kind
+
+
+def test_an_error_as_first_event_is_an_error() -> None:
+    body = b'data: {"error":{"message":"too long","code":400}}\n\n'
+    with pytest.raises(Refused) as caught:
+        check_stream("u", answer(body, kind=b"text/event-stream"))
+    assert not caught.value.again and caught.value.answer.status == 400
+
+
+def test_what_an_error_answer_means() -> None:
+    client = Refused("u", answer({"error": {"message": "bad"}}, 400))
+    assert not client.again and not client.charged
+    busy = Refused("u", answer({"error": {"message": "full"}}, 503, retry_after=b"7"))
+    assert busy.again and not busy.charged
+    assert isinstance(busy.error, Unavailable) and busy.error.retry_after_s == 7.0
+    broken = Refused("u", answer(b"oops", 500))
+    assert broken.again and broken.charged and isinstance(broken.error, UpstreamError)

@@ -1,0 +1,121 @@
+"""What is left of a request after each attempt, and whether there is another."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import (
+    DeadlineExceeded,
+    EmbeddingLost,
+    InternalError,
+    InvalidRequest,
+    RequestAborted,
+    TransferError,
+    Unavailable,
+    UpstreamError,
+)
+from protocol.types import GenerateRequest, RequestOutput, SamplingParams
+from proxy.tokens.request_state import Journey, another_may_help, at_fault
+
+
+def journey(n: int = 1, max_tokens: int = 8, seconds: float = 60.0) -> Journey:
+    request = GenerateRequest("r", [1, 2, 3], SamplingParams(max_tokens=max_tokens, n=n))
+    return Journey(request, {}, time.monotonic() + seconds)
+
+
+def test_the_first_attempt_is_the_request_itself() -> None:
+    wanted = journey(n=2).wanted()
+    assert wanted.request_id == "r" and wanted.emitted == {}
+
+
+def test_a_further_attempt_goes_on_with_the_choices_that_have_not_ended() -> None:
+    going = journey(n=3)
+    going.passed([RequestOutput("r", 0, [5, 6]), RequestOutput("r", 1, [7], finish_reason="stop")])
+    assert going.failed(UpstreamError("gone"), most=3)
+    wanted = going.wanted()
+    assert wanted.emitted == {0: [5, 6], 2: []}
+    assert wanted.request_id != "r"
+    going.passed([RequestOutput("r", i, [8], finish_reason="length") for i in (0, 2)])
+    assert going.complete
+
+
+def test_prompt_tokens_from_a_cache_are_counted_once() -> None:
+    going = journey()
+    (first,) = going.passed([RequestOutput("r", 0, [5], cached_tokens=16)])
+    assert first.cached_tokens == 16
+    (again,) = going.passed([RequestOutput("r", 0, [6], cached_tokens=19)])
+    assert again.cached_tokens is None
+
+
+def test_progress_renews_the_patience() -> None:
+    going = journey(max_tokens=100)
+    for token in range(20):
+        assert going.failed(UpstreamError("gone"), most=1)
+        going.passed([RequestOutput("r", 0, [token])])
+    assert going.failed(UpstreamError("gone"), most=1)
+    assert not going.failed(UpstreamError("gone"), most=1)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        RequestOutput("r", 1, [5]),
+        RequestOutput("r", 0, [5] * 9),
+        RequestOutput("r", 0, [-1]),
+        RequestOutput("r", 0, [1 << 40]),
+        RequestOutput("r", 0, finish_reason="abort"),
+        RequestOutput("r", 0, finish_reason="error"),
+    ],
+)
+def test_what_a_worker_cannot_have_meant_is_its_fault(output: RequestOutput) -> None:
+    with pytest.raises((UpstreamError, RequestAborted)) as error:
+        journey().passed([output])
+    assert at_fault(error.value)
+
+
+def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
+    going = journey(n=2, max_tokens=2)
+    going.passed([RequestOutput("r", 0, [5])])
+    for wrong in (
+        [RequestOutput("r", 1, [6], finish_reason="stop"), RequestOutput("r", 5, [7])],
+        [RequestOutput("r", 1, [6]), RequestOutput("r", 0, [7, 8, 9])],
+        [RequestOutput("r", 0, [6], finish_reason="stop"), RequestOutput("r", 0, [7])],
+    ):
+        with pytest.raises(UpstreamError):
+            going.passed(wrong)
+    assert going.wanted().emitted == {0: [5], 1: []}
+    going.passed([RequestOutput("r", i, [8], finish_reason="length") for i in (0, 1)])
+    assert going.complete
+
+
+def test_nothing_is_tried_again_after_the_deadline() -> None:
+    assert not journey(seconds=-1.0).failed(UpstreamError("gone"), most=3)
+
+
+def test_which_errors_another_worker_may_not_meet() -> None:
+    helps = [UpstreamError, Unavailable, InternalError, TransferError, EmbeddingLost]
+    assert all(another_may_help(kind("x")) for kind in helps)
+    assert not another_may_help(InvalidRequest("x"))
+    faults = [kind for kind in (*helps, DeadlineExceeded) if at_fault(kind("x"))]
+    assert faults == [UpstreamError, InternalError]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12),
+    st.sets(st.integers(0, 11)),
+)
+def test_the_tokens_of_all_attempts_are_those_of_one(
+    steps: list[list[int]], breaks: set[int]
+) -> None:
+    """However often it is broken, an attempt is asked for what the client lacks and no more."""
+    going = journey(max_tokens=1000)
+    seen: list[int] = []
+    for number, tokens in enumerate(steps):
+        if number in breaks:
+            assert going.failed(UpstreamError("gone"), most=1000)
+            assert going.wanted().emitted.get(0, []) == seen
+        for output in going.passed([RequestOutput("r", 0, list(tokens))]):
+            seen += output.token_ids
+    assert seen == [token for tokens in steps for token in tokens]
