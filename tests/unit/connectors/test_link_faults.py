@@ -255,7 +255,7 @@ import sys
 from pathlib import Path
 from connectors.base import EC_TENSOR, Entry
 from protocol.errors import TransferError
-from tests.links import Link
+from tests.support.links import Link
 import torch
 
 del os.memfd_create

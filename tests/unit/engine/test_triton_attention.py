@@ -20,7 +20,7 @@ from services.engine.attention.triton_plan import SplitPlan
 from tests.support.paged_cases import LAYER, Case, make
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = ROOT / "tests" / "interpreted_triton.py"
+INTERPRETED = ROOT / "tests" / "support" / "interpreted_triton.py"
 POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",

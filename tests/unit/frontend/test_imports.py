@@ -12,7 +12,7 @@ from pathlib import Path
 import services.frontend
 for module in pkgutil.walk_packages(services.frontend.__path__, "services.frontend."):
     __import__(module.name)
-from tests.frontend_helpers import chat, frontend, image_part, picture, user
+from tests.support.frontend_helpers import chat, frontend, image_part, picture, user
 
 async def main():
     front = frontend(Path(sys.argv[1]))
