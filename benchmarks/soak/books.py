@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.soak.stack import LEASE_S, Service, Stack
 
-_SETTLE_S = 6 * LEASE_S
+# Peers let go of a dead producer's memory half a minute after its connection broke.
+_SETTLE_S = max(6 * LEASE_S, 45.0)
 _REGION = "memfd:triptych"
 
 
@@ -52,9 +53,11 @@ def _look(stack: Stack) -> Books:
     for worker in stack.workers:
         _, report = worker.call("GET", "/integrity")
         _note(books, worker, report)
-    segments = _shared_memory([pid for worker in stack.workers for pid in worker.pids()])
+    segments, orphaned = _shared_memory([p for worker in stack.workers for p in worker.pids()])
     books.segments = len(segments)
     books.segment_bytes = sum(segments.values())
+    if orphaned:
+        books.problems.append(f"{orphaned} regions of dead owners are still mapped")
     books.files = len(_files(stack.root))
     return books
 
@@ -101,19 +104,20 @@ def _descriptors(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
-def _shared_memory(pids: Iterable[int]) -> dict[int, int]:
-    """Bytes of each region, by inode. Only its owner keeps it open: a region of a dead owner that
-    others still map counts with 0 bytes."""
-    found: dict[int, int] = {}
+def _shared_memory(pids: Iterable[int]) -> tuple[dict[int, int], int]:
+    """Bytes of each region by inode, and how many without an owner are still mapped. Only owners
+    map a region to write to it."""
+    sizes: dict[int, int] = {}
+    owned: set[int] = set()
     for pid in pids:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            if _REGION in line:
-                found.setdefault(int(line.split()[4]), 0)
+            if _REGION in line and line.split()[1] == "rw-s":
+                owned.add(int(line.split()[4]))
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 if _REGION in str(link.readlink()):
-                    found[link.stat().st_ino] = link.stat().st_blocks * 512
-    return found
+                    sizes[link.stat().st_ino] = link.stat().st_blocks * 512
+    return {inode: sizes[inode] for inode in owned}, len(sizes.keys() - owned)
 
 
 def _files(folder: Path) -> list[Path]:
