@@ -88,10 +88,11 @@ class KVConfig(msgspec.Struct, frozen=True):
     path: str = ""
 
 
-def namespace_dir() -> Path:
-    """The folder in which this user's engines find each other; `TRIPTYCH_NAMESPACE` keeps stacks
-    apart. It holds sockets and small files; containers that share it can share memory."""
-    name = os.environ.get("TRIPTYCH_NAMESPACE", "default")
+def namespace_dir(name: str | None = None) -> Path:
+    """The folder in which this user's engines find each other; `name`, by default of the variable
+    TRIPTYCH_NAMESPACE, keeps stacks apart. It holds sockets and small files; containers that share
+    it can share memory. `ConfigError` if the name is none."""
+    name = os.environ.get("TRIPTYCH_NAMESPACE", "default") if name is None else name
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError("TRIPTYCH_NAMESPACE: letters, digits, '-' and '_' only")
     usable = os.access(_SHM, os.W_OK | os.X_OK)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connectors.config import namespace_dir
+
 TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")
 MODEL = "models/demo"
 LEASE_S = 10.0
@@ -179,8 +181,7 @@ def running(
     ]
     flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
     doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
-    segments = Path(f"/dev/shm/triptych-{os.getuid()}-{namespace}")
-    stack = Stack(workers, doors, masters, root, segments)
+    stack = Stack(workers, doors, masters, root, namespace_dir(namespace))
     try:
         for group in (masters, workers, doors):
             for one in group:

@@ -23,7 +23,7 @@ class Listing:
     def __init__(self, folder: Path, instance_id: str, address: Address) -> None:
         self._path = folder / f"{_PREFIX}{instance_id}"
         try:
-            make_private(folder)
+            make_private(folder, "set TRIPTYCH_NAMESPACE to another name")
             producers(folder)
             self._file: int | None = create_locked(self._path)
             os.write(self._file, msgspec.json.encode(address))

@@ -39,8 +39,12 @@ class DescriptorServer:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._listener = _listen(path)
         self._closed = False
+        try:
+            self._listener = _listen(path)
+        except ConfigError:
+            os.close(descriptor)
+            raise
         self._thread = threading.Thread(target=self._serve, name="descriptors", daemon=True)
         self._thread.start()
 
@@ -84,8 +88,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 class DescriptorRequest:
-    """Asks the owner of the socket at `path` for its descriptor, without waiting. `TransferError`
-    if nobody listens there."""
+    """Asks the owner of the socket at `path` for its descriptor, without waiting."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,7 +106,7 @@ class DescriptorRequest:
     def poll(self) -> int | None:
         """The descriptor, once, for the caller to close; None before that and after it.
 
-        Raises `TransferError` if it will not come.
+        `TransferError` if it will not come: no process listens at `path`, or the owner has ended.
         """
         if self.settled:
             return None

@@ -1,8 +1,8 @@
-"""Memory in an anonymous file: whoever holds its descriptor can map it.
+"""Memory in an anonymous file. A process that holds its descriptor can map it.
 
 The file is a memfd, which is bounded by the machine's memory and by the limits of the process's
-control group. A file under /dev/shm would be bounded by the size of that mount instead, 64 MB in a
-container unless somebody asked for more.
+control group. A file under /dev/shm would be bounded by the size of that mount instead, which is
+64 MB in a container by default.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SharedMemory:
             os.truncate(self.descriptor, nbytes)
             if not sparse:
                 os.posix_fallocate(self.descriptor, 0, nbytes)
-            # Nobody who maps it can be made to read beyond its end, which would be a bus error.
+            # With a fixed size, no reader can touch a page beyond the end, which is a bus error.
             with contextlib.suppress(OSError):  # a plain file has no seals
                 fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             self.view: Bytes = np.frombuffer(mmap.mmap(self.descriptor, nbytes), np.uint8)
@@ -97,8 +97,14 @@ class SharedMemory:
         return os.fstat(self.descriptor).st_blocks * 512
 
     def reader_descriptor(self) -> int:
-        """A new descriptor of the same file that allows reading only; the caller closes it."""
-        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        """A new descriptor of the same file that allows reading only; the caller closes it.
+
+        `ConfigError` if this process may open no more files.
+        """
+        try:
+            return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"shm: cannot open shared memory: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the descriptor; memory that is mapped stays until nothing refers to it."""

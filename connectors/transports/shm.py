@@ -103,7 +103,9 @@ class _Connecting(Transfer):
         return self.settled
 
     def cancel(self) -> None:
-        self.request.cancel()
+        if not self.settled:
+            self.request.cancel()
+            self._error = TransferError(f"shm: connecting to {self.path.name} was cancelled")
 
     @property
     def settled(self) -> bool:
@@ -124,7 +126,7 @@ class ShmTransport(Transport):
         self._regions: dict[str, _Region] = {}
         self._peers: _Peers = {}
         self._connecting: list[_Connecting] = []
-        make_private(folder)
+        make_private(folder, "set TRIPTYCH_NAMESPACE to another name")
         self.swept = sweep(folder)
 
     def allocate(
@@ -193,7 +195,8 @@ class ShmTransport(Transport):
         return [one.request.fileno() for one in self._awaited()]
 
     def poll(self) -> None:
-        """Requests end here too, should nobody wait for them any more."""
+        """Ends requests for peers' memory too. Their callers may have given up, and an answer that
+        is not taken keeps the engine's loop awake."""
         for one in self._awaited():
             one.advance()
 

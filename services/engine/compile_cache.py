@@ -15,12 +15,12 @@ _VARIABLE = "TRITON_CACHE_DIR"
 def ensure_writable() -> None:
     """Point Triton to a private folder for temporary files if its usual one cannot be written to.
 
-    `ConfigError` if that folder belongs to somebody else. A folder that was chosen stays.
+    `ConfigError` if that folder belongs to another user. An explicit TRITON_CACHE_DIR is kept.
     """
     if os.environ.get(_VARIABLE) or _can_write(Path.home() / ".triton" / "cache"):
         return
     folder = Path(tempfile.gettempdir()) / f"triptych-{os.getuid()}-triton"
-    make_private(folder)
+    make_private(folder, f"set {_VARIABLE} to a folder of your own")
     os.environ[_VARIABLE] = str(folder)
 
 

@@ -68,6 +68,7 @@ class EngineProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         try:
+            ensure_writable()
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
         except TriptychError as error:
             drop_namespace()
@@ -190,7 +191,6 @@ def main() -> int:
     if start.config.num_threads:
         torch.set_num_threads(start.config.num_threads)
     try:
-        ensure_writable()
         EngineProcess(start).run()
     except TriptychError as error:
         logger.error("%s", error.message)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connectors.config import namespace_dir
 from tests.support.forked import Service
 
 START_S = 120.0
@@ -117,7 +118,7 @@ class Stack:
     @property
     def segments(self) -> Path:
         """The folder in which its workers meet."""
-        return Path(f"/dev/shm/triptych-{os.getuid()}-{self.namespace}")
+        return namespace_dir(self.namespace)
 
     def stop(self) -> list[int]:
         """Exit statuses, in the order of starting."""

@@ -1,5 +1,7 @@
 """Memory that is handed over by descriptor: who may have it, and what nobody can do to it."""
 
+import contextlib
+import gc
 import os
 import socket
 import subprocess
@@ -13,14 +15,16 @@ import torch
 
 from connectors.host_memory import RESERVE, MemoryBudget
 from connectors.private_folder import make_private
-from connectors.transports import descriptor_passing
 from connectors.transports.base import Range
+from connectors.transports.descriptor_passing import _short
 from connectors.transports.shared_memory import SharedMemory, map_for_reading
 from connectors.transports.shm import ShmTransport
 from protocol.errors import ConfigError, TransferError
+from tests.conftest import Pass
 from tests.support.waiting import until
 
 SIZE = 1 << 20
+REMEDY = "use another one"
 ROOT = Path(__file__).parents[3]
 
 
@@ -41,6 +45,22 @@ def pair(memory: None, tmp_path: Path) -> Iterator[tuple[ShmTransport, ShmTransp
         assert transport.check_integrity() == []
         transport.close()
     assert list(folder.iterdir()) == []
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """A socket at `path`, however long its name, that answers nobody by itself."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        with _short(path) as name:
+            listener.bind(name)
+        listener.listen()
+        yield listener
+    path.unlink()
+
+
+def renamed(description: bytes, name: str) -> bytes:
+    """A region's description with the name of another socket."""
+    return msgspec.msgpack.encode({**msgspec.msgpack.decode(description), "name": name})
 
 
 def connect(owner: ShmTransport, reader: ShmTransport, region: str) -> None:
@@ -67,10 +87,16 @@ def test_a_peer_that_nobody_waits_for_any_more_is_forgotten(
     """Or its answer would keep the engine's loop awake for good."""
     owner, reader = pair
     owner.allocate("kv", SIZE, "cpu")
-    connecting = reader.connect("owner", "kv", owner.describe("kv"))
+    region, description = owner._regions["kv"], owner.describe("kv")
+    with listening(reader.folder / "region-late") as late:
+        description = renamed(description, "region-late")
+        connecting = reader.connect("owner", "kv", description)
+        assert connecting is not None and len(reader.descriptors) == 1
+        peer, _ = late.accept()
+        with peer:
+            socket.send_fds(peer, [b"\0"], [region.memory.descriptor])
     until(lambda: (reader.poll(), not reader.descriptors)[1])
-    assert connecting is None or connecting.settled
-    assert reader.view("owner", "kv", 0, 8).numel() == 8
+    assert connecting.settled and reader.view("owner", "kv", 0, 8).numel() == 8
 
 
 def test_a_reader_cannot_write(pair: tuple[ShmTransport, ShmTransport]) -> None:
@@ -83,9 +109,9 @@ def test_a_reader_cannot_write(pair: tuple[ShmTransport, ShmTransport]) -> None:
 
 def test_a_memfd_cannot_be_cut_shorter() -> None:
     region = SharedMemory(SIZE, MemoryBudget(), sparse=True, granule=0)
-    for descriptor in (region.descriptor, region.reader_descriptor()):
-        with pytest.raises(OSError, match=r"not permitted|Invalid"):
-            os.ftruncate(descriptor, 0)
+    for size in (0, 2 * SIZE):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.descriptor, size)
     region.close()
 
 
@@ -125,44 +151,65 @@ def test_memory_that_is_not_free_is_refused_before_the_kernel_kills() -> None:
 
 
 def test_an_owner_that_does_not_answer_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[ShmTransport, ShmTransport], passes: Pass
 ) -> None:
     """It is stopped, say: the kernel takes the connection, and nothing comes."""
-    owner, reader = ShmTransport(tmp_path, "owner"), ShmTransport(tmp_path, "reader")
+    owner, reader = pair
     owner.allocate("kv", SIZE, "cpu")
-    description = owner.describe("kv")
-    owner.close()
-    name = msgspec.msgpack.decode(description)["name"]
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(tmp_path / name))
-        silent.listen()
+    with listening(reader.folder / "region-silent"):
+        description = renamed(owner.describe("kv"), "region-silent")
         connecting = reader.connect("owner", "kv", description)
         assert connecting is not None and not connecting.poll() and len(reader.descriptors) == 1
         with pytest.raises(TransferError, match="not connected"):
             reader.view("owner", "kv", 0, 8)
-        monkeypatch.setattr(descriptor_passing.time, "monotonic", lambda: 1e9)
+        passes(6.0)
         with pytest.raises(TransferError, match="no answer within"):
             connecting.poll()
     assert reader.check_integrity() == [] and not reader.descriptors
-    reader.close()
+
+
+def test_a_connection_that_is_given_up_never_succeeds(
+    pair: tuple[ShmTransport, ShmTransport],
+) -> None:
+    owner, reader = pair
+    owner.allocate("kv", SIZE, "cpu")
+    with listening(reader.folder / "region-silent"):
+        description = renamed(owner.describe("kv"), "region-silent")
+        connecting = reader.connect("owner", "kv", description)
+        assert connecting is not None
+        connecting.cancel()
+        with pytest.raises(TransferError, match="cancelled"):
+            connecting.poll()
+    assert connecting.settled and not reader.descriptors
+
+
+def test_a_folder_without_room_for_a_socket_leaves_no_descriptor(tmp_path: Path) -> None:
+    transport = ShmTransport(tmp_path / "shm", "me")
+    open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 — a count of links that come and go
+    (tmp_path / "shm").rmdir()
+    with pytest.raises(ConfigError):
+        transport.allocate("kv", SIZE, "cpu")
+    gc.collect()  # the mapping of the memory keeps a descriptor of its own
+    assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208
+    transport.close()
 
 
 def test_a_folder_of_somebody_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, open_to_all, link = tmp_path / "ours", tmp_path / "open", tmp_path / "link"
-    make_private(ours)
+    make_private(ours, REMEDY)
     assert ours.stat().st_mode & 0o777 == 0o700
-    make_private(ours)
+    make_private(ours, REMEDY)
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     link.symlink_to(ours)
     for folder, reason in ((open_to_all, "written to by other users"), (link, "not a folder")):
         with pytest.raises(ConfigError, match=reason):
-            make_private(folder)
+            make_private(folder, REMEDY)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(ConfigError, match="TRIPTYCH_NAMESPACE"):
-        make_private(ours)
+    with pytest.raises(ConfigError, match=REMEDY):
+        make_private(ours, REMEDY)
 
 
 LARGE = """
