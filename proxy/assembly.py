@@ -13,18 +13,18 @@ from proxy.admission import Admission, Limits
 from proxy.config import ProxyConfig
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.fleet_watcher import Following
+from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe, probe_first
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
-from proxy.placement.by_master import MasterPlacing, ModelNames
-from proxy.placement.master_client import MasterLink
-from proxy.placement.own_view import Placing, StaticPlacing, room_of
-from proxy.placement.reporter import Reports
+from proxy.placement.by_master import MasterPlanner, ModelNames
+from proxy.placement.master_client import MasterClient
+from proxy.placement.own_view import OwnView, Planner, room_of
+from proxy.placement.reporter import Reporter
 from proxy.tokens.encode_stage import EncodeStage
 from proxy.tokens.pipeline import Pipeline, Retrying
 from proxy.tokens.stages import Stages
-from proxy.tokens.worker_calls import Calls, StageTimes
+from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
 from services.http.background import supervised
@@ -40,14 +40,14 @@ def make_gateway(
     fleet = make_fleet(config)
     metrics = ProxyMetrics(fleet)
     alone = make_static(config, fleet, metrics)
-    placing: Placing = alone
+    placing: Planner = alone
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
     if config.master_url:
-        link = MasterLink(config.urls_of_masters(), masters)
+        link = MasterClient(config.urls_of_masters(), masters)
         names = ModelNames.of(frontend)
-        following, reports = Following(link, fleet, names.served), Reports(link)
-        placing = MasterPlacing(fleet, link, following, reports, alone, metrics, names)
+        following, reports = FleetWatcher(link, fleet, names.served), Reporter(link)
+        placing = MasterPlanner(fleet, link, following, reports, alone, metrics, names)
         metrics.watch_master(lambda: link.present, lambda: link.failovers)
         first = {"following the master": lambda: following.once(0.0), **first}
         beside |= {"following the master": following.run, "reporting to the master": reports.run}
@@ -83,12 +83,12 @@ async def _tried(name: str, work: Work) -> None:
         logger.exception("%s has failed", name)
 
 
-def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> StaticPlacing:
+def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> OwnView:
     limits = Limits(config.max_queue, config.max_queue_wait, config.queue_timeout)
     admission = Admission(lambda: room_of(fleet, config.max_per_worker), limits)
     metrics.watch_queue(lambda: admission.waiting)
     fleet.changed = admission.pump
-    return StaticPlacing(fleet, admission)
+    return OwnView(fleet, admission)
 
 
 def make_pipeline(
@@ -96,13 +96,13 @@ def make_pipeline(
     fleet: Fleet,
     client: UpstreamClient,
     metrics: ProxyMetrics,
-    placing: Placing | None = None,
+    placing: Planner | None = None,
 ) -> Pipeline:
     """By the proxy's own view unless `placing` is given."""
     placing = placing or make_static(config, fleet, metrics)
     encode_stage = EncodeStage(fleet, client, config.encode_timeout)
     times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
-    stages = Stages(Calls(client, metrics, times), encode_stage, placing)
+    stages = Stages(WorkerCalls(client, metrics, times), encode_stage, placing)
     retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
     return Pipeline(stages, placing, metrics, config.request_timeout, retrying)
 

@@ -11,7 +11,7 @@ from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers,
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance, stage_of
-from proxy.placement.master_client import MasterAway, MasterLink
+from proxy.placement.master_client import MasterAway, MasterClient
 
 logger = logging.getLogger(__name__)
 _WAIT_S = 2.0
@@ -20,12 +20,12 @@ _PAUSE_S = 0.25
 _ORPHAN_S = 60.0
 
 
-class Following:
+class FleetWatcher:
     """`by_id` are the workers of the fleet that a master has named. While no master answers the
     fleet stays as it was, and the proxy probes its workers itself; so it does with those that a
     master which has just started has not heard of yet."""
 
-    def __init__(self, link: MasterLink, fleet: Fleet, model: str) -> None:
+    def __init__(self, link: MasterClient, fleet: Fleet, model: str) -> None:
         self._link = link
         self._fleet = fleet
         self._model = model

@@ -21,13 +21,13 @@ from protocol.registry import (
 )
 from protocol.types import GenerateRequest
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.fleet_watcher import Following
+from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.placement.master_client import MasterLink
-from proxy.placement.own_view import Plan, StaticPlacing, WorkerUnknown, by_load
-from proxy.placement.reporter import Reports
-from proxy.tokens.request_state import Journey
+from proxy.placement.master_client import MasterClient
+from proxy.placement.own_view import OwnView, Plan, WorkerUnknown, by_load
+from proxy.placement.reporter import Reporter
+from proxy.tokens.request_state import TokensRequest
 from services.frontend.render import Frontend
 
 logger = logging.getLogger(__name__)
@@ -53,16 +53,16 @@ class ModelNames:
         return ModelNames(frontend.config.names[0], info.name, info.revision)
 
 
-class MasterPlacing:
+class MasterPlanner:
     """`alone` plans, and admits, while no master answers."""
 
     def __init__(
         self,
         fleet: Fleet,
-        link: MasterLink,
-        following: Following,
-        reports: Reports,
-        alone: StaticPlacing,
+        link: MasterClient,
+        following: FleetWatcher,
+        reports: Reporter,
+        alone: OwnView,
         metrics: ProxyMetrics,
         names: ModelNames,
     ) -> None:
@@ -74,15 +74,15 @@ class MasterPlacing:
         self._metrics = metrics
         self._names = names
 
-    def admitted(self, journey: Journey) -> AbstractAsyncContextManager[None]:
+    def admitted(self, state: TokensRequest) -> AbstractAsyncContextManager[None]:
         """The master admits, when it is asked for a place."""
-        return nullcontext() if self._link.present else self._alone.admitted(journey)
+        return nullcontext() if self._link.present else self._alone.admitted(state)
 
-    async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+    async def place(self, state: TokensRequest, wanted: GenerateRequest) -> Plan:
         """Raises what the master says if it has no room."""
         if self._link.present:
             try:
-                return await self._by_master(journey, wanted)
+                return await self._by_master(state, wanted)
             except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
                 self.over(wanted, (), aborted=True)  # placed perhaps, but it will not run there
                 raise
@@ -91,16 +91,16 @@ class MasterPlacing:
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load(self._fleet, wanted, journey.avoid)
+        return by_load(self._fleet, wanted, state.avoid)
 
-    async def _by_master(self, journey: Journey, wanted: GenerateRequest) -> Plan:
-        asked = self._asked(journey, wanted)
-        placement = await self._link.post(SCHEDULE_PATH, asked, Placement, journey.deadline)
-        plan = self._plan(journey, placement)
+    async def _by_master(self, state: TokensRequest, wanted: GenerateRequest) -> Plan:
+        asked = self._asked(state, wanted)
+        placement = await self._link.post(SCHEDULE_PATH, asked, Placement, state.deadline)
+        plan = self._plan(state, placement)
         self._metrics.placements.labels("master").inc()
         return plan
 
-    def _asked(self, journey: Journey, wanted: GenerateRequest) -> ScheduleRequest:
+    def _asked(self, state: TokensRequest, wanted: GenerateRequest) -> ScheduleRequest:
         size = self._block_size()
         names, salt = self._names, wanted.cache_salt
         root = root_key(model=names.keyed, revision=names.revision, cache_salt=salt)
@@ -117,22 +117,22 @@ class MasterPlacing:
             ],
             max_tokens=wanted.sampling.max_tokens,
             priority=min(_HIGHEST, max(_LOWEST, _MEDIAN_PRIORITY - wanted.priority)),
-            deadline_s=journey.left_s,
-            tenant=journey.caller.tenant,
-            session=journey.caller.session,
-            avoid=list({i.instance_id for i in journey.avoid if i.instance_id}),
+            deadline_s=state.left_s,
+            tenant=state.caller.tenant,
+            session=state.caller.session,
+            avoid=list({i.instance_id for i in state.avoid if i.instance_id}),
         )
 
     def _block_size(self) -> int:
         sizes = (i.block_size for i in (*self._fleet.prefill, *self._fleet.decode))
         return next((size for size in sizes if size), _BLOCK_SIZE)
 
-    def _plan(self, journey: Journey, placement: Placement) -> Plan:
+    def _plan(self, state: TokensRequest, placement: Placement) -> Plan:
         encoders, held = {}, set()
         at = placement.prefill or placement.decode
         for item in placement.encoders:
             if item.state == "prefix" or item.target == at or _is_store(item.target):
-                if not journey.attempt:  # should it be gone by then, the next attempt encodes it
+                if not state.attempt:  # should it be gone by then, the next attempt encodes it
                     held.add(item.mm_hash)
             elif item.target is not None:
                 encoders[item.mm_hash] = self._instance(item.target)

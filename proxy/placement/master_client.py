@@ -27,7 +27,7 @@ class MasterAway(UpstreamError):
     code = "master_away"
 
 
-class MasterLink:
+class MasterClient:
     """`present` as long as the current master has answered lately; `failovers` counts those that
     were and failed, with another to ask. Connections are kept by the client."""
 

@@ -13,7 +13,7 @@ from protocol.types import GenerateRequest
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
-from proxy.tokens.request_state import Journey
+from proxy.tokens.request_state import TokensRequest
 
 _UNKNOWN_ROOM = 256
 
@@ -34,14 +34,14 @@ class WorkerUnknown(Unavailable):
     """A place was found, at a worker that has just come or gone: another one may do."""
 
 
-class Placing(Protocol):
+class Planner(Protocol):
     """Plans each attempt of a request, and is told how it went."""
 
-    def admitted(self, journey: Journey) -> AbstractAsyncContextManager[None]:
+    def admitted(self, state: TokensRequest) -> AbstractAsyncContextManager[None]:
         """Around all attempts of a request; raises if it cannot be taken on."""
         ...
 
-    async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+    async def place(self, state: TokensRequest, wanted: GenerateRequest) -> Plan:
         """Where `wanted`, the attempt that begins, is to run. Raises if it cannot be placed; only
         if it is must `over` be called."""
         ...
@@ -55,18 +55,18 @@ class Placing(Protocol):
         ...
 
 
-class StaticPlacing:
+class OwnView:
     """By what this proxy sees alone: the worker with the fewest calls, encoders by content."""
 
     def __init__(self, fleet: Fleet, admission: Admission) -> None:
         self._fleet = fleet
         self._admission = admission
 
-    def admitted(self, journey: Journey) -> AbstractAsyncContextManager[None]:
-        return self._admission.admitted(journey.request.priority, journey.left_s)
+    def admitted(self, state: TokensRequest) -> AbstractAsyncContextManager[None]:
+        return self._admission.admitted(state.request.priority, state.left_s)
 
-    async def place(self, journey: Journey, wanted: GenerateRequest) -> Plan:
-        return by_load(self._fleet, wanted, journey.avoid)
+    async def place(self, state: TokensRequest, wanted: GenerateRequest) -> Plan:
+        return by_load(self._fleet, wanted, state.avoid)
 
     def stage_over(self, wanted: GenerateRequest, mm_hash: str | None = None) -> None:
         """Nothing is planned by it."""

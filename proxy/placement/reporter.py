@@ -9,17 +9,17 @@ from collections import deque
 
 from protocol.errors import TriptychError
 from protocol.registry import FINISHED_PATH, Finished, FinishedReports, LeaseAnswer
-from proxy.placement.master_client import MasterLink
+from proxy.placement.master_client import MasterClient
 
 _TOGETHER_S = 0.01
 _TIMEOUT_S = 2.0
 _MOST = 4096
 
 
-class Reports:
+class Reporter:
     """At most `_MOST` reports wait; the oldest are dropped."""
 
-    def __init__(self, link: MasterLink) -> None:
+    def __init__(self, link: MasterClient) -> None:
         self._link = link
         self._waiting: deque[Finished] = deque(maxlen=_MOST)
         self._some = asyncio.Event()

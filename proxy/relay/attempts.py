@@ -14,53 +14,53 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.response_validation import Refused
-from proxy.upstream.connection import Broken
-from proxy.upstream.connection_pool import Lane
+from proxy.upstream.connection import CallFailed
+from proxy.upstream.connection_pool import ConnectionPool
 
 _T = TypeVar("_T")
-Failure = Broken | Refused
+Failure = CallFailed | Refused
 _MAX_BACKOFF_S = 2.0
 
 
 def another_may_help(failure: Failure) -> bool:
-    return isinstance(failure, Broken) or failure.again
+    return isinstance(failure, CallFailed) or failure.again
 
 
 def was_begun(failure: Failure) -> bool:
     """Whether the worker may have done something with what it was handed."""
-    return failure.sent if isinstance(failure, Broken) else failure.charged
+    return failure.sent if isinstance(failure, CallFailed) else failure.charged
 
 
 class Attempts:
-    """Owns the lane to each URL; `close` closes them."""
+    """Owns the pool to each URL; `close` closes them."""
 
     def __init__(self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics) -> None:
         self._loop = asyncio.get_running_loop()
         self._fleet = fleet
         self._config = config
         self._metrics = metrics
-        self._lanes: dict[str, Lane] = {}
+        self._pools: dict[str, ConnectionPool] = {}
         self._turn = itertools.count()
         self._random = random.Random()
 
     def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
+        for pool in self._pools.values():
+            pool.close()
 
-    def lane(self, instance: Instance) -> Lane:
-        lane = self._lanes.get(instance.url)
-        if lane is None:
+    def pool(self, instance: Instance) -> ConnectionPool:
+        pool = self._pools.get(instance.url)
+        if pool is None:
             self._prune()
             config = self._config
-            lane = Lane(instance.url, config.connect_timeout, config.encode_at_once)
-            self._lanes[instance.url] = lane
-        return lane
+            pool = ConnectionPool(instance.url, config.connect_timeout, config.encode_at_once)
+            self._pools[instance.url] = pool
+        return pool
 
     def _prune(self) -> None:
         """Forget workers that have left the fleet."""
         known = {instance.url for instance in self._fleet.all()}
-        for url in self._lanes.keys() - known:
-            self._lanes.pop(url).close()
+        for url in self._pools.keys() - known:
+            self._pools.pop(url).close()
 
     def admitted(self, role: Role) -> list[Instance]:
         """The workers of a role that may be asked, suspects only if there is nobody else;
@@ -83,27 +83,30 @@ class Attempts:
         return min(in_turn, key=lambda instance: (instance in avoid, instance.in_flight))
 
     async def once(
-        self, instance: Instance, avoid: list[Instance], work: Callable[[Lane, bool], Awaitable[_T]]
+        self,
+        instance: Instance,
+        avoid: list[Instance],
+        work: Callable[[ConnectionPool, bool], Awaitable[_T]],
     ) -> _T:
         """Have one worker do `work`, its success or failure noted on its breaker.
 
-        `work` is handed the lane, and whether it must make a new connection: a kept one may turn
+        `work` is handed the pool, and whether it must make a new connection: a kept one may turn
         out to have been closed. A worker that fails is added to `avoid`.
         """
-        lane = self.lane(instance)
+        pool = self.pool(instance)
         instance.breaker.started(self._loop.time())
         instance.in_flight += 1
         fresh = False
         try:
             while True:
                 try:
-                    result = await work(lane, fresh)
+                    result = await work(pool, fresh)
                     break
-                except Broken as failure:
+                except CallFailed as failure:
                     if fresh or not failure.stale:
                         raise
                 fresh = True
-        except (Broken, Refused) as failure:
+        except (CallFailed, Refused) as failure:
             self._failed(instance, failure)
             avoid.append(instance)
             raise
@@ -113,15 +116,15 @@ class Attempts:
         return result
 
     def _failed(self, instance: Instance, failure: Failure) -> None:
-        kind = failure.kind if isinstance(failure, Broken) else str(failure.answer.status)
+        kind = failure.kind if isinstance(failure, CallFailed) else str(failure.answer.status)
         self._metrics.upstream_failures.labels(instance.role, kind).inc()
-        if isinstance(failure, Broken) or failure.charged:
+        if isinstance(failure, CallFailed) or failure.charged:
             instance.breaker.failed(self._loop.time())
 
     async def retried(
         self,
         choose: Callable[[Sequence[Instance]], Instance],
-        work: Callable[[Lane, bool], Awaitable[_T]],
+        work: Callable[[ConnectionPool, bool], Awaitable[_T]],
     ) -> _T:
         """`work` at the worker that `choose` names, then at others, as often as is allowed."""
         avoid: list[Instance] = []
@@ -130,7 +133,7 @@ class Attempts:
             instance = choose(avoid)
             try:
                 return await self.once(instance, avoid, work)
-            except (Broken, Refused) as failure:
+            except (CallFailed, Refused) as failure:
                 if not self.again(failure, attempt, instance.role):
                     raise
             await self.backoff(attempt)

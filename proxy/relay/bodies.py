@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from protocol.errors import InvalidRequest
-from proxy.relay.data_urls import Body, Stubs
+from proxy.relay.data_urls import Body, DataUrls
 
 MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
@@ -63,14 +63,14 @@ class Reference:
 
 
 @dataclass
-class RelayRequest:
+class RequestBody:
     """A client's request. `find_media` fills `items`, and `seen_before`: of which modalities there
     are parts that only refer to media of an earlier request. `as_given`: the raw bytes may go on;
     not so if they have KV handles, which are no client's to give: they say where a worker fetches.
     """
 
     raw: bytes
-    stubs: Stubs
+    data_urls: DataUrls
     fields: dict[str, Any]
     stream: bool
     as_given: bool = True
@@ -78,11 +78,11 @@ class RelayRequest:
     seen_before: set[str] = field(default_factory=set)
 
     @staticmethod
-    def parse(body: bytes) -> RelayRequest:
+    def parse(body: bytes) -> RequestBody:
         """Only what the proxy itself needs is checked; the rest is the workers' business."""
-        stubs = Stubs(body)
+        data_urls = DataUrls(body)
         try:
-            fields = _DECODER.decode(stubs.small)
+            fields = _DECODER.decode(data_urls.small)
         except msgspec.ValidationError:
             raise InvalidRequest("the request must be a JSON object") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -94,11 +94,11 @@ class RelayRequest:
             raise InvalidRequest("stream must be true or false", param="stream")
         as_given = _HANDLES not in fields
         fields.pop(_HANDLES, None)
-        return RelayRequest(body, stubs, fields, bool(stream), as_given)
+        return RequestBody(body, data_urls, fields, bool(stream), as_given)
 
     def find_media(self, limit: int) -> None:
         """Fill `items` with all media that an encoder could encode; `limit` is their number."""
-        if may_hold_media(self.stubs.small):
+        if may_hold_media(self.data_urls.small):
             self.items, self.seen_before = _media_of(self.fields.get("messages"))
         if len(self.items) > limit:
             raise InvalidRequest(
@@ -112,7 +112,7 @@ class RelayRequest:
         body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
         message = {"role": "user", "content": [item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
-        return self.stubs.fill(_encoded(body))
+        return self.data_urls.fill(_encoded(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
         """One token, not streamed, its KV kept for a decode worker."""
@@ -120,12 +120,12 @@ class RelayRequest:
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _REMOTE_DECODE}
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
-        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
+        return self.data_urls.fill(_encoded(self._with_media(body, media, references)))
 
     @property
     def bare(self) -> Body:
         """As the client sent it, without what it may not give."""
-        return (self.raw,) if self.as_given else self.stubs.fill(_encoded(self.fields))
+        return (self.raw,) if self.as_given else self.data_urls.fill(_encoded(self.fields))
 
     def decode_body(
         self,
@@ -143,7 +143,7 @@ class RelayRequest:
         if media is None and self.as_given:
             return self._spliced(more) if more else (self.raw,)
         body = {**self.fields, **more} if more else self.fields
-        return self.stubs.fill(_encoded(self._with_media(body, media, references)))
+        return self.data_urls.fill(_encoded(self._with_media(body, media, references)))
 
     def _spliced(self, more: dict[str, Any]) -> Body:
         """The client's own bytes with more fields, so that media need not be encoded again."""

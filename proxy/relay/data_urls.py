@@ -17,7 +17,7 @@ _LONG = 4096
 _BACKSLASH = b"\\"
 
 
-class Stubs:
+class DataUrls:
     """`small` is the body with names for its large data URLs. Names cannot be guessed, so nothing
     that a client writes is taken for one."""
 

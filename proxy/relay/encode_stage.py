@@ -13,12 +13,12 @@ from proxy.fleet.fleet import rendezvous
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.attempts import Attempts
-from proxy.relay.bodies import EncodedMedia, MediaItem, Reference, RelayRequest
+from proxy.relay.bodies import EncodedMedia, MediaItem, Reference, RequestBody
 from proxy.relay.data_urls import Body, size_of
-from proxy.relay.request import Call
+from proxy.relay.request import ClientRequest
 from proxy.relay.response_validation import encoded
 from proxy.upstream.connection import Limits
-from proxy.upstream.connection_pool import Lane
+from proxy.upstream.connection_pool import ConnectionPool
 
 _BUSIER = 4
 
@@ -41,7 +41,7 @@ class Encoding:
         self._limits = Limits(config.encode_timeout, config.encode_timeout, config.max_answer_bytes)
         self._flights: dict[bytes, _Flight] = {}
 
-    async def run(self, call: Call, request: RelayRequest) -> EncodedMedia:
+    async def run(self, call: ClientRequest, request: RequestBody) -> EncodedMedia:
         """All items of a request at once; raises the first failure and leaves the others.
 
         An item that its encoder says nothing of stays in the request as it is.
@@ -57,7 +57,7 @@ class Encoding:
         return EncodedMedia([(item, known) for item, known in found if known is not None])
 
     async def _join(
-        self, call: Call, request: RelayRequest, item: MediaItem, number: int
+        self, call: ClientRequest, request: RequestBody, item: MediaItem, number: int
     ) -> Reference | None:
         """Wait for the item's flight, starting it if there is none; the last to leave ends it."""
         body = request.encode_body(item)
@@ -80,15 +80,17 @@ class Encoding:
     async def _encode(
         self, key: bytes, fields: bytes, body: Body, modality: str
     ) -> Reference | None:
-        async def work(lane: Lane, fresh: bool) -> Reference | None:
-            async with lane.room:
-                exchange = await lane.start(Call.CHAT, fields, body, self._limits, fresh=fresh)
+        async def work(pool: ConnectionPool, fresh: bool) -> Reference | None:
+            async with pool.room:
+                exchange = await pool.start(
+                    ClientRequest.CHAT, fields, body, self._limits, fresh=fresh
+                )
                 self._metrics.sent(size_of(body))
                 try:
                     answer = await exchange.ready
                 finally:
                     exchange.abort()
-            return _reference(encoded(lane.url, answer), modality)
+            return _reference(encoded(pool.url, answer), modality)
 
         return await self._attempts.retried(lambda avoid: self._choose(key, avoid), work)
 

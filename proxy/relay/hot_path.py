@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from protocol.errors import TriptychError
-from proxy.relay.request import Call
-from proxy.relay.response import Reply
+from proxy.relay.request import ClientRequest
+from proxy.relay.response import ClientResponse
 from proxy.upstream.exchange import Exchange
 
 
@@ -37,7 +37,7 @@ class HotPath(Protocol):
         """Told of requests that are turned away."""
 
     async def answer(
-        self, call: Call, reply: Reply, source: Callable[[Exchange | None], None]
+        self, call: ClientRequest, reply: ClientResponse, source: Callable[[Exchange | None], None]
     ) -> None:
         """Answer through `reply`, errors included; cancelled if the client leaves. `source` is to
         be told whose stream is forwarded, None at its end."""

@@ -18,10 +18,10 @@ from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics
 from proxy.relay.attempts import Attempts
-from proxy.relay.bodies import RelayRequest, may_hold_media
-from proxy.relay.request import Call
-from proxy.relay.request_state import Job
-from proxy.relay.response import Reply
+from proxy.relay.bodies import RequestBody, may_hold_media
+from proxy.relay.request import ClientRequest
+from proxy.relay.request_state import RelayedRequest
+from proxy.relay.response import ClientResponse
 from proxy.relay.response_validation import Refused
 from proxy.relay.stages import Stages
 from proxy.upstream.exchange import Exchange
@@ -77,7 +77,7 @@ class Relay:
             self._metrics.errors.labels(error.code).inc()
 
     async def answer(
-        self, call: Call, reply: Reply, source: Callable[[Exchange | None], None]
+        self, call: ClientRequest, reply: ClientResponse, source: Callable[[Exchange | None], None]
     ) -> None:
         """Answer a request; cancelled if the client leaves, which ends all its stages.
 
@@ -89,7 +89,7 @@ class Relay:
         deadline: _Deadline | None = None
         try:
             deadline = _Deadline(call.timeout_s(self._config.request_timeout))
-            await self._stages.run(Job(call, self._read(call), reply, source, start))
+            await self._stages.run(RelayedRequest(call, self._read(call), reply, source, start))
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
             if deadline is None or not deadline.passed:
@@ -104,13 +104,13 @@ class Relay:
             if deadline is not None:
                 deadline.cancel()
 
-    def _read(self, call: Call) -> RelayRequest:
-        request = RelayRequest.parse(call.body)
+    def _read(self, call: ClientRequest) -> RequestBody:
+        request = RequestBody.parse(call.body)
         if self._fleet.encode and call.is_chat:
             request.find_media(self._config.limit_mm_per_prompt)
         return request
 
-    def _refuse(self, reply: Reply, refused: Refused) -> None:
+    def _refuse(self, reply: ClientResponse, refused: Refused) -> None:
         """A client hears of its own faults in the worker's words."""
         if refused.again or reply.started:
             self._fail(reply, refused.error)
@@ -118,7 +118,7 @@ class Relay:
             self.observe(refused.error)
             reply.whole(refused.answer)
 
-    def _fail(self, reply: Reply, error: TriptychError) -> None:
+    def _fail(self, reply: ClientResponse, error: TriptychError) -> None:
         self.observe(error)
         reply.fail(error)
 
@@ -141,7 +141,7 @@ class _Deadline:
             self._task.cancel()
 
 
-def _in_our_tree(error: Exception, call: Call) -> TriptychError:
+def _in_our_tree(error: Exception, call: ClientRequest) -> TriptychError:
     if isinstance(error, TriptychError):
         return error
     logger.error("%s", call.path, exc_info=error)

@@ -14,7 +14,7 @@ _MAX_ID = 128
 
 
 @dataclass
-class Call:
+class ClientRequest:
     """`headers` by lower-case name; the request id is the client's, or one is drawn."""
 
     CHAT: ClassVar[str] = CHAT_PATH

@@ -12,7 +12,7 @@ from services.http.listener import MAX_HEAD, TOO_MUCH, framing_fits
 _SMALL = 4096
 
 
-class RequestReader:
+class RequestParser:
     """Fed until `complete`; `raw` holds all bytes fed, if wanted. `admitted` is its owner's.
 
     The parser sees the head, and bodies in chunks; others are taken as they come.

@@ -13,7 +13,7 @@ from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
 _DONE = b"data: [DONE]\n\n"
 
 
-class Reply:
+class ClientResponse:
     """Either `whole`, or `begin`, any number of `forward` and `end`; `fail` fits both. `show` is
     the first or the second of these.
 

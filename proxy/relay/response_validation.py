@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_openai
-from proxy.upstream.connection import Answer, Broken
+from proxy.upstream.connection import Answer, CallFailed
 
 _T = TypeVar("_T")
 _BUSY = (429, 503)
@@ -73,7 +73,7 @@ def check_status(url: str, answer: Answer) -> None:
 
 
 def check_whole(url: str, answer: Answer) -> None:
-    """Raises `Refused`, or `Broken` unless it is a whole chat or text completion."""
+    """Raises `Refused`, or `CallFailed` unless it is a whole chat or text completion."""
     check_status(url, answer)
     _decoded(url, answer, Chat)
 
@@ -93,16 +93,16 @@ def encoded(url: str, answer: Answer) -> dict[str, Any]:
 
 
 def check_stream(url: str, answer: Answer) -> None:
-    """Raises `Refused`, or `Broken` unless it is an event stream whose first event is one."""
+    """Raises `Refused`, or `CallFailed` unless it is an event stream whose first event is one."""
     check_status(url, answer)
     if not answer.is_stream:
         raise _wrong_type(url, answer)
     data = _first_data(answer.body)
     if data == b"[DONE]":
-        raise Broken(f"{url} ended its stream before it began", "cut_short")
+        raise CallFailed(f"{url} ended its stream before it began", "cut_short")
 
-    def nonsense(what: str = "") -> Broken:
-        return Broken(f"{url} began its stream with nonsense", "garbage")
+    def nonsense(what: str = "") -> CallFailed:
+        return CallFailed(f"{url} began its stream with nonsense", "garbage")
 
     event = _parsed(data, _Event, nonsense)
     if event.error is not None:
@@ -123,10 +123,10 @@ def _decoded(url: str, answer: Answer, kind: type[_T]) -> _T:
     if b"json" not in answer.content_type:
         raise _wrong_type(url, answer)
     nonsense = f"{url} answered with nonsense"
-    return _parsed(answer.body, kind, lambda what: Broken(nonsense, "garbage"))
+    return _parsed(answer.body, kind, lambda what: CallFailed(nonsense, "garbage"))
 
 
-def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], Broken]) -> _T:
+def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], CallFailed]) -> _T:
     """Text that is not looked at must be text all the same."""
     if not data.isascii():
         try:
@@ -136,6 +136,6 @@ def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], Broken]) -> _
     return decoded(data, kind, fail=nonsense)
 
 
-def _wrong_type(url: str, answer: Answer) -> Broken:
+def _wrong_type(url: str, answer: Answer) -> CallFailed:
     kind = answer.content_type.decode("latin-1") or "no content type"
-    return Broken(f"{url} answered with the wrong content type: {kind[:80]}", "wrong_type")
+    return CallFailed(f"{url} answered with the wrong content type: {kind[:80]}", "wrong_type")

@@ -16,9 +16,9 @@ from uvicorn.server import ServerState
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from proxy.relay.hot_path import HotPath
-from proxy.relay.request import Call
-from proxy.relay.request_parser import RequestReader
-from proxy.relay.response import Reply
+from proxy.relay.request import ClientRequest
+from proxy.relay.request_parser import RequestParser
+from proxy.relay.response import ClientResponse
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.http1 import CONTINUE
 from services.http.listener import Listener, Pace, TooSlow, http_response
@@ -30,7 +30,7 @@ _LONGEST = max(map(len, _ROUTES))
 _LARGE = 1 << 20
 
 
-class Edge(Listener):
+class ClientConnection(Listener):
     """One client connection. `_places` is how many requests it has counted in at the hot path: the
     one under way, and any whose large answer the client has not taken yet."""
 
@@ -46,9 +46,9 @@ class Edge(Listener):
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
         self._first = b""
-        self._reader: RequestReader | None = None
+        self._reader: RequestParser | None = None
         self._task: asyncio.Task[None] | None = None
-        self._reply: Reply | None = None
+        self._reply: ClientResponse | None = None
         self._source: Exchange | None = None
         self._paused = False
         self._places = 0
@@ -118,7 +118,7 @@ class Edge(Listener):
         data = data.lstrip(b"\r\n")  # some clients send an empty line too many
         if data.startswith(_ROUTES):
             keep_raw = not self._hot.takes_all
-            self._reader = RequestReader(self._hot.max_body_bytes, keep_raw=keep_raw)
+            self._reader = RequestParser(self._hot.max_body_bytes, keep_raw=keep_raw)
             self._begin_reading()
             self._read(self._reader, data)
         elif len(data) < _LONGEST and any(route.startswith(data) for route in _ROUTES):
@@ -128,7 +128,7 @@ class Edge(Listener):
         else:
             super().data_received(data)
 
-    def _read(self, reader: RequestReader, data: bytes) -> None:
+    def _read(self, reader: RequestParser, data: bytes) -> None:
         if self._reply is not None:
             self._reply.keep_alive = False  # pipelined: the client asks again on a new connection
             return
@@ -146,7 +146,7 @@ class Edge(Listener):
         else:
             self._watch_reading()
 
-    def _enter(self, reader: RequestReader) -> None:
+    def _enter(self, reader: RequestParser) -> None:
         """Counted from its headers on: a body takes memory while it arrives."""
         self._hot.enter()
         self._places += 1
@@ -159,7 +159,7 @@ class Edge(Listener):
             self._places -= 1
             self._hot.leave()
 
-    def _turn_away(self, reader: RequestReader, error: TriptychError) -> None:
+    def _turn_away(self, reader: RequestParser, error: TriptychError) -> None:
         """Answer at once; what the client still sends is read and thrown away, so that it sees the
         answer instead of a broken connection."""
         if reader.turned_away:
@@ -169,7 +169,7 @@ class Edge(Listener):
         self._leave()
         self._hot.observe(error)
         name = reader.headers.get(b"x-request-id", b"")
-        Reply(self.transport, name, keep_alive=False, http_1_0=False).fail(error)
+        ClientResponse(self.transport, name, keep_alive=False, http_1_0=False).fail(error)
         if isinstance(error, InvalidRequest | TooSlow):
             self.close()
 
@@ -182,10 +182,10 @@ class Edge(Listener):
         else:
             super().too_slow(error)
 
-    def _complete(self, reader: RequestReader) -> None:
+    def _complete(self, reader: RequestParser) -> None:
         if reader.raw is None or self._hot.takes(reader.body):
-            call = Call(reader.path, reader.headers, reader.body)
-            self._reply = reply = Reply(
+            call = ClientRequest(reader.path, reader.headers, reader.body)
+            self._reply = reply = ClientResponse(
                 self.transport,
                 call.request_id,
                 keep_alive=reader.keep_alive,
@@ -201,7 +201,7 @@ class Edge(Listener):
 
     # And its way out.
 
-    async def _answer(self, call: Call, reply: Reply) -> None:
+    async def _answer(self, call: ClientRequest, reply: ClientResponse) -> None:
         """Ends in the step that writes the answer's end: the client's next request may follow
         before another step of the event loop."""
         try:
@@ -238,7 +238,11 @@ class Edge(Listener):
             self.close()
 
 
-def edge_for(hot: HotPath, pace: Pace | None = None) -> Any:
+def connection_class(hot: HotPath, pace: Pace | None = None) -> Any:
     """The protocol class for `uvicorn.Config(http=…)`."""
-    kind = Edge if pace is None else type("PacedEdge", (Edge,), {"pace": pace})
+    kind = (
+        ClientConnection
+        if pace is None
+        else type("PacedConnection", (ClientConnection,), {"pace": pace})
+    )
     return functools.partial(kind, hot=hot)

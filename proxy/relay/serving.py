@@ -8,7 +8,7 @@ import socket
 from starlette.types import ASGIApp
 
 from proxy.relay.hot_path import HotPath
-from proxy.relay.server import edge_for
+from proxy.relay.server import connection_class
 from services.http.server import serve as serve_http
 
 _YOUNG = 5000
@@ -17,7 +17,7 @@ _YOUNG = 5000
 async def serve(app: ASGIApp, listener: socket.socket, name: str, hot: HotPath) -> None:
     """Serve until SIGINT or SIGTERM: relayed routes by `hot`, everything else by `app`."""
     _spare_the_collector()
-    await serve_http(app, listener, name, http=edge_for(hot))
+    await serve_http(app, listener, name, http=connection_class(hot))
 
 
 def _spare_the_collector() -> None:

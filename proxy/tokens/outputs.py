@@ -13,7 +13,7 @@ from services.http.tasks import ended
 _T = TypeVar("_T")
 
 
-class Ahead:
+class ReadAhead:
     """An iterator whose first step is under way before anyone waits for it; a context manager that
     closes it."""
 
@@ -21,7 +21,7 @@ class Ahead:
         self._steps = steps
         self._next: asyncio.Future[list[RequestOutput] | None] | None = None
 
-    async def __aenter__(self) -> Ahead:
+    async def __aenter__(self) -> ReadAhead:
         self._next = asyncio.ensure_future(anext(self._steps, None))
         return self
 

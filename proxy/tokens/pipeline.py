@@ -14,9 +14,9 @@ from protocol.errors import RateLimited, TriptychError, Unavailable, UpstreamErr
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.placement.own_view import Placing, Plan, WorkerUnknown
+from proxy.placement.own_view import Plan, Planner, WorkerUnknown
 from proxy.tokens.choices import ANY_TOKEN
-from proxy.tokens.request_state import Caller, Journey
+from proxy.tokens.request_state import Caller, TokensRequest
 from proxy.tokens.stages import Stages
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Pipeline:
     `vocab_size`."""
 
     stages: Stages
-    placing: Placing
+    placing: Planner
     metrics: ProxyMetrics
     timeout_s: float
     retrying: Retrying = Retrying()
@@ -57,60 +57,60 @@ class Pipeline:
         """
         seconds = min(request.deadline_s or self.timeout_s, self.timeout_s)
         deadline = time.monotonic() + seconds
-        journey = Journey(request, media, deadline, caller or Caller(), self.vocab_size)
-        async with self.placing.admitted(journey):
-            while not journey.complete:
-                steps = self._attempt(journey)
+        state = TokensRequest(request, media, deadline, caller or Caller(), self.vocab_size)
+        async with self.placing.admitted(state):
+            while not state.complete:
+                steps = self._attempt(state)
                 async with contextlib.aclosing(steps):
                     async for outputs in steps:
                         yield outputs
 
-    async def _attempt(self, journey: Journey) -> AsyncGenerator[list[RequestOutput], None]:
+    async def _attempt(self, state: TokensRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """One attempt; if it fails and another may help, the pause before that."""
-        wanted = journey.wanted()
+        wanted = state.wanted()
         try:
-            plan = await self._placed(journey, wanted)
+            plan = await self._placed(state, wanted)
         except WorkerUnknown as error:
-            await self._again(journey, error)
+            await self._again(state, error)
             return
         failed: list[Instance] = []
         try:
             try:
-                attempt = self.stages.attempt(journey, wanted, plan)
+                attempt = self.stages.attempt(state, wanted, plan)
                 failed = attempt.failed
                 async with contextlib.aclosing(self.stages.run(attempt)) as steps:
                     async for outputs in steps:
-                        yield journey.passed(outputs)
-                        if journey.complete:
+                        yield state.passed(outputs)
+                        if state.complete:
                             return
             finally:
-                self.placing.over(wanted, failed, aborted=not journey.complete)
+                self.placing.over(wanted, failed, aborted=not state.complete)
             raise UpstreamError("the workers ended the request early")
         except TriptychError as error:
-            await self._again(journey, error)
+            await self._again(state, error)
 
-    async def _again(self, journey: Journey, error: TriptychError) -> None:
+    async def _again(self, state: TokensRequest, error: TriptychError) -> None:
         """The pause before another attempt; raises `error` if there is to be none."""
-        name = journey.wanted().request_id
-        if not journey.failed(error, self.retrying.most):
+        name = state.wanted().request_id
+        if not state.failed(error, self.retrying.most):
             raise error
         logger.info("%s: %s; trying again", name, error.message)
-        self.metrics.retries.labels("resumed" if journey.begun else "request").inc()
-        await self._backoff(journey)
+        self.metrics.retries.labels("resumed" if state.begun else "request").inc()
+        await self._backoff(state)
 
-    async def _placed(self, journey: Journey, wanted: GenerateRequest) -> Plan:
+    async def _placed(self, state: TokensRequest, wanted: GenerateRequest) -> Plan:
         """A plan; a request that has begun waits for workers to be up and to have room, any other
         is refused at once."""
         until = time.monotonic() + self.retrying.absence_s
         while True:
             try:
-                return await self.placing.place(journey, wanted)
+                return await self.placing.place(state, wanted)
             except (Unavailable, RateLimited):
-                if not journey.begun or time.monotonic() >= until:
+                if not state.begun or time.monotonic() >= until:
                     raise
-            await asyncio.sleep(min(_ABSENCE_S, journey.left_s))
+            await asyncio.sleep(min(_ABSENCE_S, state.left_s))
 
-    async def _backoff(self, journey: Journey) -> None:
+    async def _backoff(self, state: TokensRequest) -> None:
         """Wait longer with each failure, and never in step with others."""
-        longest = min(_MAX_BACKOFF_S, self.retrying.backoff_s * 2 ** (journey.failures - 1))
-        await asyncio.sleep(min(longest * self.random.uniform(0.5, 1.0), journey.left_s))
+        longest = min(_MAX_BACKOFF_S, self.retrying.backoff_s * 2 ** (state.failures - 1))
+        await asyncio.sleep(min(longest * self.random.uniform(0.5, 1.0), state.left_s))

@@ -40,7 +40,7 @@ class Caller:
 
 
 @dataclass
-class Journey:
+class TokensRequest:
     """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
     again. `deadline` is of `time.monotonic`. `avoid` lists workers that have failed this request.
     `failures` counts attempts in a row that brought the client nothing. Token ids are below

@@ -13,25 +13,25 @@ from protocol.errors import TriptychError
 from protocol.generate import GenerateAnswer
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.fleet.worker import Instance
-from proxy.placement.own_view import Placing, Plan
+from proxy.placement.own_view import Plan, Planner
 from proxy.tokens.encode_stage import EncodeStage
-from proxy.tokens.outputs import Ahead, first, fresh, outputs_of, uncounted, unless_failed
-from proxy.tokens.request_state import Journey, lost_embeddings
-from proxy.tokens.worker_calls import Attempt, Calls, Steps
+from proxy.tokens.outputs import ReadAhead, first, fresh, outputs_of, uncounted, unless_failed
+from proxy.tokens.request_state import TokensRequest, lost_embeddings
+from proxy.tokens.worker_calls import Attempt, Steps, WorkerCalls
 from services.http.tasks import ended
 
 
 class Stages:
     """Runs attempts, stage beside stage."""
 
-    def __init__(self, calls: Calls, encode_stage: EncodeStage, placing: Placing) -> None:
+    def __init__(self, calls: WorkerCalls, encode_stage: EncodeStage, placing: Planner) -> None:
         self._calls = calls
         self.encode_stage = encode_stage
         self._placing = placing
 
-    def attempt(self, journey: Journey, wanted: GenerateRequest, plan: Plan) -> Attempt:
+    def attempt(self, state: TokensRequest, wanted: GenerateRequest, plan: Plan) -> Attempt:
         """With the places of embeddings, which prefill asks while they are made."""
-        attempt = Attempt(journey, wanted, plan)
+        attempt = Attempt(state, wanted, plan)
         if items := attempt.items:
             places = self.encode_stage.endpoints(items, plan)
             params = {**(wanted.ec_transfer_params or {}), **places}
@@ -73,7 +73,7 @@ class Stages:
                 outputs = self._firsts(attempt, answer)
                 if outputs:
                     yield outputs
-                if attempt.journey.complete:
+                if attempt.state.complete:
                     return
                 rest = self._rest(attempt, decode, ahead, answer.kv_transfer_params)
                 async with contextlib.aclosing(rest):
@@ -95,7 +95,7 @@ class Stages:
         attempt: Attempt,
         prefill: Instance,
         decode: Instance,
-    ) -> Ahead | None:
+    ) -> ReadAhead | None:
         """Decode placed before prefill has begun, where prefill can be asked for growing KV: it
         reserves its blocks and fetches while prefill computes, and says nothing before."""
         if prefill.kv_endpoint is None:
@@ -103,17 +103,17 @@ class Stages:
         params = {**prefill.kv_endpoint, "remote_request_id": attempt.wanted.request_id}
         wanted = msgspec.structs.replace(attempt.wanted, kv_transfer_params=params)
         steps = self._calls.stream(attempt, decode, wanted, ahead=True)
-        return await stack.enter_async_context(Ahead(steps))
+        return await stack.enter_async_context(ReadAhead(steps))
 
     async def _rest(
         self,
         attempt: Attempt,
         decode: Instance,
-        ahead: Ahead | None,
+        ahead: ReadAhead | None,
         handed: dict[str, Any] | None,
     ) -> Steps:
         """What decode adds to what the client has."""
-        emitted = attempt.journey.wanted().emitted
+        emitted = attempt.state.wanted().emitted
         if ahead is None:
             wanted = msgspec.structs.replace(
                 attempt.wanted, emitted=emitted, kv_transfer_params=handed
@@ -150,5 +150,5 @@ class Stages:
         def done(mm_hash: str) -> None:
             self._placing.stage_over(attempt.wanted, mm_hash)
 
-        journey = attempt.journey
-        await self.encode_stage.run(attempt.wanted, journey.media, attempt.plan, done)
+        state = attempt.state
+        await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)

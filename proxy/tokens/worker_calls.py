@@ -1,4 +1,4 @@
-"""Calls of one attempt to the workers that prefill and decode."""
+"""WorkerCalls of one attempt to the workers that prefill and decode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.own_view import Plan
 from proxy.tokens.outputs import outputs_of
-from proxy.tokens.request_state import Journey, another_may_help, at_fault, lost_embeddings
+from proxy.tokens.request_state import TokensRequest, another_may_help, at_fault, lost_embeddings
 from proxy.upstream.client import Patience, UpstreamClient
 
 Steps = AsyncGenerator[list[RequestOutput], None]
@@ -36,10 +36,10 @@ class StageTimes:
 
 @dataclass
 class Attempt:
-    """`wanted` is what is left of the journey, with its places; `failed` are workers at fault.
+    """`wanted` is what is left of the state, with its places; `failed` are workers at fault.
     `fetched`: decode has said something, so it has done with the KV that prefill held."""
 
-    journey: Journey
+    state: TokensRequest
     wanted: GenerateRequest
     plan: Plan
     failed: list[Instance] = field(default_factory=list)
@@ -48,10 +48,10 @@ class Attempt:
     @property
     def items(self) -> list[MMItem]:
         """Those whose bytes are at hand."""
-        return [i for i in self.wanted.mm_items if i.mm_hash in self.journey.media]
+        return [i for i in self.wanted.mm_items if i.mm_hash in self.state.media]
 
 
-class Calls:
+class WorkerCalls:
     """Every call is counted, bounded in time, checked, and charged to its worker."""
 
     def __init__(self, client: UpstreamClient, metrics: ProxyMetrics, times: StageTimes) -> None:
@@ -65,7 +65,7 @@ class Calls:
             attempt.wanted,
             kv_transfer_params={"do_remote_decode": True},
             emitted={},
-            deadline_s=attempt.journey.left_s,
+            deadline_s=attempt.state.left_s,
         )
         body = encode_generate(wanted, stream=False)
         patience = self._patience(attempt, worker, self._times.prefill_s)
@@ -79,7 +79,7 @@ class Calls:
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, answer: GenerateAnswer
     ) -> None:
         """One token of each choice, or its end, and this request's own KV."""
-        choices = attempt.journey.choices(wanted)
+        choices = attempt.state.choices(wanted)
         choices.most = 1
         choices.take(outputs_of(answer))
         if not choices.begun:
@@ -94,11 +94,11 @@ class Calls:
         """What a worker decodes; `ahead` of prefill, it may take prefill's time as well. The call
         is over, and a success, before its last outputs are handed out: whoever has them need not
         come again."""
-        wanted = msgspec.structs.replace(wanted, deadline_s=attempt.journey.left_s)
+        wanted = msgspec.structs.replace(wanted, deadline_s=attempt.state.left_s)
         body = encode_generate(wanted, stream=True)
         answer_s = self._times.first_s + (self._times.prefill_s if ahead else 0.0)
         patience = self._patience(attempt, worker, answer_s)
-        choices = attempt.journey.choices(wanted)
+        choices = attempt.state.choices(wanted)
         outputs: list[RequestOutput] = []
         with self._asking(attempt, worker):
             events = self._client.stream(worker.url + GENERATE_PATH, body, _JSON, patience)
@@ -119,7 +119,7 @@ class Calls:
         yield outputs
 
     def _patience(self, attempt: Attempt, worker: Instance, answer_s: float) -> Patience:
-        deadline, stall_s = attempt.journey.deadline, self._times.stall_s
+        deadline, stall_s = attempt.state.deadline, self._times.stall_s
         return Patience(deadline, answer_s, stall_s, lambda: not worker.lost)
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class Calls:
         if not another_may_help(error) or lost_embeddings(error):
             return
         self._metrics.upstream_failures.labels(worker.role, error.code).inc()
-        attempt.journey.avoid.append(worker)
+        attempt.state.avoid.append(worker)
         if at_fault(error):
             attempt.failed.append(worker)
             worker.suspect = True

@@ -14,7 +14,7 @@ from proxy.upstream.http1 import EVENTS
 _SMALL = 4096
 
 
-class Broken(UpstreamError):
+class CallFailed(UpstreamError):
     """A worker that did not answer as it should. `kind` is a word for metrics.
 
     `sent` is False if the worker cannot have seen the request; `stale` is True if a kept connection

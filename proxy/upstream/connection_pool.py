@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from proxy.relay.data_urls import Body, size_of
-from proxy.upstream.connection import Broken, Connection, Limits
+from proxy.upstream.connection import CallFailed, Connection, Limits
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.http1 import JSON, request_head
 
@@ -33,7 +33,7 @@ class _Address:
         return _Address(parts.hostname or "", port, parts.path.rstrip("/"), context)
 
 
-class Lane:
+class ConnectionPool:
     """One worker by its URL. Connections are made as they are needed and kept when idle. `room` is
     what encode calls take, `encode_at_once` of them."""
 
@@ -52,7 +52,7 @@ class Lane:
     async def start(
         self, path: str, fields: bytes, body: Body, limits: Limits, *, fresh: bool = False
     ) -> Exchange:
-        """POST `body`; `fields` are header lines of this request. Raises `Broken`.
+        """POST `body`; `fields` are header lines of this request. Raises `CallFailed`.
 
         `fresh`: on a new connection, because a kept one turned out to be closed.
         """
@@ -104,10 +104,10 @@ class Lane:
                     ssl=address.context,
                 )
         except TimeoutError:
-            raise Broken(f"{self.url} takes no connection", "timeout", sent=False) from None
+            raise CallFailed(f"{self.url} takes no connection", "timeout", sent=False) from None
         except OSError as error:
             text = f"{self.url} cannot be reached: {error.strerror or error}"
-            raise Broken(text, "refused", sent=False) from None
+            raise CallFailed(text, "refused", sent=False) from None
         return connection
 
     def _release(self, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httptools
 
 from proxy.relay.data_urls import Body
-from proxy.upstream.connection import Answer, Broken, Connection, Limits
+from proxy.upstream.connection import Answer, CallFailed, Connection, Limits
 from proxy.upstream.http1 import EVENTS
 from proxy.upstream.sse import EventCutter, EventTooLong
 from services.http.listener import MAX_HEAD
@@ -24,7 +24,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 class Exchange:
     """To be awaited: `ready` for the answer, of a stream with its first event, then `forward` for
-    the rest. Both raise `Broken`. `abort` closes the connection, which tells the worker to stop.
+    the rest. Both raise `CallFailed`. `abort` closes the connection: that tells the worker to stop.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Exchange:
         self._sink: Callable[[bytes], None] | None = None
         self.ready: asyncio.Future[Answer] = loop.create_future()
         self._ended: asyncio.Future[None] | None = None
-        self._failure: Broken | None = None
+        self._failure: CallFailed | None = None
         self._last = loop.time()
         self._timer = loop.call_later(limits.answer_s, self._late)
         connection.send(self, head, body, size)
 
     async def forward(self, sink: Callable[[bytes], None]) -> None:
         """Hand every event after those in the answer to `sink`, until the end mark, or until it
-        raises `Broken`."""
+        raises `CallFailed`."""
         self._sink = sink
         if self._early:
             sink(self._early)
@@ -161,7 +161,7 @@ class Exchange:
         if self._sink is not None:
             try:
                 self._sink(data)
-            except Broken as failure:
+            except CallFailed as failure:
                 self._leave(keep=False)
                 self._end(failure)
                 return
@@ -204,7 +204,7 @@ class Exchange:
         if self._over:
             return
         self._leave(keep=False)
-        failure = Broken(f"{self._connection.url} {text}", kind, stale=stale, status=status)
+        failure = CallFailed(f"{self._connection.url} {text}", kind, stale=stale, status=status)
         if not self.ready.done():
             self.ready.set_exception(failure)
         elif not self._marked:
@@ -217,7 +217,7 @@ class Exchange:
             self._parser = None  # it refers to this exchange: a cycle would wait for the collector
             self._connection.free(keep=keep)
 
-    def _end(self, failure: Broken | None) -> None:
+    def _end(self, failure: CallFailed | None) -> None:
         self._failure = failure
         if self._ended is None or self._ended.done():
             return

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole
-from proxy.placement.master_client import MasterLink
+from proxy.placement.master_client import MasterClient
 from proxy.upstream.client import UpstreamClient
 from services.http.server import bind, serve
 from services.master.api.app import create_app
@@ -54,14 +54,16 @@ class Master:
 
 
 @contextlib.asynccontextmanager
-async def running(count: int = 1) -> AsyncIterator[tuple[list[Master], MasterLink, UpstreamClient]]:
+async def running(
+    count: int = 1,
+) -> AsyncIterator[tuple[list[Master], MasterClient, UpstreamClient]]:
     masters = [Master() for _ in range(count)]
     client = UpstreamClient(2.0, probe_timeout_s=0.2)
     try:
         async with asyncio.timeout(30):
             for master in masters:
                 await master.start()
-            yield masters, MasterLink([master.url for master in masters], client), client
+            yield masters, MasterClient([master.url for master in masters], client), client
     finally:
         await client.close()
         for master in masters:

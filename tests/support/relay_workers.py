@@ -20,7 +20,7 @@ from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.relay.relay import Relay
-from proxy.relay.server import edge_for
+from proxy.relay.server import connection_class
 from proxy.upstream.client import UpstreamClient
 from tests.support.listening import run as run
 
@@ -306,7 +306,7 @@ async def relaying(
         relay = Relay(fleet, config, metrics)
         stack.push_async_callback(relay.close)
         protocol = functools.partial(
-            edge_for(relay), uvicorn.Config(app, log_config=None), ServerState(), {}
+            connection_class(relay), uvicorn.Config(app, log_config=None), ServerState(), {}
         )
         listener = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
         stack.callback(listener.close)

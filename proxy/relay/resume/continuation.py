@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.decoding import decoded
 from proxy.relay.resume.progress import Chunks, Progress
-from proxy.upstream.connection import Broken
+from proxy.upstream.connection import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
 
 
@@ -45,8 +45,8 @@ class Continuation:
         self._text_again = progress.since
 
     def feed(self, data: bytes) -> None:
-        """Whole events. Raises `Broken` as soon as the answer cannot be completed by this stream:
-        the client has had what came before."""
+        """Whole events. Raises `CallFailed` as soon as this stream cannot complete the answer: the
+        client has had what came before."""
         shown: list[bytes] = []
         try:
             for event in events_of(data):
@@ -83,5 +83,5 @@ class Continuation:
             return b""
         return self._chunks.delta(new_text, new, piece.finish_reason, piece.stop_reason)
 
-    def _broken(self, text: str, kind: str) -> Broken:
-        return Broken(f"{self._url} {text}", kind)
+    def _broken(self, text: str, kind: str) -> CallFailed:
+        return CallFailed(f"{self._url} {text}", kind)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from proxy.relay.bodies import TOKEN_IDS, RelayRequest
+from proxy.relay.bodies import TOKEN_IDS, RequestBody
 
 _ANY_VALUE = frozenset(
     (
@@ -52,7 +52,7 @@ _STREAM_OPTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-def can_be_resumed(request: RelayRequest) -> bool:
+def can_be_resumed(request: RequestBody) -> bool:
     """Whether a chat request's stream is one of those."""
     fields = request.fields
     return (

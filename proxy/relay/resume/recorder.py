@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.relay.resume.progress import Progress
-from proxy.upstream.connection import Broken
+from proxy.upstream.connection import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
 
 _NOT_HEAD = frozenset(("choices", "usage", "prompt_token_ids", "prompt_text", "metrics"))
@@ -39,7 +39,7 @@ class _Chunk(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Chunk)
 
 
-class Tap:
+class Recorder:
     """Between a worker at `url` and `show`, which has the client see events. `asked`: the client
     wants the token ids itself; else it sees the stream as it were if nobody had asked."""
 
@@ -50,8 +50,8 @@ class Tap:
         self._show = show
 
     def feed(self, data: bytes) -> None:
-        """Whole events. Raises `Broken` at one that ends the stream before the answer is complete:
-        the client has had those before it, but not that one."""
+        """Whole events. Raises `CallFailed` at one that ends the stream before the answer is
+        complete: the client has had those before it, but not that one."""
         shown: list[bytes] = []
         try:
             for event in events_of(data):
@@ -75,7 +75,7 @@ class Tap:
         progress = self.progress
         if said == END_MARK:
             if progress.head is not None and progress.finish is None:
-                raise Broken(f"{self._url} ended its stream before the answer", "cut_short")
+                raise CallFailed(f"{self._url} ended its stream before the answer", "cut_short")
             return
         if not said:
             return
@@ -83,7 +83,7 @@ class Tap:
         if chunk is None:
             progress.exact = False
         elif chunk.error is not None:
-            raise Broken(f"{self._url} failed: {_words(chunk.error)}", "failed")
+            raise CallFailed(f"{self._url} failed: {_words(chunk.error)}", "failed")
         elif progress.head is None:
             self._begin(said, chunk)
         if chunk is not None and progress.exact:
@@ -97,7 +97,7 @@ class Tap:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             text = f"{self._url} went on with nonsense in its stream"
-            raise Broken(text, "garbage") from None
+            raise CallFailed(text, "garbage") from None
 
     def _begin(self, said: bytes, chunk: _Chunk) -> None:
         head: dict[str, Any] = msgspec.json.decode(said)

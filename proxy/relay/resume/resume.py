@@ -22,14 +22,14 @@ from proxy.metrics import ProxyMetrics
 from proxy.relay.attempts import Attempts, Failure
 from proxy.relay.bodies import TOKEN_IDS
 from proxy.relay.data_urls import Body, size_of
-from proxy.relay.request_state import Job
+from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import Refused, check_status, check_stream
 from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.eligibility import can_be_resumed
 from proxy.relay.resume.progress import DONE, Chunks, Progress
-from proxy.relay.resume.recorder import Tap
-from proxy.upstream.connection import Answer, Broken, Limits
-from proxy.upstream.connection_pool import Lane
+from proxy.relay.resume.recorder import Recorder
+from proxy.upstream.connection import Answer, CallFailed, Limits
+from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 
 _POSITIONAL = ("frequency_penalty", "presence_penalty", "min_tokens", "stop", "structured_outputs")
@@ -42,7 +42,7 @@ class Inexact(Exception):
     """This worker would not go on as the first one would have."""
 
 
-class Resuming:
+class Resumer:
     def __init__(
         self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics, attempts: Attempts
     ) -> None:
@@ -53,22 +53,22 @@ class Resuming:
             config.first_token_timeout, config.stall_timeout, config.max_answer_bytes
         )
 
-    def tap(self, job: Job, instance: Instance) -> Tap | None:
+    def recorder(self, job: RelayedRequest, instance: Instance) -> Recorder | None:
         """For a stream of this worker that another one could go on with."""
         others = self._fleet.resumers > instance.resumes
         if not (others and job.call.is_chat and can_be_resumed(job.request)):
             return None
         asked = job.request.fields.get(TOKEN_IDS) is True
-        return Tap(instance.url, job.reply.show, asked=asked)
+        return Recorder(instance.url, job.reply.show, asked=asked)
 
-    async def go_on(self, job: Job, failure: Failure) -> None:
+    async def go_on(self, job: RelayedRequest, failure: Failure) -> None:
         """Complete a stream that has ended with `failure`; raises that if it cannot be done.
 
         As often as a request is tried at all, counted from where the stream last made progress.
         """
-        if job.tap is None or not job.tap.progress.resumable:
+        if job.recorder is None or not job.recorder.progress.resumable:
             raise failure
-        progress, latest, attempt = job.tap.progress, failure, 0
+        progress, latest, attempt = job.recorder.progress, failure, 0
         chunks = _chunks(job, job.avoid[-1])
         while progress.finish is None:
             instance, had = self._choose(job.avoid), len(progress.tokens)
@@ -78,7 +78,7 @@ class Resuming:
             chunks = _chunks(job, instance)
             try:
                 await self._attempts.once(instance, job.avoid, self._work(job, progress, chunks))
-            except (Broken, Refused) as another:
+            except (CallFailed, Refused) as another:
                 latest = another
             except Inexact:
                 raise failure from None
@@ -92,21 +92,21 @@ class Resuming:
         return min(able, key=lambda i: (i in avoid, i.suspect, i.in_flight), default=None)
 
     def _work(
-        self, job: Job, progress: Progress, chunks: Chunks
-    ) -> Callable[[Lane, bool], Awaitable[None]]:
-        async def work(lane: Lane, fresh: bool) -> None:
-            exchange, answer = await self._ask(job, lane, RENDER_PATH, job.request.bare, fresh)
+        self, job: RelayedRequest, progress: Progress, chunks: Chunks
+    ) -> Callable[[ConnectionPool, bool], Awaitable[None]]:
+        async def work(pool: ConnectionPool, fresh: bool) -> None:
+            exchange, answer = await self._ask(job, pool, RENDER_PATH, job.request.bare, fresh)
             exchange.abort()  # should it stream, against all agreement
-            check_status(lane.url, answer)
-            body = _from_tokens(_rendered(lane.url, answer), progress)
+            check_status(pool.url, answer)
+            body = _from_tokens(_rendered(pool.url, answer), progress)
             if body is None:
                 job.reply.forward(chunks.delta("", [], "length", None))
                 progress.finish = "length"
                 return
-            exchange, answer = await self._ask(job, lane, GENERATE_PATH, (body,), fresh)
+            exchange, answer = await self._ask(job, pool, GENERATE_PATH, (body,), fresh)
             try:
-                check_stream(lane.url, answer)
-                rest = Continuation(lane.url, progress, chunks, job.reply.forward)
+                check_stream(pool.url, answer)
+                rest = Continuation(pool.url, progress, chunks, job.reply.forward)
                 job.source(exchange)
                 rest.feed(answer.body)
                 await exchange.forward(rest.feed)
@@ -117,12 +117,12 @@ class Resuming:
         return work
 
     async def _ask(
-        self, job: Job, lane: Lane, path: str, body: Body, fresh: bool
+        self, job: RelayedRequest, pool: ConnectionPool, path: str, body: Body, fresh: bool
     ) -> tuple[Exchange, Answer]:
         """A stream goes on in the exchange, which is the caller's to end. A worker may still be
         busy with an earlier try of this request, so that each has a name of its own."""
         fields = job.call.fields(b"-%d" % len(job.avoid))
-        exchange = await lane.start(path, fields, body, self._limits, fresh=fresh)
+        exchange = await pool.start(path, fields, body, self._limits, fresh=fresh)
         self._metrics.sent(size_of(body))
         try:
             return exchange, await exchange.ready
@@ -131,15 +131,15 @@ class Resuming:
             raise
 
 
-def _chunks(job: Job, instance: Instance) -> Chunks:
+def _chunks(job: RelayedRequest, instance: Instance) -> Chunks:
     """As this worker would have written them."""
-    assert job.tap is not None and job.tap.progress.head is not None
+    assert job.recorder is not None and job.recorder.progress.head is not None
     options = job.request.fields.get("stream_options") or {}
     usage = bool(options.get("include_usage"))
-    return Chunks(job.tap.progress.head, job.tap.asked, usage, instance.fingerprint)
+    return Chunks(job.recorder.progress.head, job.recorder.asked, usage, instance.fingerprint)
 
 
-def _complete(job: Job, progress: Progress, chunks: Chunks) -> None:
+def _complete(job: RelayedRequest, progress: Progress, chunks: Chunks) -> None:
     """What follows the last token, of which any worker would say the same."""
     rest = DONE
     if chunks.usage and not progress.counted:
@@ -149,7 +149,7 @@ def _complete(job: Job, progress: Progress, chunks: Chunks) -> None:
 
 
 def _rendered(url: str, answer: Answer) -> dict[str, Any]:
-    nonsense = Broken(f"{url} answered with nonsense", "garbage")
+    nonsense = CallFailed(f"{url} answered with nonsense", "garbage")
     return decoded(answer.body, dict[str, Any], fail=lambda what: nonsense)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import UpstreamError
 from protocol.types import RequestOutput
-from proxy.tokens.outputs import Ahead, unless_failed
+from proxy.tokens.outputs import ReadAhead, unless_failed
 from proxy.upstream.client import Patience, _patiently
 from services.http.tasks import ended
 
@@ -40,7 +40,7 @@ async def by_ended(slow: Slow) -> None:
 
 async def by_ahead(slow: Slow) -> None:
     steps = slow.steps()
-    async with Ahead(steps):  # type: ignore[arg-type]
+    async with ReadAhead(steps):  # type: ignore[arg-type]
         await asyncio.sleep(0)
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import InstanceInfo, InstanceName
 from proxy.fleet.fleet import Fleet
-from proxy.fleet.fleet_watcher import Following
+from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
 from tests.support.live_masters import running
@@ -31,7 +31,7 @@ async def test_a_master_and_workers_that_began_anew_are_the_fleet(
     monkeypatch.setattr("proxy.fleet.fleet_watcher._ORPHAN_S", 0.0)
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         master.tell_of("e1", "encode", ENCODER)
         master.tell_of("d1", "decode", DECODER)
         assert await following.once(0.0)
@@ -56,7 +56,7 @@ async def test_a_worker_that_a_new_master_does_not_hear_of_is_probed_then_forgot
 ) -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         master.tell_of("d1", "decode", DECODER)
         await following.once(0.0)
         assert list(fleet.to_probe()) == []
@@ -77,7 +77,7 @@ async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet.from_urls("", "", DECODER)
         (worker,) = fleet.decode
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         master.tell_of("d1", "decode", DECODER + "/")
         master.service.drain(InstanceName("d1"))
         await following.once(0.0)
@@ -96,7 +96,7 @@ async def test_a_worker_that_a_master_drains_gets_nothing_once_the_master_is_awa
         running() as ((master,), link, client),
     ):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         master.tell_of("d1", "decode", worker.url)
         master.service.drain(InstanceName("d1"))
         await following.once(0.0)
@@ -110,7 +110,7 @@ async def test_a_worker_that_becomes_another_is_followed() -> None:
     """In another role, with another model."""
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         master.tell_of("w", "prefill", DECODER)
         await following.once(0.0)
         master.tell_of("w", "decode", DECODER)
@@ -142,7 +142,7 @@ async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> Non
     url = "http://{}:{}".format(*runner.addresses[0][:2])
     async with running() as ((master,), link, client):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         held: list[Instance] = []
         for silent in (False, True):
             master.tell_of("d", "decode", url)
@@ -166,7 +166,7 @@ async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
     theirs = Worker({"/health": {}, RENDER_PATH: 400, GENERATE_PATH: 400})
     async with serving(theirs) as worker, running() as ((master,), link, client):
         fleet = Fleet()
-        following = Following(link, fleet, "m")
+        following = FleetWatcher(link, fleet, "m")
         told = InstanceInfo("d", "decode", worker.url, "m", dialect="openai", max_running=7)
         master.service.register(told)
         await following.once(0.0)

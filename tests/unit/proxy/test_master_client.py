@@ -16,7 +16,7 @@ from protocol.registry import (
     LeaseAnswer,
     Workers,
 )
-from proxy.placement.master_client import MasterAway, MasterLink
+from proxy.placement.master_client import MasterAway, MasterClient
 from proxy.upstream.client import UpstreamClient
 from tests.support.live_masters import running
 
@@ -55,10 +55,10 @@ async def test_a_master_that_is_broken_is_not_the_last_word() -> None:
         deadline = time.monotonic() + 10
         for path, body in ((REGISTER_PATH, InstanceInfo("d", "decode", DECODER, "m")),
                            (HEARTBEAT_PATH, Heartbeat("d"))):  # fmt: skip
-            link = MasterLink([bad, good.url], client)
+            link = MasterClient([bad, good.url], client)
             assert (await link.post(path, body, LeaseAnswer, deadline)).known
             assert link.url == good.url
-        link = MasterLink([good.url, bad], client)
+        link = MasterClient([good.url, bad], client)
         with pytest.raises(InvalidRequest):
             await link.post(REGISTER_PATH, {"instance_id": ""}, LeaseAnswer, deadline)
         assert link.url == good.url
@@ -89,7 +89,7 @@ async def test_a_master_that_is_silent_and_was_never_heard_is_given_up_soon(
         await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
         urls.append("http://{}:{}".format(*runners[-1].addresses[0][:2]))
     client = UpstreamClient(2.0)
-    link = MasterLink(urls, client)
+    link = MasterClient(urls, client)
     beat = Heartbeat("d")
     asked = asyncio.create_task(link.post(HEARTBEAT_PATH, beat, LeaseAnswer, time.monotonic() + 10))
     async with asyncio.timeout(10):

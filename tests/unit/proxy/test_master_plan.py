@@ -8,7 +8,7 @@ import pytest
 from protocol.registry import InstanceRole, ItemPlacement, Placement, Target
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.worker import Instance
-from proxy.placement.by_master import MasterPlacing, ModelNames
+from proxy.placement.by_master import MasterPlanner, ModelNames
 from proxy.placement.own_view import Plan
 
 
@@ -24,11 +24,11 @@ def planned(attempt: int, prefill: Target | None, *items: ItemPlacement) -> Plan
     by_id = {n: Instance(f"http://{n}:1", role, Breaker()) for n, role in roles.items()}
     unused: Any = None
     following: Any = SimpleNamespace(by_id=by_id)
-    placing = MasterPlacing(
+    placing = MasterPlanner(
         unused, unused, following, unused, unused, unused, ModelNames("m", "m", "")
     )
-    journey: Any = SimpleNamespace(attempt=attempt)
-    return placing._plan(journey, Placement("r", DECODE, prefill, list(items)))
+    state: Any = SimpleNamespace(attempt=attempt)
+    return placing._plan(state, Placement("r", DECODE, prefill, list(items)))
 
 
 @pytest.mark.parametrize(("prefill", "holder"), [(PREFILL, PREFILL), (None, DECODE)])

@@ -34,10 +34,10 @@ from protocol.registry import (
 )
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_pipeline, make_static
-from proxy.fleet.fleet_watcher import Following
-from proxy.placement.by_master import MasterPlacing, ModelNames
-from proxy.placement.master_client import MasterLink
-from proxy.placement.reporter import Reports
+from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.placement.by_master import MasterPlanner, ModelNames
+from proxy.placement.master_client import MasterClient
+from proxy.placement.reporter import Reporter
 from proxy.tokens.pipeline import Pipeline
 from tests.support.scripted_workers import (
     DONE,
@@ -99,15 +99,15 @@ class Master:
 async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stack, Pipeline]]:
     async with master.serving() as url, before(decode=list(decode)) as stack:
         gateway, fleet = stack.gateway, stack.fleet
-        link = MasterLink([url], gateway.client)
+        link = MasterClient([url], gateway.client)
         link.heard(url)
-        following, reports = Following(link, fleet, ""), Reports(link)
+        following, reports = FleetWatcher(link, fleet, ""), Reporter(link)
         for number, instance in enumerate(fleet.decode):
             instance.instance_id = f"d{number}"
             following.by_id[instance.instance_id] = instance
         alone = make_static(gateway.config, fleet, gateway.metrics)
         names = ModelNames()
-        placing = MasterPlacing(fleet, link, following, reports, alone, gateway.metrics, names)
+        placing = MasterPlanner(fleet, link, following, reports, alone, gateway.metrics, names)
         telling = asyncio.create_task(reports.run())
         try:
             yield (

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from protocol.errors import InvalidRequest, Unavailable, UpstreamError
-from proxy.relay.bodies import EncodedMedia, Reference, RelayRequest
+from proxy.relay.bodies import EncodedMedia, Reference, RequestBody
 from proxy.relay.data_urls import Body
 from proxy.relay.response_validation import Refused, check_stream, check_whole, encoded, prefilled
-from proxy.upstream.connection import Answer, Broken
+from proxy.upstream.connection import Answer, CallFailed
 
 BIG = "data:image/png;base64," + "A" * 10_000
 GRID = {"image_grid_thw": [1, 4, 4]}
 
 
-def parsed(**fields: Any) -> RelayRequest:
-    request = RelayRequest.parse(json.dumps(fields).encode())
+def parsed(**fields: Any) -> RequestBody:
+    request = RequestBody.parse(json.dumps(fields).encode())
     request.find_media(32)
     return request
 
@@ -61,7 +61,7 @@ def test_media_of_every_kind_is_found_in_its_place() -> None:
 
 
 def test_too_many_items_are_refused() -> None:
-    request = RelayRequest.parse(json.dumps({"messages": user(*[image("x")] * 3)}).encode())
+    request = RequestBody.parse(json.dumps({"messages": user(*[image("x")] * 3)}).encode())
     with pytest.raises(InvalidRequest) as caught:
         request.find_media(2)
     assert caught.value.param == "messages"
@@ -81,7 +81,7 @@ def test_an_encoder_is_asked_for_one_item_alone() -> None:
     }
 
 
-def references(request: RelayRequest, *names: str) -> EncodedMedia:
+def references(request: RequestBody, *names: str) -> EncodedMedia:
     entries = [
         Reference(
             name, {"modality": "image", "item_indices": [0], "metadata": GRID, "peer_port": 1}
@@ -151,12 +151,12 @@ def test_media_keep_the_name_that_their_worker_would_give_them(given: dict[str, 
 
 def test_a_body_that_needs_no_change_is_not_changed() -> None:
     body = b'{ "messages" : [{"role":"user","content":"\\u00e9 1.0"}],"temperature":1.50 }\n'
-    request = RelayRequest.parse(body)
+    request = RequestBody.parse(body)
     assert b"".join(request.decode_body(None, None, references=False)) == body
     handed = b"".join(request.decode_body(None, {"a": 1}, references=False))
     assert handed == body.rstrip()[:-1] + b',"kv_transfer_params":{"a":1}}'
     assert loads(
-        (b"".join(RelayRequest.parse(b"{}").decode_body(None, {"a": 1}, references=False)),)
+        (b"".join(RequestBody.parse(b"{}").decode_body(None, {"a": 1}, references=False)),)
     )
 
 
@@ -181,7 +181,7 @@ def test_handles_that_a_client_brings_are_replaced() -> None:
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        RelayRequest.parse(body)
+        RequestBody.parse(body)
 
 
 def answer(body: Any, status: int = 200, kind: bytes = b"application/json", **more: Any) -> Answer:
@@ -216,7 +216,7 @@ def test_good_answers_are_read() -> None:
     ],
 )
 def test_nonsense_is_told_from_answers(bad: Answer, kind: str) -> None:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(CallFailed) as caught:
         prefilled("u", bad)
     assert caught.value.kind == kind
 
@@ -231,7 +231,7 @@ def test_nonsense_is_told_from_answers(bad: Answer, kind: str) -> None:
     ],
 )
 def test_streams_that_begin_wrongly(body: bytes, content_type: bytes, kind: str) -> None:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(CallFailed) as caught:
         check_stream("u", answer(body, kind=content_type))
     assert caught.value.kind == kind
 

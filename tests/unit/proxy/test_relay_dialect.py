@@ -19,8 +19,8 @@ from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_once
 from proxy.relay.bodies import may_hold_media
-from proxy.relay.response import Reply
-from proxy.relay.server import edge_for
+from proxy.relay.response import ClientResponse
+from proxy.relay.server import connection_class
 from proxy.upstream.client import UpstreamClient
 from proxy.upstream.connection import Answer
 
@@ -152,7 +152,7 @@ class OnlyMedia:
     def observe(self, error: Exception) -> None:
         raise AssertionError(error)
 
-    async def answer(self, call: Any, reply: Reply, source: Any) -> None:
+    async def answer(self, call: Any, reply: ClientResponse, source: Any) -> None:
         reply.whole(Answer(200, b"application/json", b'{"by":"relay"}'))
 
 
@@ -172,7 +172,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 def test_only_encoders_of_another_kind_leave_text_to_the_tokens_way() -> None:
     async def work() -> None:
         config = uvicorn.Config(application, log_config=None)
-        protocol = functools.partial(edge_for(OnlyMedia()), config, ServerState(), {})
+        protocol = functools.partial(connection_class(OnlyMedia()), config, ServerState(), {})
         server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         picture = {"type": "image_url", "image_url": {"url": "data:," + "A" * 200_000}}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.fleet.circuit_breaker import Breaker
-from proxy.relay.data_urls import Stubs, size_of
-from proxy.relay.request import Call
-from proxy.relay.request_parser import RequestReader
+from proxy.relay.data_urls import DataUrls, size_of
+from proxy.relay.request import ClientRequest
+from proxy.relay.request_parser import RequestParser
 from proxy.upstream.sse import EventCutter, EventTooLong
 
 EVENTS = b': hello\n\ndata: {"a":1}\n\ndata: {"b":\ndata: 2}\r\n\r\ndata: [DONE]\n\n'
@@ -60,19 +60,19 @@ URLS = st.sampled_from(
 @given(st.lists(URLS, max_size=6))
 def test_large_urls_come_back_byte_for_byte(urls: list[str]) -> None:
     body = json.dumps({"urls": urls}).encode()
-    stubs = Stubs(body)
-    parsed = json.loads(stubs.small)["urls"]
-    again = b"".join(stubs.fill(json.dumps({"urls": parsed[::-1]}).encode()))
+    data_urls = DataUrls(body)
+    parsed = json.loads(data_urls.small)["urls"]
+    again = b"".join(data_urls.fill(json.dumps({"urls": parsed[::-1]}).encode()))
     assert json.loads(again) == {"urls": urls[::-1]}
     plain = [url for url in urls if url.startswith("data:image")]
-    assert len(stubs.small) <= len(body) - sum(len(url) - 100 for url in plain)
+    assert len(data_urls.small) <= len(body) - sum(len(url) - 100 for url in plain)
 
 
 def test_kept_aside_bytes_are_counted() -> None:
     body = json.dumps({"url": "data:," + "A" * 10000}).encode()
-    assert size_of(Stubs(body).fill(Stubs(body).small)) < 200
-    stubs = Stubs(body)
-    assert size_of(stubs.fill(stubs.small)) == len(body)
+    assert size_of(DataUrls(body).fill(DataUrls(body).small)) < 200
+    data_urls = DataUrls(body)
+    assert size_of(data_urls.fill(data_urls.small)) == len(body)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
@@ -112,7 +112,7 @@ def request_bytes(body: bytes, *headers: str, chunked: bool = False) -> bytes:
 @given(cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_requests_are_read_however_they_arrive(chunked: bool, cuts: list[int]) -> None:
     data = request_bytes(b"x" * 50, "X-Request-Id: me", chunked=chunked)
-    reader = RequestReader(100, keep_raw=True)
+    reader = RequestParser(100, keep_raw=True)
     places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(sorted(set(places))):
         assert not reader.complete
@@ -126,12 +126,12 @@ def test_requests_are_read_however_they_arrive(chunked: bool, cuts: list[int]) -
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_too_large_is_refused_and_then_counted_only(chunked: bool) -> None:
-    reader = RequestReader(10, keep_raw=False)
+    reader = RequestParser(10, keep_raw=False)
     with pytest.raises(PayloadTooLarge):
         reader.feed(request_bytes(b"x" * 15, chunked=chunked)[:-1])
     reader.turn_away()
     assert not reader.overflowing
-    reader = RequestReader(10, keep_raw=False)
+    reader = RequestParser(10, keep_raw=False)
     with pytest.raises(PayloadTooLarge):
         reader.feed(request_bytes(b"x" * 25, chunked=chunked))
     assert reader.overflowing or not chunked
@@ -139,7 +139,7 @@ def test_a_body_too_large_is_refused_and_then_counted_only(chunked: bool) -> Non
 
 def test_a_pipelined_request_ends_the_connection() -> None:
     for chunked in (False, True):
-        reader = RequestReader(100, keep_raw=False)
+        reader = RequestParser(100, keep_raw=False)
         data = request_bytes(b"one", chunked=chunked)
         reader.feed(data + data)
         assert reader.complete and reader.body == b"one"
@@ -149,11 +149,11 @@ def test_a_pipelined_request_ends_the_connection() -> None:
 @pytest.mark.parametrize("data", [b"POST /v1/x y z\r\n\r\n", b"POST /v1 HTTP/1.1\r\nx y\r\n\r\n"])
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        RequestReader(10, keep_raw=False).feed(data)
+        RequestParser(10, keep_raw=False).feed(data)
 
 
 def test_endless_headers_are_refused() -> None:
-    reader = RequestReader(10, keep_raw=False)
+    reader = RequestParser(10, keep_raw=False)
     with pytest.raises(InvalidRequest):
         for _ in range(100):
             reader.feed(b"POST / HTTP/1.1\r\n" + b"a: " + b"b" * 1000)
@@ -161,18 +161,18 @@ def test_endless_headers_are_refused() -> None:
 
 def test_what_goes_on_with_a_call() -> None:
     headers = {b"authorization": b"Bearer x", b"x-request-id": b"me", b"cookie": b"secret"}
-    call = Call("/v1/chat/completions", headers, b"")
+    call = ClientRequest("/v1/chat/completions", headers, b"")
     assert call.fields() == b"x-request-id: me\r\nauthorization: Bearer x\r\n"
     assert call.fields(b"-1").startswith(b"x-request-id: me-1\r\n")
-    drawn = {Call("/", {}, b"").request_id for _ in range(100)}
+    drawn = {ClientRequest("/", {}, b"").request_id for _ in range(100)}
     assert len(drawn) == 100
 
 
 def test_a_client_may_shorten_its_deadline() -> None:
     def timeout_s(value: bytes) -> float:
-        return Call("/", {b"x-request-timeout": value}, b"").timeout_s(60.0)
+        return ClientRequest("/", {b"x-request-timeout": value}, b"").timeout_s(60.0)
 
-    assert Call("/", {}, b"").timeout_s(60.0) == 60.0
+    assert ClientRequest("/", {}, b"").timeout_s(60.0) == 60.0
     assert timeout_s(b"1.5") == 1.5
     assert timeout_s(b"1e9") == 60.0
     for bad in (b"", b"soon", b"0", b"-1", b"nan"):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.bodies import RelayRequest
+from proxy.relay.bodies import RequestBody
 from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.eligibility import can_be_resumed
 from proxy.relay.resume.progress import DONE, Chunks, Progress
-from proxy.relay.resume.recorder import Tap
-from proxy.upstream.connection import Broken
+from proxy.relay.resume.recorder import Recorder
+from proxy.upstream.connection import CallFailed
 from proxy.upstream.sse import EventCutter, data_of, events_of
 from tests.support.greedy_workers import Greedy
 from tests.support.relay_workers import CHAT, Asked
@@ -28,7 +28,7 @@ def stream(**more: Any) -> list[bytes]:
 
 def tapped(pieces: Iterator[bytes], asked: bool = False) -> tuple[bytes, Progress]:
     shown: list[bytes] = []
-    tap, cutter = Tap("w", shown.append, asked=asked), EventCutter()
+    tap, cutter = Recorder("w", shown.append, asked=asked), EventCutter()
     for piece in pieces:
         if data := cutter.feed(piece):
             tap.feed(data)
@@ -120,9 +120,9 @@ def test_a_delta_that_tells_token_ids_only_is_hidden() -> None:
 )
 def test_what_ends_a_stream_too_early_is_not_shown(bad: bytes, kind: str) -> None:
     shown: list[bytes] = []
-    tap = Tap("w", shown.append, asked=True)
+    tap = Recorder("w", shown.append, asked=True)
     good = chunk({"content": "a"}, [1])
-    with pytest.raises(Broken) as failure:
+    with pytest.raises(CallFailed) as failure:
         tap.feed(FIRST + good + bad + good)
     assert failure.value.kind == kind and b"".join(shown) == FIRST + good
 
@@ -183,7 +183,7 @@ def test_what_the_client_has_had_is_not_told_again() -> None:
     ],
 )
 def test_a_continuation_that_is_none(events: list[bytes], kind: str) -> None:
-    with pytest.raises(Broken) as failure:
+    with pytest.raises(CallFailed) as failure:
         continued(broken(), *events)
     assert failure.value.kind == kind
 
@@ -207,7 +207,7 @@ def test_chunks_are_written_as_vllm_writes_them() -> None:
 
 def resumable(**more: Any) -> bool:
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "temperature": 0}
-    return can_be_resumed(RelayRequest.parse(json.dumps({**body, **more}).encode()))
+    return can_be_resumed(RequestBody.parse(json.dumps({**body, **more}).encode()))
 
 
 @pytest.mark.parametrize(

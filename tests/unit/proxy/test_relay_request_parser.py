@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
-from proxy.relay.request_parser import RequestReader
+from proxy.relay.request_parser import RequestParser
 from tests.support.listening import post
 
 CHAT = "/v1/chat/completions"
@@ -42,7 +42,7 @@ def body_of(name: str) -> bytes:
 def test_a_request_is_the_same_however_it_is_cut(name: str, cuts: list[int]) -> None:
     data, _ = REQUESTS[name]
     places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-    reader = RequestReader(1000, keep_raw=True)
+    reader = RequestParser(1000, keep_raw=True)
     for start, end in itertools.pairwise(places):
         assert not reader.complete
         reader.feed(data[start:end])
@@ -55,7 +55,7 @@ def test_a_request_is_the_same_however_it_is_cut(name: str, cuts: list[int]) -> 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_may_come_byte_by_byte(name: str) -> None:
     data, _ = REQUESTS[name]
-    reader = RequestReader(1000, keep_raw=False)
+    reader = RequestParser(1000, keep_raw=False)
     for place in range(len(data)):
         assert not reader.complete
         reader.feed(data[place : place + 1])
@@ -89,7 +89,7 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_what_could_be_read_in_two_ways_is_refused(name: str) -> None:
     for cut in range(1, len(FORGED[name])):
-        reader = RequestReader(1 << 20, keep_raw=False)
+        reader = RequestParser(1 << 20, keep_raw=False)
         with pytest.raises(InvalidRequest):
             reader.feed(FORGED[name][:cut])
             reader.feed(FORGED[name][cut:])
@@ -105,7 +105,7 @@ def test_what_could_be_read_in_two_ways_is_refused(name: str) -> None:
     ],
 )
 def test_endless_framing_is_refused(endless: bytes) -> None:
-    reader = RequestReader(1 << 30, keep_raw=True)
+    reader = RequestParser(1 << 30, keep_raw=True)
     reader.feed(endless)
     with pytest.raises(InvalidRequest):
         for _ in range(100):
@@ -113,7 +113,7 @@ def test_endless_framing_is_refused(endless: bytes) -> None:
 
 
 def test_small_pieces_take_no_more_memory_than_their_bytes() -> None:
-    reader = RequestReader(1 << 20, keep_raw=False)
+    reader = RequestParser(1 << 20, keep_raw=False)
     reader.feed(LINE + b"transfer-encoding: chunked\r\n\r\n")
     for _ in range(10_000):
         reader.feed(b"2\r\nab\r\n")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from protocol.errors import TriptychError, Unavailable
-from proxy.relay.response import Reply
-from proxy.relay.server import edge_for
+from proxy.relay.response import ClientResponse
+from proxy.relay.server import connection_class
 from proxy.upstream.connection import Answer
 from services.http.listener import Pace
 from tests.support.listening import QUICK, Client, code_of, listening, post, run
@@ -51,7 +51,7 @@ class Echo:
     def observe(self, error: TriptychError) -> None:
         self.seen.append(error)
 
-    async def answer(self, call: Any, reply: Reply, source: Any) -> None:
+    async def answer(self, call: Any, reply: ClientResponse, source: Any) -> None:
         if self.gate is not None:
             await self.gate.wait()
         body = call.body + b"x" * self.size
@@ -74,7 +74,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def edge(hot: Echo, pace: Pace = QUICK) -> AsyncGenerator[tuple[str, int], None]:
     def protocol(*args: Any) -> Any:
-        return edge_for(hot, pace)(*args)
+        return connection_class(hot, pace)(*args)
 
     async with listening(application, protocol) as address:
         yield address
@@ -285,7 +285,7 @@ def test_whatever_arrives_every_request_is_counted_out(
     async def work() -> None:
         hot, transport = Echo(room=room, takes_all=takes_all), Unread()
         config = uvicorn.Config(application, log_config=None, lifespan="off")
-        protocol = edge_for(hot)(config, ServerState(), {})
+        protocol = connection_class(hot)(config, ServerState(), {})
         protocol.connection_made(transport)
         place = 0
         for size, pause in itertools.cycle(steps):

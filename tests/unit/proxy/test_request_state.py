@@ -17,21 +17,21 @@ from protocol.errors import (
     UpstreamError,
 )
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
-from proxy.tokens.request_state import Journey, another_may_help, at_fault
+from proxy.tokens.request_state import TokensRequest, another_may_help, at_fault
 
 
-def journey(n: int = 1, max_tokens: int = 8, seconds: float = 60.0) -> Journey:
+def state(n: int = 1, max_tokens: int = 8, seconds: float = 60.0) -> TokensRequest:
     request = GenerateRequest("r", [1, 2, 3], SamplingParams(max_tokens=max_tokens, n=n))
-    return Journey(request, {}, time.monotonic() + seconds)
+    return TokensRequest(request, {}, time.monotonic() + seconds)
 
 
 def test_the_first_attempt_is_the_request_itself() -> None:
-    wanted = journey(n=2).wanted()
+    wanted = state(n=2).wanted()
     assert wanted.request_id == "r" and wanted.emitted == {}
 
 
 def test_a_further_attempt_goes_on_with_the_choices_that_have_not_ended() -> None:
-    going = journey(n=3)
+    going = state(n=3)
     going.passed([RequestOutput("r", 0, [5, 6]), RequestOutput("r", 1, [7], finish_reason="stop")])
     assert going.failed(UpstreamError("gone"), most=3)
     wanted = going.wanted()
@@ -42,7 +42,7 @@ def test_a_further_attempt_goes_on_with_the_choices_that_have_not_ended() -> Non
 
 
 def test_prompt_tokens_from_a_cache_are_counted_once() -> None:
-    going = journey()
+    going = state()
     (first,) = going.passed([RequestOutput("r", 0, [5], cached_tokens=16)])
     assert first.cached_tokens == 16
     (again,) = going.passed([RequestOutput("r", 0, [6], cached_tokens=19)])
@@ -50,7 +50,7 @@ def test_prompt_tokens_from_a_cache_are_counted_once() -> None:
 
 
 def test_progress_renews_the_patience() -> None:
-    going = journey(max_tokens=100)
+    going = state(max_tokens=100)
     for token in range(20):
         assert going.failed(UpstreamError("gone"), most=1)
         going.passed([RequestOutput("r", 0, [token])])
@@ -71,12 +71,12 @@ def test_progress_renews_the_patience() -> None:
 )
 def test_what_a_worker_cannot_have_meant_is_its_fault(output: RequestOutput) -> None:
     with pytest.raises((UpstreamError, RequestAborted)) as error:
-        journey().passed([output])
+        state().passed([output])
     assert at_fault(error.value)
 
 
 def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
-    going = journey(n=2, max_tokens=2)
+    going = state(n=2, max_tokens=2)
     going.passed([RequestOutput("r", 0, [5])])
     for wrong in (
         [RequestOutput("r", 1, [6], finish_reason="stop"), RequestOutput("r", 5, [7])],
@@ -91,7 +91,7 @@ def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
 
 
 def test_nothing_is_tried_again_after_the_deadline() -> None:
-    assert not journey(seconds=-1.0).failed(UpstreamError("gone"), most=3)
+    assert not state(seconds=-1.0).failed(UpstreamError("gone"), most=3)
 
 
 def test_which_errors_another_worker_may_not_meet() -> None:
@@ -110,7 +110,7 @@ def test_the_tokens_of_all_attempts_are_those_of_one(
     steps: list[list[int]], breaks: set[int]
 ) -> None:
     """However often it is broken, an attempt is asked for what the client lacks and no more."""
-    going = journey(max_tokens=1000)
+    going = state(max_tokens=1000)
     seen: list[int] = []
     for number, tokens in enumerate(steps):
         if number in breaks:
