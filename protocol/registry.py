@@ -4,6 +4,7 @@
     POST /heartbeat   Heartbeat        → LeaseAnswer      at least every `lease_s / 3`
     POST /deregister  InstanceName     → LeaseAnswer      it leaves; forgotten at once
     POST /drain       InstanceName     → LeaseAnswer      no new requests; its caches still count
+    POST /suspect     Suspected        → LeaseAnswer      a proxy could not connect to it
     POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
     POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
     GET  /workers     ?after&wait_s    → Workers          who is there, or what has changed
@@ -30,6 +31,7 @@ DRAIN_PATH = "/drain"
 SCHEDULE_PATH = "/schedule"
 FINISHED_PATH = "/finished"
 WORKERS_PATH = "/workers"
+SUSPECT_PATH = "/suspect"
 
 InstanceRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "store"]
 Stage = Literal["encode", "prefill", "request"]
@@ -124,6 +126,15 @@ class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: str = ""
 
 
+class Suspected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker that a proxy could not connect to (refused, reset). The master asks the worker's
+    `/health` at once, and takes it out of choice if that fails. `generation` as in
+    `InstanceName`."""
+
+    instance_id: Name
+    generation: str = ""
+
+
 class LeaseAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`lease_s`: forgotten if not heard of for so long. `known` false: register (again)."""
 
@@ -150,6 +161,11 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     `tenant`: whose fair share it counts against (an API key's name). `session`: requests of one
     session prefer one worker if all else is equal. `avoid`: instance ids that have failed it.
     A request id that is placed again gives back what it held.
+
+    `predicted`: `block_keys` and the items' `mm_hash` are the proxy's own, over message parts and
+    media bytes, as it has no model to render with. No worker's cache events name them: the master
+    goes by what it has placed itself. `ttft_slo_s`, `tpot_slo_s`: the objectives of this request,
+    time to the first token and per output token; None for the master's own flags, 0 for none.
     """
 
     request_id: Name
@@ -165,6 +181,9 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     session: str = ""
     avoid: Annotated[list[str], Meta(max_length=1024)] = []
     debug: bool = False
+    predicted: bool = False
+    ttft_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -210,6 +229,10 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `failed`: instance ids that refused, hung or broke while at it. `aborted`: it was given up, by
     its client or at its deadline, so that nothing is known of those that were at it.
+
+    Timings, by which the master learns the rates of workers that do not measure themselves; 0 where
+    unknown. `elapsed_s`: what the call of the stage took, for `request` the decode call. `first_s`:
+    from that call to its first token. `output_tokens`: of the answer.
     """
 
     request_id: Name
@@ -217,6 +240,9 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
     mm_hashes: Annotated[list[str], Meta(max_length=4096)] = []
     failed: Annotated[list[str], Meta(max_length=1024)] = []
     aborted: bool = False
+    elapsed_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    first_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    output_tokens: Count = 0
 
     @property
     def done(self) -> bool:

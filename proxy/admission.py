@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import DeadlineExceeded, Unavailable
-from services.http.pace import Pace
+from services.admission.service_rate import ServiceRate
 
 _LEAST_RETRY_S = 1.0
 _A_FEW = 32
@@ -49,7 +49,7 @@ class Admission:
         self._clock = clock
         self._queue: list[_Waiting] = []
         self._order = itertools.count()
-        self._paced = Pace()
+        self._paced = ServiceRate()
         self.under_way = 0
         self.waiting = 0
         self.refused = 0

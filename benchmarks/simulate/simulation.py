@@ -26,9 +26,10 @@ from protocol.registry import (
     ScheduleRequest,
     Target,
 )
+from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.admission import Ticket
+from services.master.placement.tickets import PlacementTicket
 
 _TICK_S = 0.1  # as `services.master.api.service`
 _PUMP_S = 0.005
@@ -156,7 +157,7 @@ class Simulation:
         record.refused = error.code
         self._open -= 1
 
-    def _woken(self, record: Record, ticket: Ticket) -> None:
+    def _woken(self, record: Record, ticket: PlacementTicket) -> None:
         if isinstance(ticket.outcome, Placement):
             self.clock.after(self.profile.message_s, self._start, record, ticket.outcome)
         elif ticket.outcome is not None and not record.refused:

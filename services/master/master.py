@@ -34,11 +34,16 @@ from protocol.registry import (
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.registry import Registry
-from services.master.placement.admission import AdmissionQueue, Ticket
 from services.master.placement.ledger import Held, Ledger
 from services.master.placement.media import AllBusy
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
+from services.master.placement.tickets import (
+    PlacementQueue,
+    PlacementTicket,
+    enqueue,
+    remaining,
+)
 from services.master.replication.placement_sync import KEY_TYPE
 
 logger = logging.getLogger(__name__)
@@ -78,7 +83,7 @@ class Master:
         self.strayed: Callable[[Finished, float], list[str]] = lambda report, now_ms: []
         self.totals = Totals()
         self._placed = placed
-        self.queues: dict[str, AdmissionQueue] = {}
+        self.queues: dict[str, PlacementQueue] = {}
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
     def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
@@ -102,7 +107,7 @@ class Master:
         """Events of a source were lost: its blocks, or its embeddings, are unknown."""
         self.registry.forget_caches(info.instance_id, info.generation, source, blocks=blocks)
 
-    def schedule(self, request: ScheduleRequest, now: float) -> Placement | Ticket:
+    def schedule(self, request: ScheduleRequest, now: float) -> Placement | PlacementTicket:
         """Place a request, or let it wait: a ticket ends in a later `pump` or `expire`.
 
         Raises `InvalidRequest`, `ModelNotFound`, `RateLimited`, `Unavailable`, `DeadlineExceeded`.
@@ -113,7 +118,7 @@ class Master:
             self.totals.refused[error.code] += 1
             raise
 
-    def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | Ticket:
+    def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | PlacementTicket:
         fleet = self.registry.fleet(request.model)
         request.model = fleet.model  # stays the one meant when another model comes
         _check(request)
@@ -133,16 +138,16 @@ class Master:
 
     def _wait(
         self, fleet: Fleet, request: ScheduleRequest, now_ms: float, retry_after_s: float
-    ) -> Ticket:
+    ) -> PlacementTicket:
         queue = self.queues.get(fleet.model)
         if queue is None:
-            queue = AdmissionQueue(
+            queue = PlacementQueue(
                 self.config.max_queue,
                 self.config.queue_timeout * 1e3,
                 self.config.max_queue_wait * 1e3,
             )
             self.queues[fleet.model] = queue
-        return queue.push(request, now_ms, retry_after_s, fleet.running_at_once())
+        return enqueue(queue, request, now_ms, retry_after_s, fleet.running_at_once())
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
@@ -177,7 +182,7 @@ class Master:
             if model in self.registry.fleets:
                 self._pump(self.registry.fleets[model], queue, now * 1e3)
 
-    def _pump(self, fleet: Fleet, queue: AdmissionQueue, now_ms: float) -> None:
+    def _pump(self, fleet: Fleet, queue: PlacementQueue, now_ms: float) -> None:
         progress = True
         while progress and len(queue):
             progress = False
@@ -186,10 +191,12 @@ class Master:
                 if progress or tried >= _HEADS:
                     break
 
-    def _try(self, fleet: Fleet, queue: AdmissionQueue, ticket: Ticket, now_ms: float) -> bool:
+    def _try(
+        self, fleet: Fleet, queue: PlacementQueue, ticket: PlacementTicket, now_ms: float
+    ) -> bool:
         """Whether the ticket has ended."""
         try:
-            placement = self._place(fleet, ticket.remaining(now_ms), now_ms)
+            placement = self._place(fleet, remaining(ticket, now_ms), now_ms)
         except AllBusy:
             return False
         except Exception as error:  # at the head of the queue it would be raised again and again
@@ -205,7 +212,7 @@ class Master:
         ticket.end(placement)
         return True
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: PlacementTicket) -> None:
         """The caller has left."""
         queue = self.queues.get(ticket.request.model)
         if queue is not None and ticket.outcome is None:

@@ -14,8 +14,8 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.admission import Ticket
 from services.master.placement.ledger import Held
+from services.master.placement.tickets import PlacementTicket
 from services.master.replication.messages import decode_message, encode_message
 from services.master.replication.replicator import Exchange
 
@@ -63,7 +63,7 @@ class Node:
         with self.exchange.because("call"):
             self.master.deregister(InstanceName(name), self.now)
 
-    def schedule(self, request: ScheduleRequest) -> Placement | Ticket:
+    def schedule(self, request: ScheduleRequest) -> Placement | PlacementTicket:
         return self.master.schedule(request, self.now)
 
     def place(self, name: str, **fields: Any) -> Placement:

@@ -16,6 +16,7 @@ ALLOWED = {
     "protocol": {"protocol"},
     "connectors": {"connectors", "protocol"},
     "services.frontend": {"services.frontend", "protocol"},
+    "services.admission": {"services.admission", "protocol"},
     "services.http": {"services.http", "services.frontend", "protocol"},
     "services.membership": {"services.membership", "services.http", "protocol"},
     # The frontend decodes pictures in one canonical way, for the encoder too.
@@ -26,19 +27,24 @@ ALLOWED = {
         "services.worker", "services.engine", "services.frontend", "services.http",
         "services.membership", "connectors", "protocol",
     },
-    "services.master": {"services.master", "services.http", "protocol"},
+    "services.master": {
+        "services.master", "services.admission", "services.http", "protocol",
+    },
     "services.mock": {
         "services.mock", "services.http", "services.frontend", "services.membership", "protocol",
     },
-    "proxy": {"proxy", "services.frontend", "services.http", "protocol"},
+    "proxy": {
+        "proxy", "services.admission", "services.frontend", "services.http", "protocol",
+    },
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
     "services": set(),
     "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
 }  # fmt: skip
 OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")
 LIGHT = (
-    "protocol.generate", "services.frontend.render", "services.http.server", "proxy.__main__",
-    "services.worker.main", "services.master.__main__", "services.mock.main",
+    "protocol.generate", "services.admission.queue", "services.frontend.render",
+    "services.http.server", "proxy.__main__", "services.worker.main",
+    "services.master.__main__", "services.mock.main",
 )  # fmt: skip
 
 

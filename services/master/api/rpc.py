@@ -31,9 +31,9 @@ from protocol.registry import (
     InstanceName,
     ScheduleRequest,
 )
+from services.admission.ticket import Ticket
 from services.http.errors import error_response
 from services.master.api.service import MasterService
-from services.master.placement.admission import Ticket
 
 _JSON = b"application/json"
 _PACK = MSGPACK.encode()

@@ -22,9 +22,9 @@ from protocol.decoding import accepted
 from protocol.errors import RequestAborted, TriptychError
 from protocol.kv_events import short_key
 from protocol.registry import Placement, ScheduleRequest, Target
+from services.admission.ticket import Ticket
 from services.master.api.rpc import read_body, unless_left
 from services.master.api.service import MasterService
-from services.master.placement.admission import Ticket
 
 _ROLES = MappingProxyType(
     {"pdfusion": 0, "prefill_decode": 0, "prefill": 1, "decode": 2, "encode": 3}

@@ -28,8 +28,8 @@ from services.master.events.subscriber import Subscriber
 from services.master.fleet.changelog import show
 from services.master.fleet.registry import same_life
 from services.master.master import Master
-from services.master.placement.admission import Ticket
 from services.master.placement.ledger import Held
+from services.master.placement.tickets import PlacementTicket
 from services.master.replication.replicator import Exchange
 
 _TICK_S = 0.1
@@ -194,14 +194,14 @@ class MasterService:
         self._pump_soon()
         return LeaseAnswer()
 
-    def schedule(self, request: ScheduleRequest) -> Placement | Ticket:
+    def schedule(self, request: ScheduleRequest) -> Placement | PlacementTicket:
         """A placement, or a ticket for `wait`."""
         start = time.monotonic()
         placed = self.master.schedule(request, start)
         self.metrics.schedule.observe(time.monotonic() - start)
         return placed
 
-    async def wait(self, ticket: Ticket, left: asyncio.Future[Any]) -> Placement | None:
+    async def wait(self, ticket: PlacementTicket, left: asyncio.Future[Any]) -> Placement | None:
         """The placement of a waiting request, or its error raised; None if the caller has `left`,
         and what was placed for it is given back."""
         ended, stays = asyncio.Event(), False
@@ -221,7 +221,7 @@ class MasterService:
             raise ticket.outcome
         return ticket.outcome
 
-    def _abandon(self, ticket: Ticket) -> None:
+    def _abandon(self, ticket: PlacementTicket) -> None:
         self.master.cancel(ticket)
         if isinstance(ticket.outcome, Placement):
             gone = Finished(ticket.request.request_id, aborted=True)

@@ -16,12 +16,13 @@ from protocol.registry import (
     Rates,
     ScheduleRequest,
 )
+from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 from services.master.master import Master
-from services.master.placement.admission import Ticket
 from services.master.placement.ledger import Held
 from services.master.placement.media import AllBusy
+from services.master.placement.tickets import PlacementTicket
 from tests.support.master_fleets import LOAD, RATES, add, asking, hear, master, picture, place
 
 COUNTED = ("requests", "queued_tokens", "context_tokens", "free_blocks", "send_until", "busy_until")
@@ -203,7 +204,7 @@ def test_an_answered_request_clears_its_workers() -> None:
     assert failures(made, "d1") == 0
 
 
-async def waiting(**config: Any) -> tuple[MasterService, Ticket, asyncio.Future[None]]:
+async def waiting(**config: Any) -> tuple[MasterService, PlacementTicket, asyncio.Future[None]]:
     service = MasterService(MasterConfig(**{"seed": 1, "busy_requests": 1, **config}))
     add(service.master, "d0", "decode", events=[])
     assert isinstance(service.schedule(asking("first")), Placement)

@@ -21,7 +21,7 @@ from protocol.registry import (
     ScheduleRequest,
 )
 from services.master.master import Master
-from services.master.placement.admission import Ticket
+from services.master.placement.tickets import PlacementTicket
 from services.master.replication.orphan_prober import keep, orphans
 from tests.support.master_nodes import Fleet, Node
 
@@ -53,7 +53,7 @@ class Churn:
         self.alive: dict[int, int] = {}
         self.homes = [self.rng.choice(self.nodes) for _ in ROLES]
         self.placed: list[tuple[Node, str]] = []
-        self.tickets: list[Ticket] = []
+        self.tickets: list[PlacementTicket] = []
         self.count = 0
 
     def info(self, worker: int) -> InstanceInfo:

@@ -9,8 +9,8 @@ import pytest
 from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import BlockStored
 from protocol.registry import Finished, Heartbeat, InstanceName, Load, Placement
+from services.admission.ticket import Ticket
 from services.master.master import Master
-from services.master.placement.admission import Ticket
 from tests.support.master_fleets import (
     LOAD,
     PROMPT,

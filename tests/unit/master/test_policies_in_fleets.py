@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from protocol.registry import InstanceName, Load, Rates
-from services.master.placement.admission import Ticket
+from services.admission.ticket import Ticket
 from services.master.placement.policies.factory import POLICIES
 from tests.support.master_fleets import add, asking, master, picture, place, sources
 

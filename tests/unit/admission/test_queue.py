@@ -5,34 +5,32 @@ from typing import Any
 import pytest
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
-from protocol.registry import InstanceInfo, Placement, ScheduleRequest, Target
-from services.master.config import MasterConfig
-from services.master.master import Master
-from services.master.placement.admission import AdmissionQueue, Ticket
+from services.admission.queue import AdmissionQueue
+from services.admission.ticket import Ticket
 
-DONE = Placement("", Target("", "", "decode"))
-
-
-def request(name: str, tenant: str = "", tokens: int = 100, **fields: Any) -> ScheduleRequest:
-    return ScheduleRequest(name, tokens, tenant=tenant, **fields)
+Queue = AdmissionQueue[str, str]
+DONE = "done"
 
 
-def push(queue: AdmissionQueue, *args: Any, now_ms: float = 0.0, **fields: Any) -> Ticket:
-    return queue.push(request(*args, **fields), now_ms, 1.0)
+def push(
+    queue: Queue, name: str, tenant: str = "", tokens: int = 100, *, now_ms: float = 0.0,
+    **fields: Any,
+) -> Ticket[str, str]:  # fmt: skip
+    return queue.push(name, now_ms, 1.0, tenant=tenant, cost=tokens, **fields)
 
 
-def served(queue: AdmissionQueue, count: int) -> list[str]:
+def served(queue: Queue, count: int) -> list[str]:
     names = []
     for _ in range(count):
         ticket = next(queue.in_order())
         queue.serve(ticket, 0.0)
         ticket.end(DONE)
-        names.append(ticket.request.request_id)
+        names.append(ticket.request)
     return names
 
 
 def test_priority_goes_before_age() -> None:
-    queue = AdmissionQueue(10, 1e4)
+    queue = Queue(10, 1e4)
     push(queue, "low", priority=10)
     push(queue, "usual")
     push(queue, "fifty", priority=50)
@@ -42,7 +40,7 @@ def test_priority_goes_before_age() -> None:
 
 
 def test_tenants_get_equal_tokens_however_many_requests_they_send() -> None:
-    queue = AdmissionQueue(100, 1e4)
+    queue = Queue(100, 1e4)
     for i in range(20):
         push(queue, f"hog{i}", "hog", now_ms=i)
     for i in range(4):
@@ -55,7 +53,7 @@ def test_tenants_get_equal_tokens_however_many_requests_they_send() -> None:
 
 
 def test_a_tenant_that_comes_late_has_no_arrears_and_no_credit() -> None:
-    queue = AdmissionQueue(100, 1e4)
+    queue = Queue(100, 1e4)
     for i in range(6):
         push(queue, f"a{i}", "a")
     served(queue, 4)
@@ -66,7 +64,7 @@ def test_a_tenant_that_comes_late_has_no_arrears_and_no_credit() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    queue = AdmissionQueue(2, 1e4)
+    queue = Queue(2, 1e4)
     push(queue, "1")
     push(queue, "2")
     with pytest.raises(Unavailable) as caught:
@@ -76,7 +74,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
-    queue = AdmissionQueue(2, 1e4)
+    queue = Queue(2, 1e4)
     old, young = push(queue, "old", priority=20), push(queue, "young", priority=20)
     woken: list[str] = []
     young.wake = lambda: woken.append("young")
@@ -87,7 +85,7 @@ def test_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
 
 
 def test_a_tenant_with_more_than_its_share_makes_room_and_is_told_429() -> None:
-    queue = AdmissionQueue(4, 1e4)
+    queue = Queue(4, 1e4)
     hog = [push(queue, f"hog{i}", "hog") for i in range(4)]
     push(queue, "other", "other")
     assert [isinstance(t.outcome, RateLimited) for t in hog] == [False, False, False, True]
@@ -97,7 +95,7 @@ def test_a_tenant_with_more_than_its_share_makes_room_and_is_told_429() -> None:
 
 
 def test_waiting_ends_at_the_deadline_or_the_timeout() -> None:
-    queue = AdmissionQueue(10, 5_000.0)
+    queue = Queue(10, 5_000.0)
     hurried = push(queue, "hurried", deadline_s=1.0)
     patient = push(queue, "patient")
     assert queue.expire(999.0) == []
@@ -110,19 +108,8 @@ def test_waiting_ends_at_the_deadline_or_the_timeout() -> None:
     assert (queue._lanes, queue._served, dict(queue._waiting)) == ({}, {}, {})
 
 
-def test_who_names_no_model_can_still_leave_when_a_second_model_has_come() -> None:
-    made = Master(MasterConfig(busy_requests=1, seed=1))
-    made.register(InstanceInfo("d", "decode", "http://d:1", "m"), 0.0)
-    assert isinstance(made.schedule(request("first"), 0.0), Placement)
-    ticket = made.schedule(request("second"), 0.0)
-    made.register(InstanceInfo("e", "decode", "http://e:1", "n"), 0.0)
-    assert isinstance(ticket, Ticket) and made.waiting == 1
-    made.cancel(ticket)
-    assert made.waiting == 0
-
-
 def test_who_changes_its_name_with_every_request_gets_one_share() -> None:
-    queue = AdmissionQueue(500, 1e4)
+    queue = Queue(500, 1e4)
     push(queue, "honest0", "honest")
     for i in range(200):
         push(queue, f"new{i}", f"name{i}", now_ms=i)
@@ -135,18 +122,18 @@ def test_who_changes_its_name_with_every_request_gets_one_share() -> None:
 
 
 def test_who_changes_its_name_cannot_fill_the_queue_for_others() -> None:
-    queue = AdmissionQueue(100, 1e4)
+    queue = Queue(100, 1e4)
     for i in range(100):
         push(queue, f"new{i}", f"name{i}")
     for i in range(20):
         push(queue, f"honest{i}", "name0")
-    assert sum(ticket.request.tenant == "name0" for ticket in tickets(queue)) == 21
+    assert sum(ticket.tenant == "name0" for ticket in tickets(queue)) == 21
     with pytest.raises(RateLimited):
         push(queue, "more", "another")
 
 
 def test_names_are_not_remembered_for_ever() -> None:
-    queue = AdmissionQueue(10, 1e4)
+    queue = Queue(10, 1e4)
     push(queue, "stays", "stays", priority=1)
     for i in range(5_000):
         push(queue, f"r{i}", f"name{i}")
@@ -156,7 +143,7 @@ def test_names_are_not_remembered_for_ever() -> None:
 
 
 def test_a_tenant_that_has_been_served_has_a_lane_of_its_own() -> None:
-    queue = AdmissionQueue(500, 1e4)
+    queue = Queue(500, 1e4)
     for i in range(60):
         push(queue, f"new{i}", f"name{i}")
     push(queue, "late", "late")
@@ -169,5 +156,15 @@ def test_a_tenant_that_has_been_served_has_a_lane_of_its_own() -> None:
     assert 12 <= sum(name.startswith("again") for name in order) <= 18
 
 
-def tickets(queue: AdmissionQueue) -> list[Ticket]:
+def tickets(queue: Queue) -> list[Ticket[str, str]]:
     return [t for lanes in queue._lanes.values() for lane in lanes.values() for t in lane]
+
+
+def test_a_request_of_any_kind_waits() -> None:
+    queue: AdmissionQueue[object, int] = AdmissionQueue(1, 1e4)
+    what = object()
+    ticket = queue.push(what, 5.0, 1.0, deadline_s=2.0)
+    assert (ticket.request, ticket.since, ticket.until) == (what, 5.0, 2005.0)
+    queue.serve(ticket, 6.0)
+    ticket.end(3)
+    assert ticket.outcome == 3 and not len(queue)

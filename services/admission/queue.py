@@ -4,69 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import msgspec
+from typing import Generic
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
-from protocol.registry import Placement, ScheduleRequest
-from services.http.pace import Pace
+from services.admission.service_rate import ServiceRate
+from services.admission.ticket import DEFAULT_PRIORITY, OutcomeT, RequestT, Ticket
 
-_DEFAULT_PRIORITY = 50
 _NEWCOMERS = 32
 _ACCOUNTS = 1024
 _A_FEW = 32
 _STRANGERS = "\0strangers"
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """A waiting request; `outcome` once it has ended, and `wake` is called then. Times are ms."""
-
-    request: ScheduleRequest
-    since: float
-    until: float
-    lane: str = ""
-    outcome: Placement | TriptychError | None = None
-    wake: Callable[[], None] | None = None
-
-    @property
-    def priority(self) -> int:
-        return self.request.priority or _DEFAULT_PRIORITY
-
-    def remaining(self, now_ms: float) -> ScheduleRequest:
-        """The request with what is left of its deadline."""
-        deadline_s = self.request.deadline_s
-        if deadline_s is None:
-            return self.request
-        left = deadline_s - (now_ms - self.since) / 1e3
-        return msgspec.structs.replace(self.request, deadline_s=left)
-
-    def end(self, outcome: Placement | TriptychError) -> None:
-        self.outcome = outcome
-        if self.wake is not None:
-            self.wake()
-
-
 @dataclass
-class AdmissionQueue:
+class AdmissionQueue(Generic[RequestT, OutcomeT]):
     """At most `limit` tickets, and no more than seem to be served within `wait_ms`, but always one:
-    by its wait a pace that was slow is learnt anew.
+    by its wait a rate that was slow is learnt anew.
 
     Higher priority first; within one, the lane served least so far
     (start-time fair queueing over prompt tokens, Goyal et al. 1996); within a lane, the oldest.
 
     A tenant has a lane of its own once it has been served, or if it was among the first to come
     since the queue was last empty. All others share one, so that who comes under a new name with
-    each request gets one share of the workers and of the queue.
+    each request gets one share of the workers and of the queue. Times are ms of the caller's
+    clock.
     """
 
     limit: int
     timeout_ms: float
     wait_ms: float = math.inf
-    _pace: Pace = field(default_factory=Pace)
-    _lanes: dict[int, dict[str, deque[Ticket]]] = field(default_factory=dict)
+    _rate: ServiceRate = field(default_factory=ServiceRate)
+    _lanes: dict[int, dict[str, deque[Ticket[RequestT, OutcomeT]]]] = field(default_factory=dict)
     _waiting: Counter[str] = field(default_factory=Counter)
     _served: dict[str, float] = field(default_factory=dict)
     _floor: float = 0.0
@@ -78,27 +48,32 @@ class AdmissionQueue:
 
     def push(
         self,
-        request: ScheduleRequest,
+        request: RequestT,
         now_ms: float,
         retry_after_s: float,
         at_first: float = math.inf,
-    ) -> Ticket:
-        """Wait; at most `at_first`, or a few, as long as no pace is known. If the queue is full,
+        *,
+        tenant: str = "",
+        priority: int = DEFAULT_PRIORITY,
+        cost: float = 1.0,
+        deadline_s: float | None = None,
+    ) -> Ticket[RequestT, OutcomeT]:
+        """Wait; at most `at_first`, or a few, as long as no rate is known. If the queue is full,
         the newcomer or the request it displaces gets 429 where its lane holds more than a fair
         share of the queue or is outranked, 503 otherwise."""
-        wait = self.timeout_ms
-        if request.deadline_s is not None:
-            wait = min(wait, request.deadline_s * 1e3)
-        lane = self._lane(request.tenant)
-        ticket = Ticket(request, now_ms, now_ms + wait, lane)
-        foreseen_ms = self._pace.wait(self._count + 1)
+        wait = self.timeout_ms if deadline_s is None else min(self.timeout_ms, deadline_s * 1e3)
+        lane = self._lane(tenant)
+        ticket: Ticket[RequestT, OutcomeT] = Ticket(
+            request, tenant, priority, cost, now_ms, now_ms + wait, lane
+        )
+        foreseen_ms = self._rate.wait(self._count + 1)
         late = (
-            foreseen_ms > self.wait_ms if self._pace.known else self._count >= max(_A_FEW, at_first)
+            foreseen_ms > self.wait_ms if self._rate.known else self._count >= max(_A_FEW, at_first)
         )
         if self._count >= self.limit or (self._count and late):
             self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3))
         if not self._count:
-            self._pace.begin(now_ms)
+            self._rate.begin(now_ms)
         self._lanes.setdefault(ticket.priority, {}).setdefault(lane, deque()).append(ticket)
         self._waiting[lane] += 1
         self._count += 1
@@ -110,7 +85,7 @@ class AdmissionQueue:
         known = tenant in self._served or self._newcomers < _NEWCOMERS
         return tenant if known else _STRANGERS
 
-    def _make_room(self, newcomer: Ticket, retry_after_s: float) -> None:
+    def _make_room(self, newcomer: Ticket[RequestT, OutcomeT], retry_after_s: float) -> None:
         """Displace the youngest of the lowest priority, of the lane that waits most there."""
         lowest = min(self._lanes, default=newcomer.priority)
         lanes = self._lanes.get(lowest, {})
@@ -139,19 +114,19 @@ class AdmissionQueue:
             retry_after_s=retry_after_s,
         )
 
-    def in_order(self) -> Iterator[Ticket]:
+    def in_order(self) -> Iterator[Ticket[RequestT, OutcomeT]]:
         """The first ticket of each lane in the order of service. `remove` ends the iteration."""
         for priority in sorted(self._lanes, reverse=True):
             lanes = self._lanes[priority]
             for lane in sorted(lanes, key=lambda name: (self._served[name], lanes[name][0].since)):
                 yield lanes[lane][0]
 
-    def serve(self, ticket: Ticket, now_ms: float) -> None:
+    def serve(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         """The ticket waits no more, and its lane has had its turn."""
-        self._pace.leave(now_ms)
+        self._rate.leave(now_ms)
         self._floor = max(self._floor, self._served[ticket.lane])
-        self._served[ticket.lane] += ticket.request.prompt_tokens
-        self._served.setdefault(ticket.request.tenant, self._served[ticket.lane])
+        self._served[ticket.lane] += ticket.cost
+        self._served.setdefault(ticket.tenant, self._served[ticket.lane])
         if len(self._served) > _ACCOUNTS + len(self._waiting):
             self._forget()
         self.remove(ticket)
@@ -166,7 +141,7 @@ class AdmissionQueue:
                 break
             del self._served[name]
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: Ticket[RequestT, OutcomeT]) -> None:
         """The ticket waits no more."""
         lane, lanes = ticket.lane, self._lanes[ticket.priority]
         lanes[lane].remove(ticket)
@@ -192,7 +167,7 @@ class AdmissionQueue:
             ticket.end(error)
         return errors
 
-    def _late(self, ticket: Ticket) -> TriptychError:
+    def _late(self, ticket: Ticket[RequestT, OutcomeT]) -> TriptychError:
         waited = ticket.until - ticket.since
         if waited < self.timeout_ms and math.isfinite(waited):
             return DeadlineExceeded("the deadline passed while all workers were busy")

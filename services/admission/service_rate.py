@@ -5,9 +5,9 @@ from __future__ import annotations
 _KEPT = 0.98  # of what was learnt, with each one that leaves: some fifty count
 
 
-class Pace:
+class ServiceRate:
     """The time between two that leave a queue, learnt only while somebody waits: else it would be
-    the pace of arrivals. They may leave in bursts. Times are of the caller's clock and unit."""
+    the rate of arrivals. They may leave in bursts. Times are of the caller's clock and unit."""
 
     def __init__(self) -> None:
         self._since = 0.0

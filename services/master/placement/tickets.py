@@ -1,0 +1,36 @@
+"""Requests that wait until a worker of their model is less busy."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocol.registry import Placement, ScheduleRequest
+from services.admission.queue import AdmissionQueue
+from services.admission.ticket import DEFAULT_PRIORITY, Ticket
+
+PlacementTicket = Ticket[ScheduleRequest, Placement]
+PlacementQueue = AdmissionQueue[ScheduleRequest, Placement]
+
+
+def enqueue(
+    queue: PlacementQueue,
+    request: ScheduleRequest,
+    now_ms: float,
+    retry_after_s: float,
+    at_first: float,
+) -> PlacementTicket:
+    """Let a request wait; raises what `AdmissionQueue.push` raises."""
+    return queue.push(
+        request, now_ms, retry_after_s, at_first,
+        tenant=request.tenant, priority=request.priority or DEFAULT_PRIORITY,
+        cost=request.prompt_tokens, deadline_s=request.deadline_s,
+    )  # fmt: skip
+
+
+def remaining(ticket: PlacementTicket, now_ms: float) -> ScheduleRequest:
+    """The ticket's request with what is left of its deadline."""
+    request = ticket.request
+    if request.deadline_s is None:
+        return request
+    left = request.deadline_s - (now_ms - ticket.since) / 1e3
+    return msgspec.structs.replace(request, deadline_s=left)
