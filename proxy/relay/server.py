@@ -240,9 +240,7 @@ class ClientConnection(Listener):
 
 def connection_class(hot: HotPath, pace: Pace | None = None) -> Any:
     """The protocol class for `uvicorn.Config(http=…)`."""
-    kind = (
-        ClientConnection
-        if pace is None
-        else type("PacedConnection", (ClientConnection,), {"pace": pace})
-    )
+    kind: Any = ClientConnection
+    if pace is not None:
+        kind = type("PacedConnection", (ClientConnection,), {"pace": pace})
     return functools.partial(kind, hot=hot)
