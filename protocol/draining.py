@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from protocol.errors import Unavailable
+from protocol.errors import NotServing
 from protocol.types import EncodeOutput, EncodeRequest
 
 
 async def held_only(
     request: EncodeRequest, encode: Callable[[EncodeRequest], Awaitable[list[EncodeOutput]]]
 ) -> list[EncodeOutput]:
-    """What a worker that drains answers to an encode call: the items that it has. `Unavailable` if
+    """What a worker that drains answers to an encode call: the items that it has. `NotServing` if
     another one came with its data, which somebody else must encode."""
     asked = [msgspec.structs.replace(item, data=None) for item in request.items]
     outputs = await encode(msgspec.structs.replace(request, items=asked))
     brought = {item.mm_hash for item in request.items if item.data is not None}
     if any(output.missing and output.mm_hash in brought for output in outputs):
-        raise Unavailable("this worker takes no more requests", retry_after_s=1.0)
+        raise NotServing("this worker takes no more requests", retry_after_s=1.0)
     return outputs

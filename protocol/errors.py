@@ -11,6 +11,7 @@ TriptychError
 ├── ServiceError              ours; another try may succeed
 │   ├── UpstreamError         502  a worker answered with nonsense or not at all
 │   ├── Unavailable           503  no worker can take the request
+│   │   └── NotServing        503  this worker takes no requests: it drains, or has lost its engine
 │   ├── DeadlineExceeded      504
 │   └── InternalError         500
 ├── RequestAborted            499  the client left
@@ -122,6 +123,12 @@ class UpstreamError(ServiceError):
 class Unavailable(ServiceError):
     status = 503
     code = "unavailable"
+
+
+class NotServing(Unavailable):
+    """A worker answers so to every request until it is restarted: the request belongs elsewhere."""
+
+    code = "not_serving"
 
 
 class DeadlineExceeded(ServiceError):

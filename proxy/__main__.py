@@ -79,7 +79,7 @@ async def _serve(gateway: Gateway, listener: socket.socket) -> None:
     if gateway.config.dialect == "tokens":
         await serve(app, listener, "proxy")
         return
-    relay = Relay(gateway.fleet, gateway.config, gateway.metrics)
+    relay = Relay(gateway)
     try:
         await serving.serve(app, listener, "proxy", relay)
     finally:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
 
-from protocol.errors import DeadlineExceeded, Unavailable
-from services.admission.service_rate import ServiceRate
+from protocol.errors import DeadlineExceeded, TriptychError, Unavailable
+from proxy.request_state import RequestState
+from services.admission.queue import AdmissionQueue
+from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 
 _LEAST_RETRY_S = 1.0
-_A_FEW = 32
+_LOWEST, _HIGHEST = 1, 100
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueueLimits:
     """`queue`: requests that may wait, 0 for none. `wait_s`: the wait foreseen at which a request
     is refused at once. `timeout_s`: the longest that one really waits."""
 
@@ -27,103 +29,128 @@ class Limits:
     timeout_s: float = 60.0
 
 
-@dataclass(order=True)
-class _Waiting:
-    priority: int
-    order: int
-    turn: asyncio.Future[None] = field(compare=False)
+class InFlight:
+    """Requests in this process, from their headers to their answers' end, whatever becomes of
+    them; at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def enter(self) -> None:
+        """`Unavailable` if as many as allowed are in; counted till `leave`."""
+        if self.count >= self._limit:
+            raise Unavailable(
+                f"the proxy has {self.count} requests, as many as --max-in-flight allows",
+                retry_after_s=_LEAST_RETRY_S,
+            )
+        self.count += 1
+
+    def leave(self) -> None:
+        self.count -= 1
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """`enter` and `leave`."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
 
 
 class Admission:
-    """`room` says how many may be under way, 0 for any number; whoever knows that it has grown
-    calls `pump`."""
+    """Lets as many requests begin as the workers have room for, by `room`, 0 for any number.
+    Whoever knows that it has grown calls `pump`. Tenants share the queue fairly."""
 
     def __init__(
         self,
         room: Callable[[], int],
-        limits: Limits,
+        limits: QueueLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._room = room
-        self._limits = limits
         self._clock = clock
-        self._queue: list[_Waiting] = []
-        self._order = itertools.count()
-        self._paced = ServiceRate()
+        self._timeout_s = limits.timeout_s
+        self._queue: AdmissionQueue[None, bool] = AdmissionQueue(
+            limits.queue, limits.timeout_s * 1e3, limits.wait_s * 1e3
+        )
         self.under_way = 0
-        self.waiting = 0
-        self.refused = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
 
     @property
     def foreseen_s(self) -> float:
-        """How long the last in the queue will wait, by the pace at which requests have ended."""
-        return self._paced.wait(self.waiting + 1)
+        """How long the next request to come will wait."""
+        return self._queue.foreseen_ms / 1e3
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, priority: int, left_s: float) -> AsyncGenerator[None, None]:
-        """Inside, the request is under way. Lower `priority` is earlier. Raises `Unavailable` at
-        once if the wait would be too long, `DeadlineExceeded` after `left_s`."""
-        await self._enter(priority, left_s)
-        try:
-            yield
-        finally:
-            self.under_way -= 1
-            self._pace()
-            self.pump()
+    def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
+        """Inside, the request is under way. Raises `Unavailable` or `RateLimited` at once if the
+        wait would be too long, `DeadlineExceeded` once the request's own time is up."""
+        return _Admitted(self, state, cost)
 
-    async def _enter(self, priority: int, left_s: float) -> None:
+    async def enter(self, state: RequestState, cost: float) -> None:
+        """Under way, at once or after a wait."""
         self.pump()
         if not self.waiting and self._has_room():
             self.under_way += 1
             return
-        foreseen = self.foreseen_s
-        if self._too_long(foreseen) or self.waiting >= self._limits.queue:
-            self.refused += 1
-            retry = max(_LEAST_RETRY_S, foreseen)
-            raise Unavailable("all workers are busy", code="overloaded", retry_after_s=retry)
-        await self._turn(priority, left_s)
+        left_s = state.left_s
+        ticket = self._queue.push(
+            None,
+            self._clock() * 1e3,
+            _LEAST_RETRY_S,
+            self._room(),
+            tenant=state.caller.tenant,
+            priority=min(_HIGHEST, max(_LOWEST, DEFAULT_PRIORITY - state.priority)),
+            cost=cost,
+            deadline_s=left_s,
+        )
+        await self._turn(ticket, left_s)
 
-    def _too_long(self, foreseen_s: float) -> bool:
-        """Never for the first in the queue, by whose wait a pace that was slow is learnt anew. As
-        long as no pace is known, as many wait as are under way, or a few."""
-        if self._paced.known:
-            return self.waiting > 0 and foreseen_s > self._limits.wait_s
-        return self.waiting >= max(_A_FEW, self._room())
+    def leave(self) -> None:
+        """A request has ended."""
+        self.under_way -= 1
+        self.pump()
 
-    async def _turn(self, priority: int, left_s: float) -> None:
+    async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
         """Wait for it; `under_way` is counted by whoever gives it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not self.waiting:
-            self._paced.begin(self._clock())
-        heapq.heappush(self._queue, _Waiting(priority, next(self._order), turn))
-        self.waiting += 1
-        limit = min(left_s, self._limits.timeout_s)
+
+        def wake() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        ticket.wake = wake
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(min(left_s, self._timeout_s)):
                 await turn
         except TimeoutError:
-            self._take_back(turn)
-            if limit == left_s:
-                raise DeadlineExceeded("the request's deadline passed in the queue") from None
-            self.refused += 1
-            raise Unavailable(
-                "no worker was free in time", code="queue_timeout", retry_after_s=_LEAST_RETRY_S
-            ) from None
+            self._take_back(ticket)
+            raise self._late(left_s) from None
         except asyncio.CancelledError:
-            self._take_back(turn)
+            self._take_back(ticket)
             raise
+        if isinstance(ticket.outcome, TriptychError):
+            raise ticket.outcome
 
-    def _take_back(self, turn: asyncio.Future[None]) -> None:
+    def _late(self, left_s: float) -> TriptychError:
+        if left_s <= self._timeout_s:
+            return DeadlineExceeded("the request's deadline passed in the proxy's queue")
+        return Unavailable(
+            f"no worker was free within --queue-timeout, {self._timeout_s:g} s",
+            code="queue_timeout",
+            retry_after_s=_LEAST_RETRY_S,
+        )
+
+    def _take_back(self, ticket: Ticket[None, bool]) -> None:
         """Nobody waits for this turn any more; if it was given already it goes to the next."""
-        if turn.done() and not turn.cancelled():
-            self.under_way -= 1
-            self.pump()
-            return
-        turn.cancel()
-        self.waiting -= 1
-        if len(self._queue) > 2 * self._limits.queue:
-            self._queue = [one for one in self._queue if not one.turn.done()]
-            heapq.heapify(self._queue)
+        if ticket.outcome is None:
+            self._queue.remove(ticket)
+        elif ticket.outcome is True:
+            self.leave()
 
     def _has_room(self) -> bool:
         room = self._room()
@@ -131,13 +158,31 @@ class Admission:
 
     def pump(self) -> None:
         """Those who wait enter as far as there is room."""
-        while self._queue and self._has_room():
-            turn = heapq.heappop(self._queue).turn
-            if not turn.done():
-                self.waiting -= 1
-                self.under_way += 1
-                turn.set_result(None)
+        while len(self._queue) and self._has_room():
+            ticket = next(self._queue.in_order())
+            self._queue.serve(ticket, self._clock() * 1e3)
+            self.under_way += 1
+            ticket.end(True)
 
-    def _pace(self) -> None:
-        if self.waiting:
-            self._paced.leave(self._clock())
+
+class _Admitted:
+    """The context of a request. A class of its own: every relayed request passes through it, and a
+    generator's context takes three times as long."""
+
+    __slots__ = ("_admission", "_cost", "_state")
+
+    def __init__(self, admission: Admission, state: RequestState, cost: float) -> None:
+        self._admission = admission
+        self._state = state
+        self._cost = cost
+
+    async def __aenter__(self) -> None:
+        await self._admission.enter(self._state, self._cost)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._admission.leave()

@@ -31,11 +31,11 @@ def create_app(gateway: Gateway) -> FastAPI:
     limit = gateway.config.max_body_bytes
     if gateway.frontend is not None:
         app.include_router(generating(_service(gateway, gateway.frontend)))
-        app.include_router(informing(gateway.frontend, gateway.admitted, limit))
+        app.include_router(informing(gateway.frontend, gateway.in_flight.counted, limit))
     else:
         app.include_router(passthrough.relayed())
-        routes = passthrough.informing(gateway.fleet, gateway.client, gateway.admitted, limit)
-        app.include_router(routes)
+        counted = gateway.in_flight.counted
+        app.include_router(passthrough.informing(gateway.fleet, gateway.client, counted, limit))
     app.include_router(_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
@@ -55,7 +55,7 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
         frontend=frontend,
         run=gateway.run,
         stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
-        admitted=gateway.admitted,
+        admitted=gateway.in_flight.counted,
         max_body_bytes=gateway.config.max_body_bytes,
         timeout_s=gateway.config.request_timeout,
     )

@@ -9,21 +9,24 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from protocol.errors import ConfigError
-from proxy.admission import Admission, Limits
+from proxy.admission import Admission, InFlight, QueueLimits
 from proxy.config import ProxyConfig
+from proxy.dispatch import Dispatch, Retrying
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe, probe_first
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
-from proxy.placement.by_master import MasterPlanner, ModelNames
+from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
-from proxy.placement.own_view import OwnView, Planner, room_of
+from proxy.placement.needs import ModelNames
+from proxy.placement.own_view import OwnView, Room
+from proxy.placement.planner import Planner
 from proxy.placement.reporter import Reporter
 from proxy.tokens.encode_stage import EncodeStage
-from proxy.tokens.pipeline import Pipeline, Retrying
-from proxy.tokens.stages import Stages
+from proxy.tokens.pipeline import Pipeline, ServedModel
+from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
@@ -39,23 +42,46 @@ def make_gateway(
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     fleet = make_fleet(config)
     metrics = ProxyMetrics(fleet)
-    alone = make_static(config, fleet, metrics)
-    placing: Planner = alone
+    planner: Planner = (alone := make_own_view(config, fleet, metrics))
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
+    names = ModelNames.of(frontend)
     if config.master_url:
-        link = MasterClient(config.urls_of_masters(), masters)
-        names = ModelNames.of(frontend)
-        following, reports = FleetWatcher(link, fleet, names.served), Reporter(link)
-        placing = MasterPlanner(fleet, link, following, reports, alone, metrics, names)
-        metrics.watch_master(lambda: link.present, lambda: link.failovers)
-        first = {"following the master": lambda: following.once(0.0), **first}
-        beside |= {"following the master": following.run, "reporting to the master": reports.run}
-    pipeline = make_pipeline(config, fleet, client, metrics, placing)
+        master = MasterClient(config.urls_of_masters(), masters)
+        watcher, reporter = FleetWatcher(master, fleet, names.served), Reporter(master)
+        planner = MasterPlanner(fleet, master, watcher, reporter, alone, metrics)
+        metrics.watch_master(lambda: master.present, lambda: master.failovers)
+        first = {"following the master": lambda: watcher.once(0.0), **first}
+        beside |= {"following the master": watcher.run, "reporting to the master": reporter.run}
+    model = ServedModel(names)
     if frontend is not None:
-        pipeline.vocab_size = frontend.info.vocab_size
+        model = ServedModel(names, frontend.info.vocab_size)
+    return make_core(
+        config, fleet, client, metrics, planner, frontend, model, lambda: running(first, beside)
+    )
+
+
+def make_core(
+    config: ProxyConfig,
+    fleet: Fleet,
+    client: UpstreamClient,
+    metrics: ProxyMetrics,
+    planner: Planner,
+    frontend: Frontend | None = None,
+    model: ServedModel | None = None,
+    beside: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+) -> Gateway:
+    """A gateway around a fleet and a planner."""
+    in_flight = InFlight(config.max_in_flight)
+    metrics.watch_in_flight(lambda: in_flight.count)
+    retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
+    dispatch = Dispatch(fleet, metrics, retrying, planner)
+    times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
+    encode_stage = EncodeStage(dispatch, client, config.encode_timeout)
+    stages = TokensStages(WorkerCalls(client, dispatch, times), encode_stage, planner)
+    pipeline = Pipeline(stages, planner, dispatch, config.request_timeout, model or ServedModel())
     return Gateway(
-        config, frontend, fleet, client, pipeline, metrics, lambda: running(first, beside)
+        config, frontend, fleet, client, metrics, in_flight, planner, dispatch, pipeline, beside
     )
 
 
@@ -83,28 +109,15 @@ async def _tried(name: str, work: Work) -> None:
         logger.exception("%s has failed", name)
 
 
-def make_static(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> OwnView:
-    limits = Limits(config.max_queue, config.max_queue_wait, config.queue_timeout)
-    admission = Admission(lambda: room_of(fleet, config.max_per_worker), limits)
+def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> OwnView:
+    """What plans without a master."""
+    limits = QueueLimits(config.max_queue, config.max_queue_wait, config.queue_timeout)
+    room = Room(fleet, config.max_per_worker)
+    admission = Admission(lambda: room.requests, limits)
     metrics.watch_queue(lambda: admission.waiting)
-    fleet.changed = admission.pump
+    fleet.subscribe(room.count)
+    fleet.subscribe(admission.pump)
     return OwnView(fleet, admission)
-
-
-def make_pipeline(
-    config: ProxyConfig,
-    fleet: Fleet,
-    client: UpstreamClient,
-    metrics: ProxyMetrics,
-    placing: Planner | None = None,
-) -> Pipeline:
-    """By the proxy's own view unless `placing` is given."""
-    placing = placing or make_static(config, fleet, metrics)
-    encode_stage = EncodeStage(fleet, client, config.encode_timeout)
-    times = StageTimes(config.prefill_timeout, config.first_token_timeout, config.stall_timeout)
-    stages = Stages(WorkerCalls(client, metrics, times), encode_stage, placing)
-    retrying = Retrying(config.max_retries, config.retry_backoff, config.failover_wait)
-    return Pipeline(stages, placing, metrics, config.request_timeout, retrying)
 
 
 def make_fleet(config: ProxyConfig) -> Fleet:

@@ -4,55 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 import msgspec
 
-from protocol.errors import TriptychError, Unavailable
+from protocol.errors import TriptychError
 from protocol.generate import check_ec_params
 from protocol.types import GenerateRequest, RequestOutput
+from proxy.admission import InFlight
 from proxy.config import ProxyConfig
+from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
+from proxy.placement.planner import Planner
+from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline
-from proxy.tokens.request_state import Caller
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
-
-_RETRY_AFTER_S = 1.0
 
 
 @dataclass
 class Gateway:
     """Owns nothing that outlives a request but counts and connections.
 
-    Without a `frontend` the proxy renders nothing: every request is relayed. `beside` is what goes
-    on while requests are served.
+    `frontend`: None if the proxy renders nothing, so that every request is relayed.
+    `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
+    `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
+    `beside`: what goes on while requests are served.
     """
 
     config: ProxyConfig
     frontend: Frontend | None
     fleet: Fleet
     client: UpstreamClient
-    pipeline: Pipeline
     metrics: ProxyMetrics
+    in_flight: InFlight
+    planner: Planner
+    dispatch: Dispatch
+    pipeline: Pipeline
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    in_flight: int = 0
-
-    @contextlib.contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request in while it is here; `Unavailable` if as many as allowed are."""
-        if self.in_flight >= self.config.max_in_flight:
-            raise Unavailable("the proxy is full", retry_after_s=_RETRY_AFTER_S)
-        self.in_flight += 1
-        self.metrics.in_flight.set(self.in_flight)
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            self.metrics.in_flight.set(self.in_flight)
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 
 PREFIX = "triptych_proxy:"
@@ -27,7 +28,7 @@ class ProxyMetrics:
         self.ttft = histogram("time_to_first_token_seconds", "time to first token", _SECONDS)
         self.itl = histogram("inter_token_latency_seconds", "time between steps", _GAPS)
         self.e2e = histogram("e2e_request_latency_seconds", "whole request", _SECONDS)
-        self.in_flight = Gauge(
+        self._in_flight = Gauge(
             PREFIX + "requests_in_flight", "requests in the proxy", registry=self._registry
         )
         self.errors = Counter(
@@ -46,10 +47,10 @@ class ProxyMetrics:
             registry=self._registry,
         )
 
-        self._of_relayed()
+        self._of_calls()
 
-    def _of_relayed(self) -> None:
-        """What only the `openai` dialect counts."""
+    def _of_calls(self) -> None:
+        """Calls to workers and masters, and bytes of relayed requests."""
         registry = self._registry
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -63,17 +64,12 @@ class ProxyMetrics:
         )
         stage = Histogram(
             PREFIX + "stage_seconds",
-            "time of a relayed request's stage",
+            "Seconds that a call to a worker took which ended well, by stage.",
             ["stage"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self.stage_encode, self.stage_prefill = stage.labels("encode"), stage.labels("prefill")
-        self._relayed = Gauge(
-            PREFIX + "relayed_requests_in_flight",
-            "relayed requests in the proxy",
-            registry=registry,
-        )
+        self._stages = {name: stage.labels(name) for name in ("encode", "prefill", "decode")}
         self._client_bytes = counter("client_bytes", "bytes of relayed requests")
         self._upstream_bytes = counter("upstream_bytes", "bytes sent to workers for them")
         self._received = self._sent = 0
@@ -112,8 +108,12 @@ class ProxyMetrics:
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         self._waiting.set_function(waiting)
 
-    def watch_relayed(self, in_flight: Callable[[], int]) -> None:
-        self._relayed.set_function(in_flight)
+    def watch_in_flight(self, count: Callable[[], int]) -> None:
+        self._in_flight.set_function(count)
+
+    def stage_seconds(self, stage: Role, seconds: float) -> None:
+        """A call to a worker has ended well."""
+        self._stages[stage].observe(seconds)
 
     def render(self) -> bytes:
         """Prometheus text format."""

@@ -42,3 +42,7 @@ class Breaker:
         self.failures += 1
         if not self.closed:
             self.open_until = now + self.cooldown_s
+
+    def forgive(self) -> None:
+        """The last failure was not the worker's fault."""
+        self.failures = max(0, self.failures - 1)

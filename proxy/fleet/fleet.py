@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +18,17 @@ from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.worker import Dialect, Instance
 
+
+class NoWorker(Unavailable):
+    """No worker of a role can be asked."""
+
+    code = "no_worker"
+
+
+class WorkerUnknown(Unavailable):
+    """A place was found, at a worker that has just come or gone: another one may do."""
+
+
 Relayed = Literal["none", "media", "all"]
 _OFF = ("", "none", "disable", "disabled")
 
@@ -24,22 +37,25 @@ _OFF = ("", "none", "disable", "disabled")
 class Fleet:
     """Lists of workers by role, kept true to the facts by `proxy.fleet.probing` or a master.
 
-    `watched`: a master says who is up, and only workers in doubt are probed. `changed` is called
-    whenever workers may have come, gone or changed. `resumers`: how many workers that decode could
-    go on with a stream that another has begun. `_leaving` have departed, but may have calls.
+    `watched`: a master says who is up, and only workers in doubt are probed.
+    `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
+    `resumers`: how many decode workers could resume a stream that another one has begun.
+    `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
     """
 
     encode: list[Instance] = field(default_factory=list)
     prefill: list[Instance] = field(default_factory=list)
     decode: list[Instance] = field(default_factory=list)
-    random: random.Random = field(default_factory=random.Random)
     breaker: Callable[[], Breaker] = Breaker
     relayed: Relayed = "none"
     forced: Dialect | None = None
     watched: bool = False
-    changed: Callable[[], None] = lambda: None
     resumers: int = 0
     _leaving: list[Instance] = field(default_factory=list)
+    _doubtful: list[Instance] = field(default_factory=list)
+    _in_doubt: asyncio.Event = field(default_factory=asyncio.Event)
+    _observers: list[Callable[[], None]] = field(default_factory=list)
+    _turns: Counter[Role] = field(default_factory=Counter)
 
     @staticmethod
     def from_urls(
@@ -103,7 +119,30 @@ class Fleet:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
-        self.changed()
+        for observe in self._observers:
+            observe()
+
+    def subscribe(self, observe: Callable[[], None]) -> None:
+        """Have `observe` called whenever workers may have come, gone or changed."""
+        self._observers.append(observe)
+
+    def lose(self, instance: Instance) -> None:
+        """A call has found that the worker takes no requests: it gets none until a probe, which is
+        made at once, finds it well."""
+        instance.up, instance.suspect = False, True
+        if instance not in self._doubtful:
+            self._doubtful.append(instance)
+        self._in_doubt.set()
+        self.news()
+
+    async def doubtful(self, timeout_s: float) -> list[Instance]:
+        """Workers that were lost since this was asked last, awaited for so long; none if none."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._in_doubt.wait()
+        self._in_doubt.clear()
+        found, self._doubtful = self._doubtful, []
+        return found
 
     def _choose_relayed(self) -> None:
         """Requests that could meet a worker which speaks only `openai` are relayed: all if one
@@ -118,12 +157,35 @@ class Fleet:
             self.relayed = "none"
 
     def usable(self, role: Role, avoid: Sequence[Instance] = ()) -> list[Instance]:
-        """Workers of a role that may be asked, without suspects and those to `avoid` unless there
-        is nobody else."""
+        """Workers of a role that may be asked: without those to `avoid` while another one can do
+        the work, and then without suspects unless there is nobody else."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
-        trusted = [instance for instance in able if not instance.suspect] or able
-        return [instance for instance in trusted if instance not in avoid] or trusted
+        if avoid:
+            able = [instance for instance in able if instance not in avoid] or able
+        return [instance for instance in able if not instance.suspect] or able
+
+    def choose(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
+        """The usable worker with the fewest calls of ours, in turn if several have; or
+        `NoWorker`."""
+        workers = self.of(role)
+        if len(workers) == 1:
+            (only,) = workers
+            if only.up and not only.draining and only.breaker.closed:
+                return only
+        able = self.usable(role, avoid)
+        if not able:
+            raise self.nobody(role)
+        return self.lightest(able)
+
+    def lightest(self, able: Sequence[Instance]) -> Instance:
+        """Of these, which are some, the one with the fewest calls of ours, in turn if several
+        have. Each role has turns of its own: as a request takes one of each, turns in common would
+        give the same worker of a pair to every request."""
+        role = able[0].role
+        start = self._turns[role] % len(able)
+        self._turns[role] += 1
+        return min((*able[start:], *able[:start]), key=_in_flight)
 
     def replaceable(self, instance: Instance) -> bool:
         """Whether somebody who answers in time could take this one's work."""
@@ -132,18 +194,6 @@ class Fleet:
         now = time.monotonic()
         others = (peer for peer in peers if peer is not instance and not peer.late_probes)
         return any(peer.usable(now) for peer in others)
-
-    def least_loaded(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
-        """The usable worker with the fewest calls of ours, ties at random; or `Unavailable`."""
-        able = self.usable(role, avoid)
-        if not able:
-            raise self.nobody(role)
-        return self.lightest(able)
-
-    def lightest(self, able: Sequence[Instance]) -> Instance:
-        """Of these, which are some, the one with the fewest calls of ours, ties at random."""
-        fewest = min(instance.in_flight for instance in able)
-        return self.random.choice([i for i in able if i.in_flight == fewest])
 
     def by_content(self, mm_hash: str, avoid: Sequence[Instance] = ()) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
@@ -161,11 +211,15 @@ class Fleet:
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
         return computed and (not pictures or not self.encode or bool(self.usable("encode")))
 
-    def nobody(self, role: Role) -> Unavailable:
+    def nobody(self, role: Role) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again."""
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
-        return Unavailable(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+        return NoWorker(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+
+
+def _in_flight(instance: Instance) -> int:
+    return instance.in_flight
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

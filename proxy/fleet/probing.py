@@ -23,7 +23,8 @@ from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.openai_answers import OWNER
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Dialect, Instance
-from proxy.upstream.client import Unreachable, UpstreamClient
+from proxy.upstream.client import UpstreamClient
+from proxy.upstream.failures import NOT_A_WORKER, CallFailed
 
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2
@@ -31,10 +32,15 @@ _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"}
 
 
 async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None:
-    """Ask every worker for its health, again and again, until cancelled."""
+    """Ask every worker for its health, again and again, until cancelled; those that a call has
+    found gone at once."""
     while True:
         await probe_once(fleet, client)
-        await asyncio.sleep(interval_s)
+        due = time.monotonic() + interval_s
+        while (left_s := due - time.monotonic()) > 0:
+            if lost := await fleet.doubtful(left_s):
+                await _probe_all(fleet, client, lost)
+                await asyncio.sleep(min(_AGAIN_S, left_s))  # calls may find it gone again at once
 
 
 async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 10.0) -> None:
@@ -50,7 +56,10 @@ async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 
 async def probe_once(fleet: Fleet, client: UpstreamClient) -> bool:
     """Whatever one worker does to its probe, the others are probed. True if it would be worth it to
     ask again at once."""
-    asked = list(fleet.to_probe())
+    return await _probe_all(fleet, client, list(fleet.to_probe()))
+
+
+async def _probe_all(fleet: Fleet, client: UpstreamClient, asked: list[Instance]) -> bool:
     probes = (probe_one(fleet, client, instance) for instance in asked)
     results = await asyncio.gather(*probes, return_exceptions=True)
     for instance, failure in zip(asked, results, strict=True):
@@ -185,8 +194,10 @@ async def _has_route(client: UpstreamClient, url: str) -> bool | None:
     with another method, vLLM says the same whether the route is enabled or not.)"""
     try:
         await client.post(url, b"{}", _JSON)
-    except (DeadlineExceeded, RateLimited, Unavailable, Unreachable):
+    except (DeadlineExceeded, RateLimited, Unavailable):
         return None
+    except CallFailed as failure:
+        return False if failure.kind == NOT_A_WORKER else None
     except TriptychError as error:
         return isinstance(error, InvalidRequest)
     return False

@@ -56,6 +56,8 @@ class Instance:
     late_probes: int = 0
     max_running: int = 0
     block_size: int = 0
+    model: str = ""
+    revision: str = ""
     kv_endpoint: dict[str, Any] | None = None
     ec_endpoint: dict[str, Any] | None = None
     dialect: Dialect | None = None

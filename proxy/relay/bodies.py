@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from protocol.errors import InvalidRequest
-from proxy.relay.data_urls import Body, DataUrls
+from proxy.relay.data_urls import DataUrls
+from proxy.upstream.answer import Body
 
 MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
@@ -107,10 +109,11 @@ class RequestBody:
                 code="too_many_media",
             )
 
-    def encode_body(self, item: MediaItem) -> Body:
-        """One item alone, without text, with what decides how it is processed."""
+    def encode_body(self, item: MediaItem, name: str = "") -> Body:
+        """One item alone, without text, with what decides how it is processed. `name`: what its
+        embedding is to be called, where the client and its options leave that open."""
         body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
-        message = {"role": "user", "content": [item.content]}
+        message = {"role": "user", "content": [self._named(item, name) if name else item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
         return self.data_urls.fill(_encoded(body))
 
@@ -177,10 +180,14 @@ class RequestBody:
 
     def _labelled(self, item: MediaItem, reference: Reference) -> dict[str, Any]:
         """The media under the name its embedding has, should the worker hash in another way than
-        the encoder. vLLM takes a name as it is only if nothing else decides how it is processed."""
+        the encoder."""
+        return self._named(item, reference.mm_hash)
+
+    def _named(self, item: MediaItem, name: str) -> dict[str, Any]:
+        """vLLM takes a name as it is only if nothing else decides how the media is processed."""
         if item.content.get("uuid") or any(self.fields.get(name) for name in _PROCESSING):
             return item.content
-        return {**item.content, "uuid": reference.mm_hash}
+        return {**item.content, "uuid": name}
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
@@ -208,6 +215,14 @@ class EncodedMedia:
             entry = params.setdefault(reference.mm_hash, {**reference.entry, "item_indices": []})
             entry["item_indices"].append(item.index)
         return params
+
+
+def digest_of(body: Body, *more: bytes) -> bytes:
+    """What makes two bodies the same, 32 bytes; `more` is what has to be the same beside them."""
+    digest = blake3(b"\n".join((*more, b"")))
+    for part in body:
+        digest.update(part)
+    return digest.digest()
 
 
 def may_hold_media(body: bytes) -> bool:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
 
-Buffer = bytes | memoryview
-Body = Sequence[Buffer]
+from proxy.upstream.answer import Body, Buffer
+
 _URL = b'"data:'
 _LONG = 4096
 _BACKSLASH = b"\\"
@@ -67,7 +66,3 @@ def _escaped(body: bytes, quote: int) -> bool:
     while start > 0 and body[start - 1] == 0x5C:
         start -= 1
     return (quote - start) % 2 == 1
-
-
-def size_of(body: Body) -> int:
-    return sum(map(len, body))

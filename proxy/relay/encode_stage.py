@@ -3,110 +3,108 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from blake3 import blake3
-
+from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
+from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import rendezvous
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.relay.attempts import Attempts
-from proxy.relay.bodies import EncodedMedia, MediaItem, Reference, RequestBody
-from proxy.relay.data_urls import Body, size_of
-from proxy.relay.request import ClientRequest
+from proxy.placement.planner import Planner
+from proxy.relay.bodies import EncodedMedia, MediaItem, Reference, digest_of
+from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import encoded
-from proxy.upstream.connection import Limits
-from proxy.upstream.connection_pool import ConnectionPool
+from proxy.request_state import Tries
+from proxy.single_flight import SingleFlight
+from proxy.upstream.answer import AnswerLimits, Body, size_of
+from proxy.upstream.pools import ConnectionPools
 
 _BUSIER = 4
 
 
-@dataclass
-class _Flight:
-    """One item on its way through an encoder, for every request that waits for it."""
+class RelayEncodeStage:
+    """Items go to the encoder that a master names, or to the one that their content points at, so
+    that a repeated picture meets its cache, unless that one is much busier than the others."""
 
-    task: asyncio.Task[Reference | None]
-    waiters: int = 0
-
-
-class Encoding:
-    """Items go to the encoder that their content points at, so that a repeated picture meets its
-    cache, unless that one is much busier than the others."""
-
-    def __init__(self, attempts: Attempts, config: ProxyConfig, metrics: ProxyMetrics) -> None:
-        self._attempts = attempts
+    def __init__(
+        self,
+        config: ProxyConfig,
+        metrics: ProxyMetrics,
+        planner: Planner,
+        dispatch: Dispatch,
+        pools: ConnectionPools,
+    ) -> None:
         self._metrics = metrics
-        self._limits = Limits(config.encode_timeout, config.encode_timeout, config.max_answer_bytes)
-        self._flights: dict[bytes, _Flight] = {}
+        self._planner = planner
+        self._dispatch = dispatch
+        self._pools = pools
+        self._patience_s = config.encode_timeout * (1 + config.max_retries)
+        timeout_s = config.encode_timeout
+        self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
+        self._flights: SingleFlight[Reference | None] = SingleFlight()
 
-    async def run(self, call: ClientRequest, request: RequestBody) -> EncodedMedia:
+    async def run(self, request: RelayedRequest) -> EncodedMedia:
         """All items of a request at once; raises the first failure and leaves the others.
 
         An item that its encoder says nothing of stays in the request as it is.
         """
         tasks: list[asyncio.Task[Reference | None]] = []
+        items = request.body.items
         try:
             async with asyncio.TaskGroup() as group:
-                for number, item in enumerate(request.items):
-                    tasks.append(group.create_task(self._join(call, request, item, number)))
+                for number, item in enumerate(items):
+                    tasks.append(group.create_task(self._item(request, item, number)))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        found = [(item, task.result()) for item, task in zip(request.items, tasks, strict=True)]
+        found = [(item, task.result()) for item, task in zip(items, tasks, strict=True)]
         return EncodedMedia([(item, known) for item, known in found if known is not None])
 
-    async def _join(
-        self, call: ClientRequest, request: RequestBody, item: MediaItem, number: int
+    async def _item(
+        self, request: RelayedRequest, item: MediaItem, number: int
     ) -> Reference | None:
-        """Wait for the item's flight, starting it if there is none; the last to leave ends it."""
-        body = request.encode_body(item)
-        key = _key(body, call.authorization)
-        flight = self._flights.get(key)
-        if flight is None or flight.task.done():
-            fields = call.fields(f"-{number}".encode())
-            task = asyncio.create_task(self._encode(key, fields, body, item.modality))
-            flight = self._flights[key] = _Flight(task)
-        flight.waiters += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if not flight.waiters:
-                flight.task.cancel()
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+        start, name, place = time.monotonic(), "", None
+        if request.plan is not None:
+            name = request.names[number]
+            place = request.plan.encoders.get(name)
+        body = request.body.encode_body(item, name if request.exact else "")
+        fields = request.client.fields(f"-{number}".encode())
+        key = digest_of(body, request.client.authorization)
+        found, _ = await self._flights.join(
+            key, lambda: self._encode(key, fields, body, item.modality, place)
+        )
+        if request.plan is not None:
+            self._planner.stage_over(request.placed_as, "encode", time.monotonic() - start, name)
+        return found
 
     async def _encode(
-        self, key: bytes, fields: bytes, body: Body, modality: str
+        self, key: bytes, fields: bytes, body: Body, modality: str, place: Instance | None
     ) -> Reference | None:
-        async def work(pool: ConnectionPool, fresh: bool) -> Reference | None:
+        tries = Tries(
+            deadline=time.monotonic() + self._patience_s, request_id=f"item {key.hex()[:16]}"
+        )
+
+        async def work(encoder: Instance) -> Reference | None:
+            pool = self._pools.of(encoder)
             async with pool.room:
-                exchange = await pool.start(
-                    ClientRequest.CHAT, fields, body, self._limits, fresh=fresh
-                )
                 self._metrics.sent(size_of(body))
-                try:
-                    answer = await exchange.ready
-                finally:
-                    exchange.abort()
+                exchange, answer = await pool.ask(CHAT_PATH, fields, body, self._limits)
+                exchange.abort()
             return _reference(encoded(pool.url, answer), modality)
 
-        return await self._attempts.retried(lambda avoid: self._choose(key, avoid), work)
+        def choose() -> Instance:
+            planned = place is not None and not tries.avoid and place.serves(time.monotonic())
+            return place if planned and place is not None else self._choose(key, tries.avoid)
+
+        return await self._dispatch.tried(tries, "encode", choose, work)
 
     def _choose(self, key: bytes, avoid: Sequence[Instance]) -> Instance:
-        able = self._attempts.admitted("encode")
-        fresh = [instance for instance in able if instance not in avoid] or able
-        most = 2 * min(instance.in_flight for instance in fresh) + _BUSIER
-        return rendezvous([i for i in fresh if i.in_flight <= most], key.hex())
-
-
-def _key(body: Body, authorization: bytes) -> bytes:
-    """What makes two encode calls the same: all that is sent, and on whose behalf."""
-    digest = blake3(authorization + b"\n")
-    for part in body:
-        digest.update(part)
-    return digest.digest()
+        able = self._dispatch.fleet.usable("encode", avoid)
+        if not able:
+            raise self._dispatch.fleet.nobody("encode")
+        most = 2 * min(instance.in_flight for instance in able) + _BUSIER
+        return rendezvous([i for i in able if i.in_flight <= most], key.hex())
 
 
 def _reference(params: dict[str, object], modality: str) -> Reference | None:

@@ -33,14 +33,14 @@ def informing(
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         """The models that a decode worker serves."""
-        url = f"{fleet.least_loaded('decode').url}/v1/models"
+        url = fleet.choose("decode").url + "/v1/models"
         return Response(await client.get(url, headers=_own(request)), media_type=JSON)
 
     @counted(admitted)
     async def passed(request: Request) -> Response:
         """Answered by a decode worker."""
         body = await read_body(request, limit)
-        worker = fleet.least_loaded("decode")
+        worker = fleet.choose("decode")
         headers = {"content-type": JSON, **_own(request)}
         patience = Patience.of(_TOKENS_S)
         call = client.post(worker.url + request.url.path, body, headers, patience)

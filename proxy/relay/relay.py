@@ -7,46 +7,56 @@ import logging
 import time
 from collections.abc import Callable
 
-from protocol.errors import (
-    DeadlineExceeded,
-    InternalError,
-    RequestAborted,
-    TriptychError,
-    Unavailable,
-)
-from proxy.config import ProxyConfig
-from proxy.fleet.fleet import Fleet
-from proxy.metrics import ProxyMetrics
-from proxy.relay.attempts import Attempts
+from blake3 import blake3
+
+from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
+from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody, may_hold_media
+from proxy.relay.needs import Needs
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
-from proxy.relay.response_validation import Refused
-from proxy.relay.stages import Stages
+from proxy.relay.stages import RelayStages
+from proxy.request_state import Caller
 from proxy.upstream.exchange import Exchange
+from proxy.upstream.failures import Refused
+from proxy.upstream.pools import ConnectionPools
 
 logger = logging.getLogger(__name__)
-_RETRY_AFTER_S = 1.0
+_BYTES_PER_TOKEN = 4
+_TENANTS = 1024
+_URGENCY = 1 << 31
 
 
 class Relay:
-    """What the edge hands requests to. Owns the connections to workers, which `close` ends."""
+    """What the listener hands requests to. Owns the connections to workers, which `close` ends."""
 
-    def __init__(self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics) -> None:
-        self._fleet = fleet
-        self._config = config
-        self._metrics = metrics
-        self._attempts = Attempts(fleet, config, metrics)
-        self._stages = Stages(fleet, config, metrics, self._attempts)
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._metrics = gateway.metrics
+        self._fleet = gateway.fleet
+        self._planner = gateway.planner
+        config = gateway.config
+        self._pools = ConnectionPools(
+            lambda: (instance.url for instance in self._fleet.all()),
+            config.connect_timeout,
+            config.encode_at_once,
+        )
+        self._stages = RelayStages(
+            config,
+            gateway.metrics,
+            gateway.planner,
+            gateway.dispatch,
+            self._pools,
+            Needs(gateway.fleet, gateway.frontend),
+        )
         self.max_body_bytes = config.max_body_bytes
-        self.in_flight = 0
         self._authorization = config.authorization.encode()
-        metrics.watch_relayed(lambda: self.in_flight)
+        self._callers: dict[bytes, Caller] = {}
 
     async def close(self) -> None:
         await self._stages.close()
-        self._attempts.close()
+        self._pools.close()
 
     @property
     def takes_any(self) -> bool:
@@ -62,12 +72,10 @@ class Relay:
 
     def enter(self) -> None:
         """`Unavailable` if as many requests as allowed are in the proxy; counted till `leave`."""
-        if self.in_flight >= self._config.max_in_flight:
-            raise Unavailable("the proxy is full", retry_after_s=_RETRY_AFTER_S)
-        self.in_flight += 1
+        self._gateway.in_flight.enter()
 
     def leave(self) -> None:
-        self.in_flight -= 1
+        self._gateway.in_flight.leave()
 
     def observe(self, error: TriptychError) -> None:
         """Count an error that a client is answered with."""
@@ -77,50 +85,80 @@ class Relay:
             self._metrics.errors.labels(error.code).inc()
 
     async def answer(
-        self, call: ClientRequest, reply: ClientResponse, source: Callable[[Exchange | None], None]
+        self,
+        client: ClientRequest,
+        response: ClientResponse,
+        source: Callable[[Exchange | None], None],
     ) -> None:
         """Answer a request; cancelled if the client leaves, which ends all its stages.
 
         `source` is told whose stream is being forwarded, so that it can be paused.
         """
         metrics, start = self._metrics, time.monotonic()
-        metrics.received(len(call.body))
-        call.authorize(self._authorization)
+        metrics.received(len(client.body))
+        caller = self._caller(client)
+        client.authorize(self._authorization)
         deadline: _Deadline | None = None
         try:
-            deadline = _Deadline(call.timeout_s(self._config.request_timeout))
-            await self._stages.run(RelayedRequest(call, self._read(call), reply, source, start))
+            seconds = client.timeout_s(self._gateway.config.request_timeout)
+            deadline = _Deadline(seconds)
+            body = self._read(client)
+            request = RelayedRequest(
+                deadline=start + seconds,
+                request_id=client.request_id.decode("latin-1"),
+                priority=_priority(body),
+                caller=caller,
+                client=client,
+                body=body,
+                response=response,
+                source=source,
+                start=start,
+            )
+            cost = len(body.data_urls.small) / _BYTES_PER_TOKEN
+            async with self._planner.admitted(request, cost):
+                await self._stages.run(request)
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
             if deadline is None or not deadline.passed:
                 self.observe(RequestAborted("the client left"))
                 raise
-            self._fail(reply, DeadlineExceeded("the request's deadline has passed"))
+            self._fail(response, DeadlineExceeded("the request's deadline has passed"))
         except Refused as refused:
-            self._refuse(reply, refused)
+            self._refuse(response, refused)
         except Exception as error:
-            self._fail(reply, _in_our_tree(error, call))
+            self._fail(response, _in_our_tree(error, client))
         finally:
             if deadline is not None:
                 deadline.cancel()
 
-    def _read(self, call: ClientRequest) -> RequestBody:
-        request = RequestBody.parse(call.body)
-        if self._fleet.encode and call.is_chat:
-            request.find_media(self._config.limit_mm_per_prompt)
+    def _read(self, client: ClientRequest) -> RequestBody:
+        request = RequestBody.parse(client.body)
+        if self._fleet.encode and client.is_chat:
+            request.find_media(self._gateway.config.limit_mm_per_prompt)
         return request
 
-    def _refuse(self, reply: ClientResponse, refused: Refused) -> None:
-        """A client hears of its own faults in the worker's words."""
-        if refused.again or reply.started:
-            self._fail(reply, refused.error)
-        else:
-            self.observe(refused.error)
-            reply.whole(refused.answer)
+    def _caller(self, client: ClientRequest) -> Caller:
+        """Named by a digest of the `Authorization` header, which is made once."""
+        given, session = client.authorization, client.session
+        known = self._callers.get(given)
+        if known is None:
+            if len(self._callers) >= _TENANTS:
+                self._callers.clear()
+            tenant = blake3(given).hexdigest()[:16] if given else ""
+            known = self._callers[given] = Caller(tenant)
+        return Caller(known.tenant, session) if session else known
 
-    def _fail(self, reply: ClientResponse, error: TriptychError) -> None:
+    def _refuse(self, response: ClientResponse, refused: Refused) -> None:
+        """A client hears of its own faults in the worker's words."""
+        if refused.again or response.started:
+            self._fail(response, refused)
+        else:
+            self.observe(refused)
+            response.whole(refused.answer)
+
+    def _fail(self, response: ClientResponse, error: TriptychError) -> None:
         self.observe(error)
-        reply.fail(error)
+        response.fail(error)
 
 
 class _Deadline:
@@ -141,8 +179,14 @@ class _Deadline:
             self._task.cancel()
 
 
-def _in_our_tree(error: Exception, call: ClientRequest) -> TriptychError:
+def _priority(body: RequestBody) -> int:
+    """Lower is earlier; what is no such number is the workers' to refuse."""
+    given = body.fields.get("priority", 0)
+    return given if type(given) is int and abs(given) < _URGENCY else 0
+
+
+def _in_our_tree(error: Exception, client: ClientRequest) -> TriptychError:
     if isinstance(error, TriptychError):
         return error
-    logger.error("%s", call.path, exc_info=error)
+    logger.error("%s", client.path, exc_info=error)
     return InternalError("internal error")

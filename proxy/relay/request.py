@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from protocol.openai import CHAT_PATH
-from services.http.callers import TIMEOUT_HEADER, seconds_of
+from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
 
 _PASSED_ON = (b"authorization", b"traceparent", b"tracestate")
 _MAX_ID = 128
+_SESSION = SESSION_HEADER.encode()
 
 
 @dataclass
@@ -41,6 +42,12 @@ class ClientRequest:
     @property
     def authorization(self) -> bytes:
         return self.headers.get(b"authorization", b"")
+
+    @property
+    def session(self) -> str:
+        """The conversation that the client says the request belongs to."""
+        given = self.headers.get(_SESSION)
+        return given.decode("latin-1")[:MAX_SESSION] if given else ""
 
     def authorize(self, value: bytes) -> None:
         """For a client that does not say who it is."""

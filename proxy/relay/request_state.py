@@ -1,4 +1,4 @@
-"""A request on its way through the stages."""
+"""A relayed request over all its attempts."""
 
 from __future__ import annotations
 
@@ -7,33 +7,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.fleet.worker import Instance
+from proxy.placement.planner import Plan
 from proxy.relay.bodies import EncodedMedia, RequestBody
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.resume.recorder import Recorder
+from proxy.request_state import RequestState
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 
 
-@dataclass
-class RelayedRequest:
+@dataclass(kw_only=True)
+class RelayedRequest(RequestState):
     """A request, and what has been achieved for it.
 
-    `media` is what encoders said, `handed` prefill's handles, to be given back to `prefill` as long
-    as nobody has taken them. `avoid` lists workers that have failed it. `recorder` notes what would
-    be needed to resume its stream, None if that cannot be.
+    `client`: its headers and path; `body`: what it asks for; `response`: what its client has had.
+    `source`: to be told whose stream is forwarded, None at its end.
+    `start`: when it came, of `time.monotonic`.
+    `names`: of each media item, the mm_hash that planners know it by; empty without a master.
+    `exact`: whether these names are those of our own content keys.
+    `plan`: where a master has placed the attempt under way; its id there is `placed_as`.
+    `media`: what encoders said.
+    `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
+    `decoder`: who was asked for the answer last.
+    `recorder`: notes what it takes to resume the stream, None if that cannot be done.
     """
 
-    call: ClientRequest
-    request: RequestBody
-    reply: ClientResponse
+    client: ClientRequest
+    body: RequestBody
+    response: ClientResponse
     source: Callable[[Exchange | None], None]
     start: float
+    names: list[str] = field(default_factory=list)
+    exact: bool = False
+    plan: Plan | None = None
+    placed_as: str = ""
     media: EncodedMedia | None = None
     handed: dict[str, Any] | None = None
     prefill: ConnectionPool | None = None
+    decoder: Instance | None = None
     recorder: Recorder | None = None
-    avoid: list[Instance] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fields = self.call.fields()
+        self.fields = self.client.fields()
+
+    @property
+    def begun(self) -> bool:
+        return self.response.started

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from protocol.errors import TriptychError
-from proxy.upstream.connection import Answer
+from proxy.upstream.answer import Answer
 from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
 
 _DONE = b"data: [DONE]\n\n"

@@ -8,43 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from protocol.decoding import decoded
-from protocol.errors import TriptychError, UpstreamError, from_openai
-from proxy.upstream.connection import Answer, CallFailed
+from proxy.upstream.answer import Answer
+from proxy.upstream.failures import CallFailed, Refused
 
 _T = TypeVar("_T")
-_BUSY = (429, 503)
-_LONGEST_WAIT_S = 3600.0
-_RETRYABLE = (408, 429, 500, 502, 503, 504)
-
-
-class Refused(Exception):
-    """A worker answered with an error; `answer` is what it said.
-
-    `again`: another worker may do better. `charged`: it speaks against this one.
-    """
-
-    def __init__(self, url: str, answer: Answer) -> None:
-        super().__init__(f"{url} answered HTTP {answer.status}")
-        self.url = url
-        self.answer = answer
-        self.again = answer.status in _RETRYABLE or not 400 <= answer.status < 500
-        self.charged = self.again and answer.status not in _BUSY
-
-    @property
-    def error(self) -> TriptychError:
-        """In our own tree; 503 and 429 keep what they say of when to come again."""
-        try:
-            content: Any = decoded(self.answer.body, Any, fail=ValueError)
-        except ValueError:
-            content = None
-        error = from_openai(self.answer.status, content)
-        error.code = type(error).code  # a worker's own words are no labels for metrics
-        if error.status in _BUSY:
-            text = self.answer.retry_after
-            error.retry_after_s = min(float(text), _LONGEST_WAIT_S) if text.isdigit() else 1.0
-        elif error.status >= 500 and error.status not in (502, 504):
-            error = UpstreamError(f"{self.url}: {error.message}")
-        return error
 
 
 class Chat(msgspec.Struct):
@@ -102,7 +69,7 @@ def check_stream(url: str, answer: Answer) -> None:
         raise CallFailed(f"{url} ended its stream before it began", "cut_short")
 
     def nonsense(what: str = "") -> CallFailed:
-        return CallFailed(f"{url} began its stream with nonsense", "garbage")
+        return CallFailed(f"{url} began its stream with something that is no event", "garbage")
 
     event = _parsed(data, _Event, nonsense)
     if event.error is not None:
@@ -122,7 +89,7 @@ def _first_data(body: bytes) -> bytes:
 def _decoded(url: str, answer: Answer, kind: type[_T]) -> _T:
     if b"json" not in answer.content_type:
         raise _wrong_type(url, answer)
-    nonsense = f"{url} answered with nonsense"
+    nonsense = f"{url} answered with something that is not valid JSON"
     return _parsed(answer.body, kind, lambda what: CallFailed(nonsense, "garbage"))
 
 

@@ -9,196 +9,228 @@ from collections.abc import Callable
 
 import msgspec
 
+from protocol.errors import TriptychError
 from protocol.generate import ABORT_PATH
 from proxy.config import ProxyConfig
-from proxy.fleet.fleet import Fleet
+from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
-from proxy.relay.attempts import Attempts, was_begun
-from proxy.relay.data_urls import Body, size_of
-from proxy.relay.encode_stage import Encoding
+from proxy.placement.planner import AttemptEnd, Plan, Planner
+from proxy.relay.encode_stage import RelayEncodeStage
+from proxy.relay.needs import Needs
 from proxy.relay.request_state import RelayedRequest
-from proxy.relay.response_validation import Refused, check_stream, check_whole, prefilled
+from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
-from proxy.upstream.connection import Answer, CallFailed, Limits
+from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
+from proxy.upstream.failures import CallFailed, failure_of
+from proxy.upstream.pools import ConnectionPools
 
 _ABORT_S = 2.0
 _REFUSALS = (400, 415, 422)
 
 
-class Stages:
+class RelayStages:
+    """Drives relayed requests. `close` waits for handles that are being given back."""
+
     def __init__(
-        self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics, attempts: Attempts
+        self,
+        config: ProxyConfig,
+        metrics: ProxyMetrics,
+        planner: Planner,
+        dispatch: Dispatch,
+        pools: ConnectionPools,
+        needs: Needs,
     ) -> None:
-        self._fleet = fleet
+        self._fleet = dispatch.fleet
         self._metrics = metrics
-        self._attempts = attempts
+        self._planner = planner
+        self._dispatch = dispatch
+        self._pools = pools
+        self._needs = needs
         self._send_media = config.send_media
-        self._encoding = Encoding(attempts, config, metrics)
-        self._resuming = Resumer(fleet, config, metrics, attempts)
+        self._encoding = RelayEncodeStage(config, metrics, planner, dispatch, pools)
+        self._resumer = Resumer(config, metrics, dispatch, pools)
         self._releases: set[asyncio.Task[None]] = set()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
-        self._prefill_limits = Limits(config.prefill_timeout, stall_s, most)
-        self._decode_limits = Limits(config.decode_timeout, stall_s, most)
-        self._stream_limits = Limits(config.first_token_timeout, stall_s, most)
+        self._prefill_limits = AnswerLimits(config.prefill_timeout, stall_s, most)
+        self._decode_limits = AnswerLimits(config.decode_timeout, stall_s, most)
+        self._stream_limits = AnswerLimits(config.first_token_timeout, stall_s, most)
 
     async def close(self) -> None:
-        """Wait for handles that are being given back."""
         if self._releases:
             await asyncio.wait(self._releases)
 
-    async def run(self, job: RelayedRequest) -> None:
+    async def run(self, request: RelayedRequest) -> None:
         """All stages, again as long as the client has had nothing and another try may help.
         A stream that it has had some of is resumed where that can be done.
 
-        Raises `Refused`, `CallFailed` or `Unavailable` in the end. Cancelled, it ends every stage.
+        Raises what the last attempt has failed with. Cancelled, it ends every stage.
         """
-        attempt = 0
         try:
             while True:
-                await self._encode(job)
-                try:
-                    await self._prefill(job)
-                    await self._decode(job)
+                if self._planner.asks:
+                    request.plan = await self._dispatch.placed(request, lambda: self._plan(request))
+                if await self._attempted(request):
                     return
-                except (CallFailed, Refused) as failure:
-                    if job.reply.started:
-                        await self._resuming.go_on(job, failure)
-                        return
-                    if not self._attempts.again(failure, attempt, "request"):
-                        raise
-                    if was_begun(failure):
-                        self._forget(job)
-                await self._attempts.backoff(attempt)
-                attempt += 1
         finally:
-            self._forget(job)
+            self._forget(request)
 
-    async def _encode(self, job: RelayedRequest) -> None:
-        if job.request.items and job.media is None:
-            start = time.monotonic()
-            job.media = await self._encoding.run(job.call, job.request)
-            self._metrics.stage_encode.observe(time.monotonic() - start)
+    async def _plan(self, request: RelayedRequest) -> Plan:
+        need = await self._needs.of(request)
+        request.placed_as = need.request_id
+        return await self._planner.place(request, need)
 
-    async def _prefill(self, job: RelayedRequest) -> None:
-        if not self._fleet.prefill or job.prefill is not None:
-            return
-        start = time.monotonic()
-        limits = self._prefill_limits
-
-        async def work(pool: ConnectionPool, fresh: bool) -> None:
-            def body(references: bool) -> Body:
-                return job.request.prefill_body(job.media, references=references)
-
-            exchange, answer = await self._ask(job, pool, body, limits, fresh)
-            exchange.abort()  # should it stream, against all agreement
-            job.handed = prefilled(pool.url, answer)
-            job.prefill = pool
-
-        instance = self._attempts.pick("prefill", job.avoid)
-        await self._attempts.once(instance, job.avoid, work)
-        self._metrics.stage_prefill.observe(time.monotonic() - start)
-
-    async def _decode(self, job: RelayedRequest) -> None:
-        stream = job.request.stream
-        limits = self._stream_limits if stream else self._decode_limits
-        instance = self._attempts.pick("decode", job.avoid)
-
-        async def work(pool: ConnectionPool, fresh: bool) -> None:
-            job.recorder = recorder = (
-                self._resuming.recorder(job, instance) if self._fleet.resumers else None
-            )
-            ids = recorder is not None and not recorder.asked
-
-            def body(references: bool) -> Body:
-                return job.request.decode_body(
-                    job.media, job.handed, references=references, ids=ids
-                )
-
-            exchange, answer = await self._ask(job, pool, body, limits, fresh)
+    async def _attempted(self, request: RelayedRequest) -> bool:
+        """Whether the client has its answer; False after the pause before another attempt."""
+        end = AttemptEnd(aborted=True)
+        blamed = len(request.blamed)
+        try:
+            await self._encode(request)
             try:
-                check = check_stream if stream else check_whole
-                check(pool.url, answer)
-                job.handed = None
+                await self._prefill(request)
+                end = await self._decode(request)
+                return True
+            except TriptychError as error:
+                end = AttemptEnd(aborted=True, failed=request.blamed[blamed:])
+                if request.begun:
+                    await self._resumer.go_on(request, error)
+                    return True
+                failure = failure_of(error)
+                if failure.sent and failure.charged:
+                    self._forget(request)
+                await self._dispatch.again(request, error, "request")
+                return False
+        finally:
+            if request.plan is not None:
+                self._planner.over(request.placed_as, end)
+                request.plan = None
+
+    async def _encode(self, request: RelayedRequest) -> None:
+        if request.body.items and request.media is None:
+            request.media = await self._encoding.run(request)
+
+    async def _prefill(self, request: RelayedRequest) -> None:
+        plan = request.plan
+        if request.prefill is not None or not self._fleet.prefill:
+            return
+        if plan is not None and plan.prefill is None:
+            return
+        if plan is not None and plan.prefill is not None:
+            instance = plan.prefill
+        else:
+            instance = self._fleet.choose("prefill", request.avoid)
+
+        def body(references: bool) -> Body:
+            return request.body.prefill_body(request.media, references=references)
+
+        pool = self._pools.of(instance)
+        call = self._dispatch.calling(request, instance, "prefill")
+        with call:
+            exchange, answer = await self._ask(request, pool, body, self._prefill_limits)
+            exchange.abort()  # should it stream, against all agreement
+            request.handed = prefilled(pool.url, answer)
+            request.prefill = pool
+        if plan is not None:
+            self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
+
+    async def _decode(self, request: RelayedRequest) -> AttemptEnd:
+        """Ends when the client has all of its answer."""
+        stream, plan = request.body.stream, request.plan
+        limits = self._stream_limits if stream else self._decode_limits
+        instance = plan.decode if plan else self._fleet.choose("decode", request.avoid)
+        recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
+        request.decoder, request.recorder = instance, recorder
+        ids = recorder is not None and not recorder.asked
+
+        def body(references: bool) -> Body:
+            return request.body.decode_body(
+                request.media, request.handed, references=references, ids=ids
+            )
+
+        pool, first_s = self._pools.of(instance), 0.0
+        call = self._dispatch.calling(request, instance, "decode")
+        with call:
+            exchange, answer = await self._ask(request, pool, body, limits)
+            try:
+                (check_stream if stream else check_whole)(pool.url, answer)
+                request.handed = None
                 if stream:
-                    await self._forward(job, exchange, answer)
+                    first_s = call.so_far_s
+                    await self._forward(request, exchange, answer)
                 else:
-                    job.reply.whole(answer)
+                    request.response.whole(answer)
             finally:
                 exchange.abort()
+        if recorder is not None:
+            instance.fingerprint = recorder.progress.fingerprint or instance.fingerprint
+        return _end_of(request, call, first_s)
 
-        await self._attempts.once(instance, job.avoid, work)
-        if job.recorder is not None:
-            instance.fingerprint = job.recorder.progress.fingerprint or instance.fingerprint
-
-    async def _forward(self, job: RelayedRequest, exchange: Exchange, answer: Answer) -> None:
+    async def _forward(self, request: RelayedRequest, exchange: Exchange, answer: Answer) -> None:
         """The stream as it comes, from its first event on."""
-        reply, first = job.reply, time.monotonic()
-        begin: Callable[[bytes], None] = reply.begin
-        sink: Callable[[bytes], None] = reply.forward
-        if job.recorder is not None:
-            begin = sink = job.recorder.feed
-        self._metrics.ttft.observe(first - job.start)
-        job.source(exchange)
+        response, first = request.response, time.monotonic()
+        begin: Callable[[bytes], None] = response.begin
+        sink: Callable[[bytes], None] = response.forward
+        if request.recorder is not None:
+            begin = sink = request.recorder.feed
+        self._metrics.ttft.observe(first - request.start)
+        request.source(exchange)
         try:
             begin(answer.body)
             await exchange.forward(sink)
-            reply.end()
+            response.end()
         finally:
-            job.source(None)
-            if reply.events > 1:
-                gap = (time.monotonic() - first) / (reply.events - 1)
+            request.source(None)
+            if response.events > 1:
+                gap = (time.monotonic() - first) / (response.events - 1)
                 self._metrics.per_event.observe(gap)
 
     async def _ask(
         self,
-        job: RelayedRequest,
+        request: RelayedRequest,
         pool: ConnectionPool,
         body: Callable[[bool], Body],
-        limits: Limits,
-        fresh: bool,
+        limits: AnswerLimits,
     ) -> tuple[Exchange, Answer]:
         """A worker's answer, with media by reference, or with their bytes if it refuses that.
 
         A stream goes on in the exchange, which is the caller's to end.
         """
-        named = job.media is not None and bool(job.media.references) and not self._send_media
+        media = request.media
+        named = media is not None and bool(media.references) and not self._send_media
         named = named and pool.takes_references(time.monotonic())
         refused = False
         while True:
             data = body(named and not refused)
-            exchange = await pool.start(job.call.path, job.fields, data, limits, fresh=fresh)
             self._metrics.sent(size_of(data))
-            try:
-                answer = await exchange.ready
-            except BaseException:
-                exchange.abort()
-                raise
+            exchange, answer = await pool.ask(request.client.path, request.fields, data, limits)
             if refused and answer.status == 200:
                 pool.refuses_references(time.monotonic())
             if refused or not named or answer.status not in _REFUSALS:
                 return exchange, answer
             refused = True
 
-    def _forget(self, job: RelayedRequest) -> None:
+    def _forget(self, request: RelayedRequest) -> None:
         """Start anew; prefill is told that nobody will take what it holds, without waiting."""
-        handed, pool = job.handed, job.prefill
-        job.media = job.handed = job.prefill = None
+        handed, pool = request.handed, request.prefill
+        request.media = request.handed = request.prefill = None
         name = handed.get("remote_request_id") if handed is not None else None
         if pool is not None and isinstance(name, str):
-            task = asyncio.create_task(_release(pool, job.fields, name))
+            task = asyncio.create_task(_release(pool, request.fields, name))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
+
+
+def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEnd:
+    """An answer that has come to its end; each event of a stream is about a token."""
+    tokens = request.response.events if request.body.stream else 0
+    return AttemptEnd(False, (), call.elapsed_s, first_s, tokens)
 
 
 async def _release(pool: ConnectionPool, fields: bytes, request_id: str) -> None:
     """Bounded by `_ABORT_S`; a worker that cannot be told frees by its own lease."""
     body = (msgspec.json.encode({"request_ids": [request_id]}),)
-    limits = Limits(_ABORT_S, _ABORT_S, 1 << 20)
+    limits = AnswerLimits(_ABORT_S, _ABORT_S, 1 << 20)
     with contextlib.suppress(CallFailed):
-        exchange = await pool.start(ABORT_PATH, fields, body, limits)
-        try:
-            await exchange.ready
-        finally:
-            exchange.abort()
+        exchange, _ = await pool.ask(ABORT_PATH, fields, body, limits)
+        exchange.abort()

@@ -10,25 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.decoding import decoded
-from protocol.errors import TriptychError, UpstreamError, from_info
+from protocol.errors import UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
-from proxy.fleet.fleet import Fleet
+from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
-from proxy.placement.own_view import Plan
-from proxy.tokens.request_state import another_may_help, at_fault
+from proxy.placement.planner import Plan
+from proxy.request_state import Tries
+from proxy.single_flight import SingleFlight
 from proxy.upstream.client import Patience, UpstreamClient
 
 _KNOWN = 100_000
-
-
-@dataclass
-class _Flight:
-    """One picture on its way through an encoder, for every request that waits for it."""
-
-    task: asyncio.Task[None]
-    waiters: int = 0
-    encoder: Instance | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +45,10 @@ class EncodeStage:
     An encoder hears of every picture at once: one that its store has no room for is answered when
     consumers have come for others, which may wait for any of those that are still to be sent."""
 
-    fleet: Fleet
+    dispatch: Dispatch
     client: UpstreamClient
     timeout_s: float
-    most_encoders: int = 4
-    _flights: dict[str, _Flight] = field(default_factory=dict)
+    _flights: SingleFlight[None] = field(default_factory=SingleFlight)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -66,16 +57,18 @@ class EncodeStage:
         request: GenerateRequest,
         media: Mapping[str, bytes],
         plan: Plan,
-        done: Callable[[str], None],
+        done: Callable[[str, float], None],
     ) -> None:
-        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash.
+        """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash,
+        and of the seconds it took.
 
         Raises the first error; what other requests wait for goes on.
         """
 
         async def one(item: _Item) -> None:
+            start = time.monotonic()
             await self._join(item)
-            done(item.mm_hash)
+            done(item.mm_hash, time.monotonic() - start)
 
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
@@ -94,7 +87,7 @@ class EncodeStage:
     @property
     def busy(self) -> bool:
         """Whether any picture is on its way."""
-        return bool(self._flights)
+        return bool(len(self._flights))
 
     def let_finish(self, run: asyncio.Task[Any]) -> None:
         """Keep a `run` that nobody waits for any more, until it ends, whatever its result."""
@@ -107,25 +100,9 @@ class EncodeStage:
             run.exception()
 
     async def _join(self, item: _Item) -> None:
-        """Wait for the item's flight, starting it if there is none; the last to leave ends it.
-
-        Whoever joined asks again, without bytes: the encoder keeps an entry for every request that
-        has asked for it.
-        """
-        flight = self._flights.get(item.mm_hash)
-        joined = flight is not None
-        if flight is None:
-            task = asyncio.create_task(self._encode(item))
-            flight = self._flights[item.mm_hash] = _Flight(task)
-        flight.waiters += 1
-        try:
-            await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if not flight.waiters:
-                flight.task.cancel()
-                if self._flights.get(item.mm_hash) is flight:
-                    del self._flights[item.mm_hash]
+        """Whoever joined a flight asks again, without bytes: the encoder keeps an entry for every
+        request that has asked for it."""
+        _, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
         if joined:
             await self._encode(item)
 
@@ -135,9 +112,9 @@ class EncodeStage:
         goes on waiting."""
         for item in items:
             self._known.pop(item.mm_hash, None)
-            flight = self._flights.pop(item.mm_hash, None)
-            if flight is not None and flight.encoder is not None:
-                flight.encoder.suspect = True
+            flight = self._flights.forget(item.mm_hash)
+            if flight is not None and flight.worker is not None:
+                flight.worker.suspect = True
 
     def endpoints(self, items: Sequence[MMItem], plan: Plan) -> dict[str, dict[str, Any]]:
         """Where each item's embeddings can be asked for while they are being made, as far as its
@@ -152,39 +129,35 @@ class EncodeStage:
     def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
-        flight = self._flights.get(mm_hash)
-        if flight is not None and flight.encoder is not None:
-            return flight.encoder
+        flight, fleet = self._flights.get(mm_hash), self.dispatch.fleet
+        if flight is not None and flight.worker is not None:
+            return flight.worker
         known = self._known.get(mm_hash)
         if place is None and known is not None:
-            place = next((i for i in self.fleet.encode if i.draining and i.url == known), None)
+            place = next((i for i in fleet.encode if i.draining and i.url == known), None)
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
-        return self.fleet.by_content(mm_hash) if self.fleet.usable("encode") else None
+        return fleet.by_content(mm_hash) if fleet.usable("encode") else None
 
     async def _encode(self, item: _Item) -> None:
         """At the item's encoder; if that fails, at the one that is next for it."""
-        failed: list[Instance] = []
-        while True:
-            encoder = self._next(item, failed)
+        tries = Tries(deadline=time.monotonic() + self.timeout_s, request_id=item.holder)
+
+        def choose() -> Instance:
+            encoder = self._next(item, tries.avoid)
             flight = self._flights.get(item.mm_hash)
             if flight is not None:
-                flight.encoder = encoder
-            try:
-                return await self._encode_at(encoder, item)
-            except TriptychError as error:
-                failed.append(encoder)
-                if at_fault(error):
-                    encoder.breaker.failed(time.monotonic())
-                    encoder.suspect = True
-                others = set(self.fleet.usable("encode")) - set(failed)
-                if not another_may_help(error) or not others or len(failed) >= self.most_encoders:
-                    raise
+                flight.worker = encoder
+            return encoder
+
+        async def work(encoder: Instance) -> None:
+            await self._encode_at(encoder, item)
+
+        await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        place = None if failed else item.place
-        first = None if failed else self._first(item.mm_hash, place)
-        return first or self.fleet.by_content(item.mm_hash, failed)
+        first = None if failed else self._first(item.mm_hash, item.place)
+        return first or self.dispatch.fleet.by_content(item.mm_hash, failed)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> None:
         send = None if self._known.get(item.mm_hash) == encoder.url else item.data
@@ -195,7 +168,6 @@ class EncodeStage:
             raise from_info(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
-        encoder.breaker.succeeded()
         self._remember(item.mm_hash, encoder.url)
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
@@ -209,13 +181,11 @@ class EncodeStage:
             alive=lambda: not encoder.lost,
         )
         headers = {"content-type": MSGPACK}
-        encoder.breaker.started(time.monotonic())
-        with encoder.serving():
-            url = encoder.url + ENCODE_PATH
-            answer = await self.client.post(url, encode_encode(call), headers, patience)
+        url = encoder.url + ENCODE_PATH
+        answer = await self.client.post(url, encode_encode(call), headers, patience)
 
         def nonsense(what: str) -> UpstreamError:
-            return UpstreamError(f"{encoder.url} answered an encode call with nonsense: {what}")
+            return UpstreamError(f"{encoder.url}: the encode answer is not valid: {what}")
 
         outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
         if len(outputs) != 1:

@@ -1,60 +1,25 @@
-"""A request over all its attempts: what the client has of it, who has failed it, what is left."""
+"""A rendered request over all its attempts: what the client has of it, and what is left."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.errors import (
-    DeadlineExceeded,
-    EmbeddingLost,
-    RequestAborted,
-    TriptychError,
-    Unavailable,
-)
-from protocol.types import GenerateRequest, RequestOutput
-from proxy.fleet.worker import Instance
+from protocol.types import GenerateRequest, MMItem, RequestOutput
+from proxy.request_state import RequestState
 from proxy.tokens.choices import ANY_TOKEN, Choices
 
 
-def another_may_help(error: TriptychError) -> bool:
-    """Whether what a worker failed at may succeed elsewhere, or a second time."""
-    return error.status >= RequestAborted.status
-
-
-def at_fault(error: TriptychError) -> bool:
-    """Whether a worker that fails so is broken; one that is full, or whose peer is, is not."""
-    blameless = error.status == Unavailable.status or isinstance(error, DeadlineExceeded)
-    return another_may_help(error) and not blameless
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Whose fair share a request counts against, and what it has to do with others."""
-
-    tenant: str = ""
-    session: str = ""
-
-
-@dataclass
-class TokensRequest:
+@dataclass(kw_only=True)
+class TokensRequest(RequestState):
     """`media`: bytes by mm_hash, kept until the request ends, so that a picture can be encoded
-    again. `deadline` is of `time.monotonic`. `avoid` lists workers that have failed this request.
-    `failures` counts attempts in a row that brought the client nothing. Token ids are below
-    `vocab_size`.
-    """
+    again. Token ids are below `vocab_size`."""
 
     request: GenerateRequest
     media: Mapping[str, bytes]
-    deadline: float
-    caller: Caller = Caller()
     vocab_size: int = ANY_TOKEN
-    avoid: list[Instance] = field(default_factory=list)
-    attempt: int = 0
-    failures: int = 0
     _emitted: dict[int, list[int]] = field(init=False)
     _choices: Choices = field(init=False)
     _counted: set[int] = field(default_factory=set)
@@ -70,16 +35,11 @@ class TokensRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has had any of it from here."""
         return any(self._emitted.values()) or bool(self._choices.ended)
 
     @property
-    def left_s(self) -> float:
-        """Seconds left; `DeadlineExceeded` if there are none."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("the request's deadline has passed")
-        return left
+    def complete(self) -> bool:
+        return self._choices.complete
 
     def wanted(self) -> GenerateRequest:
         """What is left to do, as the next attempt; every attempt has an id of its own, so that what
@@ -104,21 +64,9 @@ class TokensRequest:
             elif output.cached_tokens is not None:
                 self._counted.add(output.index)
             if output.token_ids:
-                self.failures = 0
+                self.progressed()
         return outputs
 
-    @property
-    def complete(self) -> bool:
-        return self._choices.complete
-
-    def failed(self, error: TriptychError, most: int) -> bool:
-        """Whether to try again after `error`, of at most `most` failures in a row."""
-        self.attempt += 1
-        self.failures += 1
-        if not another_may_help(error) or time.monotonic() >= self.deadline:
-            return False
-        return self.failures <= most
-
-
-def lost_embeddings(error: TriptychError) -> bool:
-    return error.code == EmbeddingLost.code
+    def with_bytes(self, wanted: GenerateRequest) -> list[MMItem]:
+        """Items of an attempt whose bytes are at hand."""
+        return [item for item in wanted.mm_items if item.mm_hash in self.media]

@@ -9,34 +9,32 @@ from typing import Any
 
 import msgspec
 
-from protocol.errors import TriptychError
+from protocol.errors import EmbeddingLost, TriptychError
 from protocol.generate import GenerateAnswer
-from protocol.types import GenerateRequest, RequestOutput
+from protocol.types import RequestOutput
 from proxy.fleet.worker import Instance
-from proxy.placement.own_view import Plan, Planner
+from proxy.placement.planner import Planner
 from proxy.tokens.encode_stage import EncodeStage
 from proxy.tokens.outputs import ReadAhead, first, fresh, outputs_of, uncounted, unless_failed
-from proxy.tokens.request_state import TokensRequest, lost_embeddings
 from proxy.tokens.worker_calls import Attempt, Steps, WorkerCalls
 from services.http.tasks import ended
 
 
-class Stages:
+class TokensStages:
     """Runs attempts, stage beside stage."""
 
-    def __init__(self, calls: WorkerCalls, encode_stage: EncodeStage, placing: Planner) -> None:
+    def __init__(self, calls: WorkerCalls, encode_stage: EncodeStage, planner: Planner) -> None:
         self._calls = calls
         self.encode_stage = encode_stage
-        self._placing = placing
+        self._planner = planner
 
-    def attempt(self, state: TokensRequest, wanted: GenerateRequest, plan: Plan) -> Attempt:
-        """With the places of embeddings, which prefill asks while they are made."""
-        attempt = Attempt(state, wanted, plan)
+    def prepare(self, attempt: Attempt) -> None:
+        """Add the places of embeddings, which prefill asks while they are made."""
         if items := attempt.items:
-            places = self.encode_stage.endpoints(items, plan)
+            wanted = attempt.wanted
+            places = self.encode_stage.endpoints(items, attempt.plan)
             params = {**(wanted.ec_transfer_params or {}), **places}
             attempt.wanted = msgspec.structs.replace(wanted, ec_transfer_params=params or None)
-        return attempt
 
     async def run(self, attempt: Attempt) -> Steps:
         """Outputs that the client has not had. Closing the generator ends every stage."""
@@ -69,7 +67,7 @@ class Stages:
                 async with self._encoding(attempt) as encoding:
                     answer = await unless_failed(self._calls.prefill(attempt, prefill), encoding)
                 held = answer.kv_transfer_params is not None
-                self._placing.stage_over(attempt.wanted)
+                self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
                 outputs = self._firsts(attempt, answer)
                 if outputs:
                     yield outputs
@@ -140,15 +138,16 @@ class Stages:
         try:
             yield task
         except BaseException as error:
-            if isinstance(error, TriptychError) and lost_embeddings(error):
+            if isinstance(error, TriptychError) and error.code == EmbeddingLost.code:
                 self.encode_stage.forget(attempt.items)
             await ended(task)
             raise
         self.encode_stage.let_finish(task)
 
     async def _encode(self, attempt: Attempt) -> None:
-        def done(mm_hash: str) -> None:
-            self._placing.stage_over(attempt.wanted, mm_hash)
+        def done(mm_hash: str, elapsed_s: float) -> None:
+            name = attempt.wanted.request_id
+            self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
 
         state = attempt.state
         await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,11 +13,11 @@ from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_info
 from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateAnswer, encode_generate
 from protocol.types import GenerateRequest, MMItem, RequestOutput
+from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
-from proxy.metrics import ProxyMetrics
-from proxy.placement.own_view import Plan
+from proxy.placement.planner import AttemptEnd, Plan
 from proxy.tokens.outputs import outputs_of
-from proxy.tokens.request_state import TokensRequest, another_may_help, at_fault, lost_embeddings
+from proxy.tokens.request_state import TokensRequest
 from proxy.upstream.client import Patience, UpstreamClient
 
 Steps = AsyncGenerator[list[RequestOutput], None]
@@ -36,27 +36,51 @@ class StageTimes:
 
 @dataclass
 class Attempt:
-    """`wanted` is what is left of the state, with its places; `failed` are workers at fault.
-    `fetched`: decode has said something, so it has done with the KV that prefill held."""
+    """One try of a request by a plan.
+
+    `wanted`: what is left of the request, with the places of embeddings.
+    `blamed`: how many workers had failed the request before.
+    `fetched`: decode has said something, so it has done with the KV that prefill held.
+    `prefill_s`: what the prefill call took.
+    `began`, `first_s`, `elapsed_s`, `tokens`: when the decode call began, seconds to its first
+    token and to its end, and its output tokens.
+    """
 
     state: TokensRequest
     wanted: GenerateRequest
     plan: Plan
-    failed: list[Instance] = field(default_factory=list)
+    blamed: int = 0
     fetched: bool = False
+    prefill_s: float = 0.0
+    began: float = 0.0
+    first_s: float = 0.0
+    elapsed_s: float = 0.0
+    tokens: int = 0
 
     @property
     def items(self) -> list[MMItem]:
         """Those whose bytes are at hand."""
-        return [i for i in self.wanted.mm_items if i.mm_hash in self.state.media]
+        return self.state.with_bytes(self.wanted)
+
+    def decoded(self, outputs: list[RequestOutput]) -> None:
+        """Decode has said more."""
+        self.elapsed_s = time.monotonic() - self.began
+        if outputs and not self.fetched:
+            self.fetched, self.first_s = True, self.elapsed_s
+        self.tokens += sum(len(output.token_ids) for output in outputs)
+
+    def end(self) -> AttemptEnd:
+        """What came of it."""
+        failed, aborted = self.state.blamed[self.blamed :], not self.state.complete
+        return AttemptEnd(aborted, failed, self.elapsed_s, self.first_s, self.tokens)
 
 
 class WorkerCalls:
-    """Every call is counted, bounded in time, checked, and charged to its worker."""
+    """Every call is bounded in time and checked."""
 
-    def __init__(self, client: UpstreamClient, metrics: ProxyMetrics, times: StageTimes) -> None:
+    def __init__(self, client: UpstreamClient, dispatch: Dispatch, times: StageTimes) -> None:
         self._client = client
-        self._metrics = metrics
+        self._dispatch = dispatch
         self._times = times
 
     async def prefill(self, attempt: Attempt, worker: Instance) -> GenerateAnswer:
@@ -69,10 +93,12 @@ class WorkerCalls:
         )
         body = encode_generate(wanted, stream=False)
         patience = self._patience(attempt, worker, self._times.prefill_s)
-        with self._asking(attempt, worker):
+        call = self._dispatch.calling(attempt.state, worker, "prefill")
+        with call:
             data = await self._client.post(worker.url + GENERATE_PATH, body, _JSON, patience)
             answer = _parsed(data, worker, wanted)
             self._check_prefilled(attempt, worker, wanted, answer)
+        attempt.prefill_s = call.elapsed_s
         return answer
 
     def _check_prefilled(
@@ -100,14 +126,15 @@ class WorkerCalls:
         patience = self._patience(attempt, worker, answer_s)
         choices = attempt.state.choices(wanted)
         outputs: list[RequestOutput] = []
-        with self._asking(attempt, worker):
+        attempt.began = time.monotonic()
+        with self._dispatch.calling(attempt.state, worker, "decode"):
             events = self._client.stream(worker.url + GENERATE_PATH, body, _JSON, patience)
             async with contextlib.AsyncExitStack() as unfinished:
                 unfinished.push_async_callback(events.aclose)
                 async for event in events:
                     outputs = outputs_of(_parsed(event, worker, wanted))
                     choices.take(outputs)
-                    attempt.fetched = attempt.fetched or bool(outputs)
+                    attempt.decoded(outputs)
                     if choices.complete:
                         break
                     if outputs:
@@ -122,31 +149,6 @@ class WorkerCalls:
         deadline, stall_s = attempt.state.deadline, self._times.stall_s
         return Patience(deadline, answer_s, stall_s, lambda: not worker.lost)
 
-    @contextlib.contextmanager
-    def _asking(self, attempt: Attempt, worker: Instance) -> Iterator[None]:
-        """A call to a worker, its success or failure noted on its breaker."""
-        worker.breaker.started(time.monotonic())
-        with worker.serving():
-            try:
-                yield
-            except TriptychError as error:
-                self._note(attempt, worker, error)
-                raise
-            except GeneratorExit:  # left between two outputs: a stop string has ended the answer
-                worker.breaker.succeeded()
-                raise
-        worker.breaker.succeeded()
-
-    def _note(self, attempt: Attempt, worker: Instance, error: TriptychError) -> None:
-        if not another_may_help(error) or lost_embeddings(error):
-            return
-        self._metrics.upstream_failures.labels(worker.role, error.code).inc()
-        attempt.state.avoid.append(worker)
-        if at_fault(error):
-            attempt.failed.append(worker)
-            worker.suspect = True
-            worker.breaker.failed(time.monotonic())
-
     def release(self, worker: Instance, request_id: str) -> None:
         """Tell prefill that nobody will fetch this attempt's KV; nobody waits for that."""
         self._client.beside(self._abort(worker, request_id))
@@ -159,7 +161,7 @@ class WorkerCalls:
 
 def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
     def nonsense(what: str) -> UpstreamError:
-        return UpstreamError(f"{worker.url} answered with nonsense: {what}")
+        return UpstreamError(f"{worker.url}: the answer is not a valid one: {what}")
 
     answer = decoded(data, GenerateAnswer, fail=nonsense)
     if answer.error is not None:

@@ -14,6 +14,13 @@ import aiohttp
 
 from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
+from proxy.upstream.failures import (
+    DROPPED,
+    NOT_A_WORKER,
+    CallFailed,
+    is_no_worker,
+    unconnected,
+)
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
@@ -23,20 +30,6 @@ _DONE = b"[DONE]"
 _LOOK_S = 1.0
 _LEFTOVER_S = 1.0
 _EVENTS = "text/event-stream"
-
-
-class Unreachable(UpstreamError):
-    """No connection, or it broke before there was an answer."""
-
-
-class Stalled(UpstreamError):
-    """An answer, or the next event of one, did not come in the time a stage may take."""
-
-    code = "upstream_stalled"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.status = 504
 
 
 @dataclass(frozen=True)
@@ -97,12 +90,14 @@ class UpstreamClient:
         `DeadlineExceeded`."""
         patience = patience or Patience.of(self._probe_timeout)
         call = self._session.post(url, data=body, headers=headers)
-        return await self._whole(await _patiently(call, patience, url), patience)
+        return await self._whole(await _patiently(call, patience, url), patience, called=True)
 
-    async def _whole(self, response: aiohttp.ClientResponse, patience: Patience) -> bytes:
+    async def _whole(
+        self, response: aiohttp.ClientResponse, patience: Patience, *, called: bool = False
+    ) -> bytes:
         async with response:
             body = await _patiently(_read(response), patience, str(response.url))
-        _check(response, body)
+        _check(response, body, called)
         return body
 
     async def stream(
@@ -116,7 +111,7 @@ class UpstreamClient:
         call = self._session.post(url, data=body, headers=headers)
         async with await _patiently(call, patience, url) as response:
             if response.status != 200:
-                _check(response, await _patiently(_read(response), patience, url))
+                _check(response, await _patiently(_read(response), patience, url), True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
@@ -161,7 +156,7 @@ async def _events(
         if len(buffer) > _MAX_EVENT:
             raise UpstreamError(f"{url}: an event without an end")
         limit_s = patience.stall_s
-    raise Unreachable(f"{url}: the stream ended early")
+    raise CallFailed(f"{url}: the stream ended early", "cut_short")
 
 
 async def _next_piece(
@@ -202,23 +197,31 @@ def _wait_s(patience: Patience, late: float, url: str) -> float:
     if now >= patience.deadline:
         raise DeadlineExceeded(f"{url}: no answer in time")
     if now >= late:
-        raise Stalled(f"{url}: no answer in time")
+        raise CallFailed(f"{url}: no answer in time", "stalled", status=504)
     if not patience.alive():
-        raise Unreachable(f"{url}: the worker has gone silent")
+        raise CallFailed(f"{url}: the worker has gone silent", "silent")
     return min(patience.deadline - now, late - now, _LOOK_S)
 
 
-def _unreachable(url: str, error: aiohttp.ClientError) -> Unreachable:
-    return Unreachable(f"{url}: {type(error).__name__}: {error}")
+def _unreachable(url: str, error: aiohttp.ClientError) -> TriptychError:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return unconnected(url, error.os_error)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return CallFailed(f"{url} takes no connection", "timeout", sent=False)
+    dropped = isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError)
+    kind = DROPPED if dropped else "garbage"
+    return CallFailed(f"{url}: {type(error).__name__}: {error}", kind)
 
 
-def _check(response: aiohttp.ClientResponse, body: bytes) -> None:
-    """Raise what the worker answered unless it is a success."""
+def _check(response: aiohttp.ClientResponse, body: bytes, called: bool) -> None:
+    """Raise what the worker answered unless it is a success. `called`: a worker has the route."""
     if response.status == 200:
         return
     content: Any = None
     with contextlib.suppress(UpstreamError):
         content = decoded(body, dict, fail=UpstreamError)
+    if called and is_no_worker(response.status, content):
+        raise CallFailed(f"{response.url}: HTTP {response.status} from no worker", NOT_A_WORKER)
     error = from_openai(response.status, content)
     after = response.headers.get("retry-after", "")
     error.retry_after_s = float(after) if after.isdecimal() else None

@@ -1,57 +1,14 @@
-"""A kept connection to a worker, and what can come of asking there."""
+"""A kept connection to a worker."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
-from protocol.errors import UpstreamError
-from proxy.relay.data_urls import Body
-from proxy.upstream.http1 import EVENTS
+from proxy.upstream.answer import Body
 
 _SMALL = 4096
-
-
-class CallFailed(UpstreamError):
-    """A worker that did not answer as it should. `kind` is a word for metrics.
-
-    `sent` is False if the worker cannot have seen the request; `stale` is True if a kept connection
-    turned out to be closed already, which is nobody's fault.
-    """
-
-    def __init__(
-        self, message: str, kind: str, *, sent: bool = True, stale: bool = False, status: int = 502
-    ) -> None:
-        super().__init__(message)
-        self.kind, self.sent, self.stale, self.status = kind, sent, stale, status
-        if status == 504:
-            self.code = "deadline_exceeded"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A worker's whole answer; of an event stream, `body` is what came up to the first event."""
-
-    status: int
-    content_type: bytes
-    body: bytes
-    retry_after: bytes = b""
-
-    @property
-    def is_stream(self) -> bool:
-        return self.content_type.startswith(EVENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds to the answer (of a stream: to its first event), seconds between events, and the
-    largest answer in bytes that is not a stream."""
-
-    answer_s: float
-    stall_s: float
-    max_bytes: int
 
 
 class User(Protocol):

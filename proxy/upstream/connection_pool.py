@@ -7,9 +7,10 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from proxy.relay.data_urls import Body, size_of
-from proxy.upstream.connection import CallFailed, Connection, Limits
+from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
+from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
+from proxy.upstream.failures import CallFailed, unconnected
 from proxy.upstream.http1 import JSON, request_head
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
@@ -49,17 +50,33 @@ class ConnectionPool:
         self._prefixes: dict[str, bytes] = {}
         self._references_off_until = 0.0
 
-    async def start(
-        self, path: str, fields: bytes, body: Body, limits: Limits, *, fresh: bool = False
-    ) -> Exchange:
+    async def ask(
+        self, path: str, fields: bytes, body: Body, limits: AnswerLimits
+    ) -> tuple[Exchange, Answer]:
         """POST `body`; `fields` are header lines of this request. Raises `CallFailed`.
 
-        `fresh`: on a new connection, because a kept one turned out to be closed.
+        A stream goes on in the exchange, which is the caller's to end, after its first event.
         """
+        kept = self._kept()
+        if kept is not None:
+            try:
+                return await self._ask(kept, path, fields, body, limits)
+            except CallFailed as failure:
+                if not failure.stale:  # else the worker closed it while it was idle
+                    raise
+        return await self._ask(await self._connect(), path, fields, body, limits)
+
+    async def _ask(
+        self, connection: Connection, path: str, fields: bytes, body: Body, limits: AnswerLimits
+    ) -> tuple[Exchange, Answer]:
         size = size_of(body)
         head = request_head(self._prefix(path), fields, size)
-        kept = None if fresh else self._kept()
-        return Exchange(self._loop, kept or await self._connect(), head, body, size, limits)
+        exchange = Exchange(self._loop, connection, head, body, size, limits)
+        try:
+            return exchange, await exchange.ready
+        except BaseException:
+            exchange.abort()
+            raise
 
     def takes_references(self, now: float) -> bool:
         """Whether media may be named by hash here, instead of being sent."""
@@ -106,8 +123,7 @@ class ConnectionPool:
         except TimeoutError:
             raise CallFailed(f"{self.url} takes no connection", "timeout", sent=False) from None
         except OSError as error:
-            text = f"{self.url} cannot be reached: {error.strerror or error}"
-            raise CallFailed(text, "refused", sent=False) from None
+            raise unconnected(self.url, error) from None
         return connection
 
     def _release(self, connection: Connection) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import httptools
 
-from proxy.relay.data_urls import Body
-from proxy.upstream.connection import Answer, CallFailed, Connection, Limits
+from proxy.upstream.answer import Answer, AnswerLimits, Body
+from proxy.upstream.connection import Connection
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.http1 import EVENTS
 from proxy.upstream.sse import EventCutter, EventTooLong
 from services.http.listener import MAX_HEAD
@@ -34,7 +35,7 @@ class Exchange:
         head: bytes,
         body: Body,
         size: int,
-        limits: Limits,
+        limits: AnswerLimits,
     ) -> None:
         self._loop = loop
         self._connection = connection

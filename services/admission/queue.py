@@ -46,6 +46,11 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def foreseen_ms(self) -> float:
+        """How long the next one to come will wait, by the rate at which tickets were served."""
+        return self._rate.wait(self._count + 1)
+
     def push(
         self,
         request: RequestT,
@@ -66,7 +71,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         ticket: Ticket[RequestT, OutcomeT] = Ticket(
             request, tenant, priority, cost, now_ms, now_ms + wait, lane
         )
-        foreseen_ms = self._rate.wait(self._count + 1)
+        foreseen_ms = self.foreseen_ms
         late = (
             foreseen_ms > self.wait_ms if self._rate.known else self._count >= max(_A_FEW, at_first)
         )

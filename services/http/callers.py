@@ -13,7 +13,7 @@ from services.http.deadline import Deadline
 
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"
-_MAX_CHARS = 256
+MAX_SESSION = 256
 
 
 def seconds_of(text: str) -> float:
@@ -45,6 +45,6 @@ def with_caller(
     named by a digest of the `Authorization` header."""
     given = headers.get("authorization", "")
     tenant = blake3(given.encode()).hexdigest()[:16] if given else ""
-    session = headers.get(SESSION_HEADER, "")[:_MAX_CHARS]
+    session = headers.get(SESSION_HEADER, "")[:MAX_SESSION]
     generate = deadline.bounding(rendered.generate)
     return replace(rendered, generate=generate, tenant=tenant, session=session)

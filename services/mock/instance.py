@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.draining import held_only
-from protocol.errors import ModelNotFound, RequestAborted, TriptychError, Unavailable
+from protocol.errors import ModelNotFound, NotServing, RequestAborted, TriptychError, Unavailable
 from protocol.registry import InstanceInfo
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.membership.tasks import TaskLog
@@ -87,8 +87,8 @@ class Instance:
         with self._open():
             yield
 
-    def _no_more(self) -> Unavailable:
-        return Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+    def _no_more(self) -> NotServing:
+        return NotServing("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:

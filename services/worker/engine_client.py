@@ -19,10 +19,10 @@ import zmq
 import zmq.asyncio
 
 from protocol.errors import (
+    NotServing,
     RequestAborted,
     TriptychError,
     Unavailable,
-    UpstreamError,
     error_info,
     from_info,
 )
@@ -143,7 +143,7 @@ class EngineClient:
 
     async def _watch(self) -> None:
         code = await self._process.wait()
-        self._fail(UpstreamError(f"the engine process ended with status {code}"))
+        self._fail(NotServing(f"the engine process ended with status {code}"))
 
     def _fail(self, error: TriptychError) -> None:
         """Everything that waits for the engine gets `error`."""
@@ -162,7 +162,7 @@ class EngineClient:
 
     def _send(self, command: messages.Command) -> None:
         if self.dead.is_set():
-            raise Unavailable("the engine of this worker is down")
+            raise NotServing("the engine of this worker is down")
         try:
             self._commands.send(messages.encode(command), zmq.NOBLOCK)
         except zmq.Again:

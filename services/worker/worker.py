@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter
 
 from protocol.draining import held_only
-from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.errors import InvalidRequest, ModelNotFound, NotServing, Unavailable
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from services.engine.config import Part
 from services.frontend.render import Frontend
@@ -71,8 +71,8 @@ class Worker:
             raise self._no_more()
         self._check_open()
 
-    def _no_more(self) -> Unavailable:
-        return Unavailable("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+    def _no_more(self) -> NotServing:
+        return NotServing("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
 
     def _check_open(self) -> None:
         if self.engine.dead.is_set():

@@ -40,7 +40,7 @@ def test_answers_come_through_byte_for_byte(topology: str, stream: bool) -> None
             part = decode[1].body["messages"][0]["content"][0]
             assert part["type"] == ("image_embeds" if "E" in topology else "image_url")
             assert all(worker.left == 0 for worker in relayed.all())
-            assert relayed.relay.in_flight == 0
+            assert relayed.in_flight == 0
 
     run(work)
 

@@ -93,7 +93,7 @@ def test_a_full_proxy_says_so_at_once() -> None:
                 assert response.status == 503 and response.headers["retry-after"] == "1"
                 assert (await response.json())["error"]["code"] == "unavailable"
             first.cancel()
-            await eventually(lambda: relayed.relay.in_flight == 0)
+            await eventually(lambda: relayed.in_flight == 0)
             assert (await relayed.post(text()))[0] == 200
 
     run(work)
@@ -202,7 +202,7 @@ def test_a_worker_that_comes_back_has_a_clean_record() -> None:
 def test_workers_that_have_left_are_forgotten() -> None:
     async def work() -> None:
         async with relaying("DD") as relayed:
-            fleet, lanes = relayed.relay._fleet, relayed.relay._attempts._lanes
+            fleet, lanes = relayed.relay._fleet, relayed.relay._pools._pools
             for _ in range(4):
                 assert (await relayed.post(text()))[0] == 200
             gone = fleet.decode[0]
@@ -253,7 +253,7 @@ def test_a_client_that_does_not_read_holds_nothing_past_its_deadline() -> None:
             response = await relayed.session.post(
                 relayed.url + CHAT, json=text(stream=True), headers=headers
             )
-            await eventually(lambda: relayed.relay.in_flight == 0 and decode.left == 1)
+            await eventually(lambda: relayed.in_flight == 0 and decode.left == 1)
             response.close()
 
     run(work)

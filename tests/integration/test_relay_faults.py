@@ -128,7 +128,7 @@ def test_a_client_that_leaves_ends_the_stage_it_is_in(role: str, stream: bool) -
             await eventually(lambda: bool(worker.asked))
             client.cancel()
             await eventually(lambda: worker.left == 1)
-            await eventually(lambda: relayed.relay.in_flight == 0)
+            await eventually(lambda: relayed.in_flight == 0)
             if role == "decode":
                 await eventually(lambda: relayed.workers["prefill"][0].aborted == ["held"])
             assert relayed.metric("request_aborted_total") == 1

@@ -32,7 +32,7 @@ def test_nobody_sees_where_a_stream_broke(content: str, more: dict[str, Any]) ->
             assert not any(asked["return_token_ids"] is False for asked in made.asked(CHAT))
             for asked in made.asked(RENDER_PATH):
                 assert asked == body
-            assert made.relayed.relay.in_flight == 0
+            assert made.relayed.in_flight == 0
 
     run(work)
 

@@ -22,6 +22,7 @@ from tests.support.waiting import eventually
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_without_progress_it_is_given_up(retries: int) -> None:
+    """The first worker that is lost with the request does not count as a failure."""
     body = asking()
     expected = undisturbed(body)
 
@@ -30,7 +31,8 @@ def test_without_progress_it_is_given_up(retries: int) -> None:
             made.workers[0].breaks = (first(body, 4), *([0] * 9))
             made.workers[1].breaks = made.workers[2].breaks = (0,) * 9
             one_error(await made.post(body), expected[:4])
-            assert made.resumed == retries == len(made.asked(GENERATE_PATH))
+            tries = retries + 1 if retries else 0
+            assert made.resumed == tries == len(made.asked(GENERATE_PATH))
 
     run(work)
 
@@ -151,6 +153,6 @@ def test_a_client_that_leaves_a_resumed_stream_ends_it(leave: str) -> None:
             else:
                 assert b"deadline_exceeded" in await response.read()
             await eventually(lambda: second.left == 1)
-            await eventually(lambda: made.relayed.relay.in_flight == 0)
+            await eventually(lambda: made.relayed.in_flight == 0)
 
     run(work)

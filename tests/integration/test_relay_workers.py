@@ -71,7 +71,7 @@ def test_our_workers_are_known_by_probing(both: Both) -> None:
     """The proxy that found out by itself takes the tokens way: it can tokenize."""
     status, answer = call(f"{both.mixed.url}/tokenize", {"prompt": "hello"})
     assert status == 200 and answer["count"] >= 1
-    relayed = "relayed_requests_in_flight"
+    relayed = "requests_in_flight"
     body = body_of(asking("Hello"), max_tokens=2)
     for server, used in ((both.mixed, 0), (both.openai, 1)):
         call(server.url + CHAT, body)

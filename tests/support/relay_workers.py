@@ -15,8 +15,9 @@ from uvicorn.server import ServerState
 
 from protocol.settings import resolve
 from proxy.app import create_app
-from proxy.assembly import make_fleet, make_pipeline
+from proxy.assembly import make_core, make_fleet, make_own_view
 from proxy.config import ProxyConfig
+from proxy.fleet.fleet import Fleet
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.relay.relay import Relay
@@ -252,9 +253,15 @@ class Relayed:
 
     url: str
     workers: dict[str, list[Worker]]
+    gateway: Gateway
     relay: Relay
     metrics: ProxyMetrics
     session: aiohttp.ClientSession
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in the proxy."""
+        return self.gateway.in_flight.count
 
     def all(self) -> list[Worker]:
         return [worker for workers in self.workers.values() for worker in workers]
@@ -275,6 +282,14 @@ FLAGS = (
     "--retry-backoff", "0.001",
     "--breaker-failures", "100", "--request-timeout", "20",
 )  # fmt: skip
+
+
+async def finding_well(fleet: Fleet) -> None:
+    """What probes do for workers that are well after all."""
+    while True:
+        for instance in await fleet.doubtful(60.0):
+            instance.answered()
+        fleet.news()
 
 
 @contextlib.asynccontextmanager
@@ -301,9 +316,10 @@ async def relaying(
         metrics = ProxyMetrics(fleet)
         client = UpstreamClient(2.0, authorization=config.authorization)
         stack.push_async_callback(client.close)
-        pipeline = make_pipeline(config, fleet, client, metrics)
-        app = create_app(Gateway(config, None, fleet, client, pipeline, metrics))
-        relay = Relay(fleet, config, metrics)
+        planner = make_own_view(config, fleet, metrics)
+        gateway = make_core(config, fleet, client, metrics, planner)
+        app = create_app(gateway)
+        relay = Relay(gateway)
         stack.push_async_callback(relay.close)
         protocol = functools.partial(
             connection_class(relay), uvicorn.Config(app, log_config=None), ServerState(), {}
@@ -312,7 +328,9 @@ async def relaying(
         stack.callback(listener.close)
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Relayed(url, workers, relay, metrics, session)
+        probing = asyncio.create_task(finding_well(fleet))
+        stack.callback(probing.cancel)
+        yield Relayed(url, workers, gateway, relay, metrics, session)
 
 
 def text(**more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from protocol.generate import (
 )
 from protocol.settings import resolve
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
-from proxy.assembly import make_fleet, make_pipeline
+from proxy.assembly import make_core, make_fleet, make_own_view
 from proxy.config import ProxyConfig
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
@@ -176,8 +176,8 @@ async def before(
         for instance in fleet.all():
             instance.breaker = Counting(config.breaker_failures, config.breaker_cooldown)
         metrics = ProxyMetrics(fleet)
-        pipeline = make_pipeline(config, fleet, client, metrics)
-        yield Stack(Gateway(config, None, fleet, client, pipeline, metrics), fleet)
+        planner = make_own_view(config, fleet, metrics)
+        yield Stack(make_core(config, fleet, client, metrics, planner), fleet)
 
 
 def asking(name: str = "r", n: int = 1, **more: Any) -> GenerateRequest:

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.decoding import decoded
 from proxy.relay.resume.progress import Chunks, Progress
-from proxy.upstream.connection import CallFailed
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
 
 

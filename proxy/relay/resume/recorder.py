@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.relay.resume.progress import Progress
-from proxy.upstream.connection import CallFailed
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import END_MARK, data_of, events_of
 
 _NOT_HEAD = frozenset(("choices", "usage", "prompt_token_ids", "prompt_text", "metrics"))

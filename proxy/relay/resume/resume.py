@@ -1,4 +1,4 @@
-"""Streams that break after their first event, gone on with by another worker.
+"""Streams that break after their first event, resumed on another worker.
 
 The worker renders the client's request itself, which gives the prompt and how it would have been
 sampled, the server's own defaults included; then it generates from prompt and tokens so far. Only
@@ -8,29 +8,31 @@ what comes out exact is resumed (`proxy.relay.resume.eligibility`).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from protocol.decoding import decoded
+from protocol.errors import TriptychError
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.config import ProxyConfig
-from proxy.fleet.fleet import Fleet
+from proxy.dispatch import Dispatch
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
-from proxy.relay.attempts import Attempts, Failure
 from proxy.relay.bodies import TOKEN_IDS
-from proxy.relay.data_urls import Body, size_of
 from proxy.relay.request_state import RelayedRequest
-from proxy.relay.response_validation import Refused, check_status, check_stream
+from proxy.relay.response_validation import check_status, check_stream
 from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.eligibility import can_be_resumed
 from proxy.relay.resume.progress import DONE, Chunks, Progress
 from proxy.relay.resume.recorder import Recorder
-from proxy.upstream.connection import Answer, CallFailed, Limits
+from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
+from proxy.upstream.failures import CallFailed, ProxyExhausted, Refused
+from proxy.upstream.pools import ConnectionPools
 
 _POSITIONAL = ("frequency_penalty", "presence_penalty", "min_tokens", "stop", "structured_outputs")
 _OTHERWISE = ("features", "content_parts", "reasoning_parser_kwargs")
@@ -43,109 +45,125 @@ class Inexact(Exception):
 
 
 class Resumer:
+    """Completes streams on other workers."""
+
     def __init__(
-        self, fleet: Fleet, config: ProxyConfig, metrics: ProxyMetrics, attempts: Attempts
+        self,
+        config: ProxyConfig,
+        metrics: ProxyMetrics,
+        dispatch: Dispatch,
+        pools: ConnectionPools,
     ) -> None:
-        self._fleet = fleet
+        self._fleet = dispatch.fleet
         self._metrics = metrics
-        self._attempts = attempts
-        self._limits = Limits(
+        self._dispatch = dispatch
+        self._pools = pools
+        self._limits = AnswerLimits(
             config.first_token_timeout, config.stall_timeout, config.max_answer_bytes
         )
 
-    def recorder(self, job: RelayedRequest, instance: Instance) -> Recorder | None:
+    def recorder(self, request: RelayedRequest, instance: Instance) -> Recorder | None:
         """For a stream of this worker that another one could go on with."""
         others = self._fleet.resumers > instance.resumes
-        if not (others and job.call.is_chat and can_be_resumed(job.request)):
+        if not (others and request.client.is_chat and can_be_resumed(request.body)):
             return None
-        asked = job.request.fields.get(TOKEN_IDS) is True
-        return Recorder(instance.url, job.reply.show, asked=asked)
+        asked = request.body.fields.get(TOKEN_IDS) is True
+        return Recorder(instance.url, request.response.show, asked=asked)
 
-    async def go_on(self, job: RelayedRequest, failure: Failure) -> None:
+    async def go_on(self, request: RelayedRequest, failure: TriptychError) -> None:
         """Complete a stream that has ended with `failure`; raises that if it cannot be done.
 
         As often as a request is tried at all, counted from where the stream last made progress.
         """
-        if job.recorder is None or not job.recorder.progress.resumable:
+        if request.recorder is None or not request.recorder.progress.resumable:
             raise failure
-        progress, latest, attempt = job.recorder.progress, failure, 0
-        chunks = _chunks(job, job.avoid[-1])
+        progress, latest = request.recorder.progress, failure
+        last = request.decoder
+        assert last is not None
+        chunks = _chunks(request, last)
+        request.in_a_row = request.failures = 0  # it has had its first tokens
         while progress.finish is None:
-            instance, had = self._choose(job.avoid), len(progress.tokens)
-            if instance is None or not self._attempts.again(latest, attempt, "resumed"):
-                raise failure
-            await self._attempts.backoff(attempt)
-            chunks = _chunks(job, instance)
             try:
-                await self._attempts.once(instance, job.avoid, self._work(job, progress, chunks))
-            except (CallFailed, Refused) as another:
+                await self._dispatch.again(request, latest, "resumed")
+                last = self._choose(request.avoid, last)
+            except TriptychError as error:
+                if not isinstance(error, NoWorker) or error is latest or not self._able(last):
+                    raise failure from None
+                latest = error
+                continue
+            chunks, had = _chunks(request, last), len(progress.tokens)
+            try:
+                with self._dispatch.calling(request, last, "decode"):
+                    await self._work(request, self._pools.of(last), progress, chunks)
+            except (CallFailed, Refused, ProxyExhausted) as another:
                 latest = another
             except Inexact:
                 raise failure from None
-            attempt = 0 if len(progress.tokens) > had else attempt + 1
-        _complete(job, progress, chunks)
+            if len(progress.tokens) > had:
+                request.progressed()
+        _complete(request, progress, chunks)
 
-    def _choose(self, avoid: Sequence[Instance]) -> Instance | None:
+    def _able(self, last: Instance) -> bool:
+        """Whether another worker could resume the stream once it is up."""
+        return any(one.resumes for one in self._fleet.decode if one is not last)
+
+    def _choose(self, avoid: Sequence[Instance], last: Instance) -> Instance:
         """Not the one that has just failed, and those that failed before only if need be."""
         now = time.monotonic()
-        able = [i for i in self._fleet.decode if i.resumes and i.usable(now) and i is not avoid[-1]]
-        return min(able, key=lambda i: (i in avoid, i.suspect, i.in_flight), default=None)
+        able = [i for i in self._fleet.decode if i.resumes and i.usable(now) and i is not last]
+        if not able:
+            raise NoWorker("no worker is up that could resume the stream")
+        return min(able, key=lambda i: (i in avoid, i.suspect, i.in_flight))
 
-    def _work(
-        self, job: RelayedRequest, progress: Progress, chunks: Chunks
-    ) -> Callable[[ConnectionPool, bool], Awaitable[None]]:
-        async def work(pool: ConnectionPool, fresh: bool) -> None:
-            exchange, answer = await self._ask(job, pool, RENDER_PATH, job.request.bare, fresh)
-            exchange.abort()  # should it stream, against all agreement
-            check_status(pool.url, answer)
-            body = _from_tokens(_rendered(pool.url, answer), progress)
-            if body is None:
-                job.reply.forward(chunks.delta("", [], "length", None))
-                progress.finish = "length"
-                return
-            exchange, answer = await self._ask(job, pool, GENERATE_PATH, (body,), fresh)
-            try:
-                check_stream(pool.url, answer)
-                rest = Continuation(pool.url, progress, chunks, job.reply.forward)
-                job.source(exchange)
-                rest.feed(answer.body)
-                await exchange.forward(rest.feed)
-            finally:
-                job.source(None)
-                exchange.abort()
-
-        return work
+    async def _work(
+        self, request: RelayedRequest, pool: ConnectionPool, progress: Progress, chunks: Chunks
+    ) -> None:
+        """Until the answer is complete, as this worker goes on with it."""
+        exchange, answer = await self._ask(request, pool, RENDER_PATH, request.body.bare)
+        exchange.abort()  # should it stream, against all agreement
+        check_status(pool.url, answer)
+        body = _from_tokens(_rendered(pool.url, answer), progress)
+        if body is None:
+            request.response.forward(chunks.delta("", [], "length", None))
+            progress.finish = "length"
+            return
+        exchange, answer = await self._ask(request, pool, GENERATE_PATH, (body,))
+        try:
+            check_stream(pool.url, answer)
+            rest = Continuation(pool.url, progress, chunks, request.response.forward)
+            request.source(exchange)
+            rest.feed(answer.body)
+            await exchange.forward(rest.feed)
+        finally:
+            request.source(None)
+            exchange.abort()
 
     async def _ask(
-        self, job: RelayedRequest, pool: ConnectionPool, path: str, body: Body, fresh: bool
+        self, request: RelayedRequest, pool: ConnectionPool, path: str, body: Body
     ) -> tuple[Exchange, Answer]:
-        """A stream goes on in the exchange, which is the caller's to end. A worker may still be
-        busy with an earlier try of this request, so that each has a name of its own."""
-        fields = job.call.fields(b"-%d" % len(job.avoid))
-        exchange = await pool.start(path, fields, body, self._limits, fresh=fresh)
+        """A worker may still be busy with an earlier try of this request, so that each has a name
+        of its own."""
+        fields = request.client.fields(b"-%d" % len(request.avoid))
         self._metrics.sent(size_of(body))
-        try:
-            return exchange, await exchange.ready
-        except BaseException:
-            exchange.abort()
-            raise
+        return await pool.ask(path, fields, body, self._limits)
 
 
-def _chunks(job: RelayedRequest, instance: Instance) -> Chunks:
+def _chunks(request: RelayedRequest, instance: Instance) -> Chunks:
     """As this worker would have written them."""
-    assert job.recorder is not None and job.recorder.progress.head is not None
-    options = job.request.fields.get("stream_options") or {}
+    recorder = request.recorder
+    assert recorder is not None and recorder.progress.head is not None
+    options = request.body.fields.get("stream_options") or {}
     usage = bool(options.get("include_usage"))
-    return Chunks(job.recorder.progress.head, job.recorder.asked, usage, instance.fingerprint)
+    return Chunks(recorder.progress.head, recorder.asked, usage, instance.fingerprint)
 
 
-def _complete(job: RelayedRequest, progress: Progress, chunks: Chunks) -> None:
+def _complete(request: RelayedRequest, progress: Progress, chunks: Chunks) -> None:
     """What follows the last token, of which any worker would say the same."""
     rest = DONE
     if chunks.usage and not progress.counted:
         rest = chunks.counts(len(progress.prompt), len(progress.tokens)) + DONE
-    job.reply.forward(rest)
-    job.reply.end()
+    request.response.forward(rest)
+    request.response.end()
 
 
 def _rendered(url: str, answer: Answer) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """The proxy's own queue: bounded, in order, fair to whoever leaves."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from protocol.errors import DeadlineExceeded, Unavailable
-from proxy.admission import Admission, Limits
+from proxy.admission import Admission, QueueLimits
+from proxy.request_state import RequestState
 
 
 class Crowd:
@@ -25,9 +27,15 @@ class Crowd:
         return task
 
     async def _stay(self, name: str, priority: int, left_s: float) -> None:
-        async with self.admission.admitted(priority, left_s):
+        state = RequestState(deadline=time.monotonic() + left_s, priority=priority)
+        async with self.admission.admitted(state, 1.0):
             self.entered.append(name)
             await self._go[name].wait()
+
+    @property
+    def refused(self) -> list[str]:
+        ended = {name: task for name, task in self.tasks.items() if task.done()}
+        return [name for name, task in ended.items() if task.exception() is not None]
 
     async def end(self, name: str) -> None:
         self._go[name].set()
@@ -50,7 +58,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_those_who_wait_enter_by_priority_then_in_turn() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=60.0)))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=60.0)))
         for name, priority in (("a", 0), ("b", 0), ("c", 0), ("d", -1)):
             await crowd.add(name, priority)
         assert crowd.entered == ["a"] and crowd.admission.waiting == 3
@@ -64,13 +72,13 @@ def test_those_who_wait_enter_by_priority_then_in_turn() -> None:
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=1, wait_s=60.0)))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=1, wait_s=60.0)))
         await crowd.add("a")
         await crowd.add("b")
         refused = await crowd.add("c")
         with pytest.raises(Unavailable) as error:
             await refused
-        assert error.value.code == "overloaded" and (error.value.retry_after_s or 0) >= 1
+        assert error.value.code == "queue_full" and (error.value.retry_after_s or 0) >= 1
         await crowd.end("a")
         await crowd.end("b")
         assert crowd.entered == ["a", "b"]
@@ -82,7 +90,7 @@ def test_a_wait_that_would_be_too_long_is_refused_before_it_begins() -> None:
     """The pace is learnt while there is a queue."""
 
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=100, wait_s=0.02)))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=100, wait_s=0.02)))
         names = [str(number) for number in range(20)]
         for name in names:
             await crowd.add(name)
@@ -112,7 +120,7 @@ def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
                 turn_given.pop().cancel()
             return 1
 
-        crowd = Crowd(Admission(room, Limits(queue=8, wait_s=60.0)))
+        crowd = Crowd(Admission(room, QueueLimits(queue=8, wait_s=60.0)))
         await crowd.add("a")
         gone = await crowd.add("b")
         unlucky = await crowd.add("c")
@@ -132,7 +140,7 @@ def test_whoever_leaves_the_queue_keeps_nobody_waiting() -> None:
 
 def test_waiting_ends_with_the_deadline_or_the_queues_own_limit() -> None:
     async def work() -> None:
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=60.0, timeout_s=0.05)))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=60.0, timeout_s=0.05)))
         await crowd.add("a")
         with pytest.raises(DeadlineExceeded):
             await (await crowd.add("b", left_s=0.01))
@@ -150,7 +158,7 @@ def test_without_anybody_to_count_on_nobody_waits() -> None:
 
     async def work() -> None:
         room = [1]
-        crowd = Crowd(Admission(lambda: room[0], Limits()))
+        crowd = Crowd(Admission(lambda: room[0], QueueLimits()))
         await crowd.add("a")
         await crowd.add("b")
         room[0] = 0
@@ -168,7 +176,7 @@ def test_idle_time_says_nothing_of_the_pace() -> None:
 
     async def work() -> None:
         now = [0.0]
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=5.0), lambda: now[0]))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
         for first, second in ("ab", "cd", "ef"):
             now[0] += 600.0
             await crowd.add(first)
@@ -180,7 +188,7 @@ def test_idle_time_says_nothing_of_the_pace() -> None:
             await crowd.end(second)
         for name in "ghi":
             await crowd.add(name)
-        assert crowd.admission.waiting == 2 and not crowd.admission.refused
+        assert crowd.admission.waiting == 2 and not crowd.refused
         for name in "ghi":
             await crowd.end(name)
 
@@ -192,7 +200,7 @@ def test_a_pace_that_was_slow_is_learnt_anew() -> None:
 
     async def work() -> None:
         now = [0.0]
-        crowd = Crowd(Admission(lambda: 1, Limits(queue=8, wait_s=5.0), lambda: now[0]))
+        crowd = Crowd(Admission(lambda: 1, QueueLimits(queue=8, wait_s=5.0), lambda: now[0]))
         await crowd.add("0")
         await crowd.add("1")
         now[0] += 60.0
@@ -205,7 +213,7 @@ def test_a_pace_that_was_slow_is_learnt_anew() -> None:
             await crowd.end(str(number))
         await crowd.add("51")
         await crowd.add("52")
-        assert crowd.admission.waiting == 2 and not crowd.admission.refused
+        assert crowd.admission.waiting == 2 and not crowd.refused
         for name in ("50", "51", "52"):
             await crowd.end(name)
 
@@ -217,7 +225,7 @@ def test_room_that_grows_lets_in_who_waits() -> None:
 
     async def work() -> None:
         room = [1]
-        crowd = Crowd(Admission(lambda: room[0], Limits(queue=3, wait_s=60.0)))
+        crowd = Crowd(Admission(lambda: room[0], QueueLimits(queue=3, wait_s=60.0)))
         for name in "abcd":
             await crowd.add(name)
         assert crowd.entered == ["a"]
@@ -228,7 +236,7 @@ def test_room_that_grows_lets_in_who_waits() -> None:
         room[0] = 9
         await crowd.add("e")
         assert sorted(crowd.entered) == ["a", "b", "c", "d", "e"]
-        assert not crowd.admission.waiting and not crowd.admission.refused
+        assert not crowd.admission.waiting and not crowd.refused
         for name in "abcde":
             await crowd.end(name)
 

@@ -135,4 +135,4 @@ async def test_an_entry_that_is_no_object_is_refused(entry: Any) -> None:
         with pytest.raises(InvalidRequest) as refused:
             await anext(stack.gateway.run(rendered))
         assert refused.value.param == f"ec_transfer_params.{HASH}"
-        assert stack.gateway.in_flight == 0
+        assert stack.gateway.in_flight.count == 0

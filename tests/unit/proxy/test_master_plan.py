@@ -8,8 +8,8 @@ import pytest
 from protocol.registry import InstanceRole, ItemPlacement, Placement, Target
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.worker import Instance
-from proxy.placement.by_master import MasterPlanner, ModelNames
-from proxy.placement.own_view import Plan
+from proxy.placement.by_master import MasterPlanner
+from proxy.placement.planner import Plan
 
 
 def target(name: str, role: InstanceRole) -> Target:
@@ -24,9 +24,7 @@ def planned(attempt: int, prefill: Target | None, *items: ItemPlacement) -> Plan
     by_id = {n: Instance(f"http://{n}:1", role, Breaker()) for n, role in roles.items()}
     unused: Any = None
     following: Any = SimpleNamespace(by_id=by_id)
-    placing = MasterPlanner(
-        unused, unused, following, unused, unused, unused, ModelNames("m", "m", "")
-    )
+    placing = MasterPlanner(unused, unused, following, unused, unused, unused)
     state: Any = SimpleNamespace(attempt=attempt)
     return placing._plan(state, Placement("r", DECODE, prefill, list(items)))
 

@@ -19,7 +19,7 @@ from protocol.generate import (
 )
 from protocol.settings import resolve
 from protocol.types import EncodeItem, EncodeOutput, GenerateRequest, MMItem, SamplingParams
-from proxy.assembly import make_fleet, make_pipeline
+from proxy.assembly import make_core, make_fleet, make_own_view
 from proxy.config import ProxyConfig
 from proxy.metrics import ProxyMetrics
 from proxy.tokens.pipeline import Pipeline
@@ -73,7 +73,9 @@ class Workers:
         config = resolve(ProxyConfig, [*flags, "--request-timeout", "10"], {})
         fleet = make_fleet(config)
         try:
-            yield make_pipeline(config, fleet, client, ProxyMetrics(fleet))
+            metrics = ProxyMetrics(fleet)
+            planner = make_own_view(config, fleet, metrics)
+            yield make_core(config, fleet, client, metrics, planner).pipeline
         finally:
             await client.close()
             await runner.cleanup()

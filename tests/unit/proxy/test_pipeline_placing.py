@@ -33,9 +33,9 @@ from protocol.registry import (
     Target,
 )
 from protocol.types import GenerateRequest, MMItem
-from proxy.assembly import make_pipeline, make_static
+from proxy.assembly import make_core, make_own_view
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.placement.by_master import MasterPlanner, ModelNames
+from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
 from proxy.placement.reporter import Reporter
 from proxy.tokens.pipeline import Pipeline
@@ -105,15 +105,12 @@ async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stac
         for number, instance in enumerate(fleet.decode):
             instance.instance_id = f"d{number}"
             following.by_id[instance.instance_id] = instance
-        alone = make_static(gateway.config, fleet, gateway.metrics)
-        names = ModelNames()
-        placing = MasterPlanner(fleet, link, following, reports, alone, gateway.metrics, names)
+        alone = make_own_view(gateway.config, fleet, gateway.metrics)
+        placing = MasterPlanner(fleet, link, following, reports, alone, gateway.metrics)
         telling = asyncio.create_task(reports.run())
         try:
-            yield (
-                stack,
-                make_pipeline(gateway.config, fleet, gateway.client, gateway.metrics, placing),
-            )
+            core = make_core(gateway.config, fleet, gateway.client, gateway.metrics, placing)
+            yield stack, core.pipeline
         finally:
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError):

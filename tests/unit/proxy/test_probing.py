@@ -13,8 +13,9 @@ from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_first, probe_once, probe_one
 from proxy.fleet.worker import Instance
-from proxy.placement.own_view import room_of
-from proxy.upstream.client import Patience, Unreachable, UpstreamClient
+from proxy.placement.own_view import Room
+from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.failures import CallFailed
 from tests.support.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.2
@@ -107,9 +108,9 @@ async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
 async def test_a_worker_says_how_much_it_runs_at_once() -> None:
     async with serving(Worker(OURS)) as worker, asking() as client:
         fleet, _ = decoding(worker.url)
-        assert room_of(fleet, 0) == 256
+        assert Room(fleet, 0).requests == 256
         await probe_once(fleet, client)
-        assert room_of(fleet, 0) == 48 and room_of(fleet, 10) == 10
+        assert Room(fleet, 0).requests == 48 and Room(fleet, 10).requests == 10
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> Non
         fleet, (_, other) = decoding(stuck.url, good.url)
         other.up = False
         seen: list[bool] = []
-        fleet.changed = lambda: seen.append(other.up)
+        fleet.subscribe(lambda: seen.append(other.up))
         began = time.monotonic()
         round_ = asyncio.create_task(probe_once(fleet, client))
         while not seen:  # noqa: ASYNC110 — what is awaited has no event
@@ -279,7 +280,7 @@ async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
             worker.silent = {"/health"}
             await probe_once(fleet, client)
             assert instance.lost
-            with pytest.raises(Unreachable):
+            with pytest.raises(CallFailed):
                 await anext(events)
         asked = len(worker.asked)
         await probe_once(fleet, client)

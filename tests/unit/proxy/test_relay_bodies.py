@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import InvalidRequest, Unavailable, UpstreamError
+from protocol.errors import InvalidRequest
 from proxy.relay.bodies import EncodedMedia, Reference, RequestBody
-from proxy.relay.data_urls import Body
-from proxy.relay.response_validation import Refused, check_stream, check_whole, encoded, prefilled
-from proxy.upstream.connection import Answer, CallFailed
+from proxy.relay.response_validation import check_stream, check_whole, encoded, prefilled
+from proxy.upstream.answer import Answer, Body
+from proxy.upstream.failures import CallFailed, Refused, failure_of
 
 BIG = "data:image/png;base64," + "A" * 10_000
 GRID = {"image_grid_thw": [1, 4, 4]}
@@ -245,9 +245,10 @@ def test_an_error_as_first_event_is_an_error() -> None:
 
 def test_what_an_error_answer_means() -> None:
     client = Refused("u", answer({"error": {"message": "bad"}}, 400))
-    assert not client.again and not client.charged
+    assert not client.again and not failure_of(client).charged
     busy = Refused("u", answer({"error": {"message": "full"}}, 503, retry_after=b"7"))
-    assert busy.again and not busy.charged
-    assert isinstance(busy.error, Unavailable) and busy.error.retry_after_s == 7.0
+    assert busy.again and not failure_of(busy).charged
+    assert (busy.status, busy.code, busy.retry_after_s) == (503, "unavailable", 7.0)
     broken = Refused("u", answer(b"oops", 500))
-    assert broken.again and broken.charged and isinstance(broken.error, UpstreamError)
+    assert broken.again and failure_of(broken).charged
+    assert (broken.status, broken.code) == (502, "upstream_error")

@@ -21,8 +21,8 @@ from proxy.fleet.probing import probe_once
 from proxy.relay.bodies import may_hold_media
 from proxy.relay.response import ClientResponse
 from proxy.relay.server import connection_class
+from proxy.upstream.answer import Answer
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.connection import Answer
 
 CHAT = "/v1/chat/completions"
 OURS = {"/health": {}, "/server_info": {"dialect": "tokens"}, "/v1/models": {"data": []}}

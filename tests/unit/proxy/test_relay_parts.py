@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.fleet.circuit_breaker import Breaker
-from proxy.relay.data_urls import DataUrls, size_of
+from proxy.relay.data_urls import DataUrls
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_parser import RequestParser
+from proxy.upstream.answer import size_of
 from proxy.upstream.sse import EventCutter, EventTooLong
 
 EVENTS = b': hello\n\ndata: {"a":1}\n\ndata: {"b":\ndata: 2}\r\n\r\ndata: [DONE]\n\n'

@@ -11,7 +11,7 @@ from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.eligibility import can_be_resumed
 from proxy.relay.resume.progress import DONE, Chunks, Progress
 from proxy.relay.resume.recorder import Recorder
-from proxy.upstream.connection import CallFailed
+from proxy.upstream.failures import CallFailed
 from proxy.upstream.sse import EventCutter, data_of, events_of
 from tests.support.greedy_workers import Greedy
 from tests.support.relay_workers import CHAT, Asked

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from protocol.errors import TriptychError, Unavailable
 from proxy.relay.response import ClientResponse
 from proxy.relay.server import connection_class
-from proxy.upstream.connection import Answer
+from proxy.upstream.answer import Answer
 from services.http.listener import Pace
 from tests.support.listening import QUICK, Client, code_of, listening, post, run
 from tests.support.waiting import eventually

@@ -7,22 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import (
-    DeadlineExceeded,
-    EmbeddingLost,
-    InternalError,
-    InvalidRequest,
     RequestAborted,
-    TransferError,
-    Unavailable,
     UpstreamError,
 )
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
-from proxy.tokens.request_state import TokensRequest, another_may_help, at_fault
+from proxy.tokens.request_state import TokensRequest
+from proxy.upstream.failures import failure_of
 
 
 def state(n: int = 1, max_tokens: int = 8, seconds: float = 60.0) -> TokensRequest:
     request = GenerateRequest("r", [1, 2, 3], SamplingParams(max_tokens=max_tokens, n=n))
-    return TokensRequest(request, {}, time.monotonic() + seconds)
+    deadline = time.monotonic() + seconds
+    return TokensRequest(deadline=deadline, request_id="r", request=request, media={})
 
 
 def test_the_first_attempt_is_the_request_itself() -> None:
@@ -33,7 +29,7 @@ def test_the_first_attempt_is_the_request_itself() -> None:
 def test_a_further_attempt_goes_on_with_the_choices_that_have_not_ended() -> None:
     going = state(n=3)
     going.passed([RequestOutput("r", 0, [5, 6]), RequestOutput("r", 1, [7], finish_reason="stop")])
-    assert going.failed(UpstreamError("gone"), most=3)
+    going.attempt += 1
     wanted = going.wanted()
     assert wanted.emitted == {0: [5, 6], 2: []}
     assert wanted.request_id != "r"
@@ -49,13 +45,13 @@ def test_prompt_tokens_from_a_cache_are_counted_once() -> None:
     assert again.cached_tokens is None
 
 
-def test_progress_renews_the_patience() -> None:
+def test_progress_forgives_the_failures_before_it() -> None:
     going = state(max_tokens=100)
-    for token in range(20):
-        assert going.failed(UpstreamError("gone"), most=1)
-        going.passed([RequestOutput("r", 0, [token])])
-    assert going.failed(UpstreamError("gone"), most=1)
-    assert not going.failed(UpstreamError("gone"), most=1)
+    going.in_a_row = going.failures = 3
+    going.lost, going.waiting_since = True, 1.0
+    going.passed([RequestOutput("r", 0, [5])])
+    assert (going.in_a_row, going.failures, going.lost) == (0, 0, False)
+    assert going.waiting_since is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_progress_renews_the_patience() -> None:
 def test_what_a_worker_cannot_have_meant_is_its_fault(output: RequestOutput) -> None:
     with pytest.raises((UpstreamError, RequestAborted)) as error:
         state().passed([output])
-    assert at_fault(error.value)
+    assert failure_of(error.value).charged
 
 
 def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
@@ -90,18 +86,6 @@ def test_of_steps_that_cannot_be_nothing_is_taken() -> None:
     assert going.complete
 
 
-def test_nothing_is_tried_again_after_the_deadline() -> None:
-    assert not state(seconds=-1.0).failed(UpstreamError("gone"), most=3)
-
-
-def test_which_errors_another_worker_may_not_meet() -> None:
-    helps = [UpstreamError, Unavailable, InternalError, TransferError, EmbeddingLost]
-    assert all(another_may_help(kind("x")) for kind in helps)
-    assert not another_may_help(InvalidRequest("x"))
-    faults = [kind for kind in (*helps, DeadlineExceeded) if at_fault(kind("x"))]
-    assert faults == [UpstreamError, InternalError]
-
-
 @given(
     st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12),
     st.sets(st.integers(0, 11)),
@@ -114,7 +98,7 @@ def test_the_tokens_of_all_attempts_are_those_of_one(
     seen: list[int] = []
     for number, tokens in enumerate(steps):
         if number in breaks:
-            assert going.failed(UpstreamError("gone"), most=1000)
+            going.attempt += 1
             assert going.wanted().emitted.get(0, []) == seen
         for output in going.passed([RequestOutput("r", 0, list(tokens))]):
             seen += output.token_ids

@@ -1,0 +1,224 @@
+"""One call to a worker, and another elsewhere if it fails: the same for both dialects.
+
+Every call is counted, timed, and its failure charged to whom it speaks against. A failure that a
+request has met at one worker and meets again at another is the request's own: the first worker is
+forgiven, the second one is not charged. A worker that takes no more requests is out of choice at
+once, and the attempt there does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from protocol.errors import RateLimited, TriptychError, Unavailable
+from protocol.types import Role
+from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
+from proxy.fleet.worker import Instance
+from proxy.metrics import ProxyMetrics
+from proxy.request_state import Tries
+from proxy.upstream.failures import Failure, failure_of
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_MAX_BACKOFF_S = 2.0
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """`most` failures in a row are tried again; `backoff_s` before the first further try, then
+    doubled. A request that has begun, or has lost its worker, waits `failover_s` for another."""
+
+    most: int = 3
+    backoff_s: float = 0.05
+    failover_s: float = 30.0
+
+
+class Suspicions(Protocol):
+    """Who else wants to hear of a worker that takes no requests."""
+
+    def suspect(self, instance: Instance) -> None: ...
+
+
+class Dispatch:
+    """Calls to the workers of a fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: ProxyMetrics,
+        retrying: Retrying = Retrying(),
+        observer: Suspicions | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self._metrics = metrics
+        self._retrying = retrying
+        self._observer = observer
+        self._random = random.Random()
+
+    def calling(self, tries: Tries, instance: Instance, stage: Role) -> Calling:
+        """A context around one call for a `stage`, which may differ from the worker's role."""
+        return Calling(self, tries, instance, stage)
+
+    def succeeded(self, call: Calling) -> None:
+        call.instance.breaker.succeeded()
+        self._metrics.stage_seconds(call.stage, call.elapsed_s)
+
+    def failed(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
+        """Note a call that has ended with `error`: on the worker, and on the request."""
+        failure = failure_of(error)
+        if not failure.retry:
+            return  # it speaks of the request alone
+        self._metrics.upstream_failures.labels(instance.role, failure.kind).inc()
+        if failure.elsewhere:
+            tries.avoid.append(instance)
+        if failure.gone or failure.charged:
+            tries.blamed.append(instance)
+        if failure.gone:
+            self._lose(tries, instance, error, sent=failure.sent)
+        if failure.charged:
+            self._charge(tries, instance, failure)
+
+    def _lose(self, tries: Tries, instance: Instance, error: TriptychError, *, sent: bool) -> None:
+        """Out of choice until it is well again. The attempt is excused; but only one of those that
+        had reached a worker, as it may be the request that ends them."""
+        if not (sent and tries.lost):
+            tries.excused = error
+        if sent:
+            tries.lost = True
+        if tries.waiting_since is None:
+            tries.waiting_since = time.monotonic()
+        self.fleet.lose(instance)
+        if self._observer is not None:
+            self._observer.suspect(instance)
+
+    def _charge(self, tries: Tries, instance: Instance, failure: Failure) -> None:
+        """What has failed the same way elsewhere is the request's own fault."""
+        first = tries.seen.setdefault(failure.kind, instance) if failure.sent else instance
+        if first is not instance and not failure.gone:
+            first.breaker.forgive()
+            return
+        instance.suspect = True
+        instance.breaker.failed(time.monotonic())
+
+    async def tried(
+        self,
+        tries: Tries,
+        stage: Role,
+        choose: Callable[[], Instance],
+        work: Callable[[Instance], Awaitable[_T]],
+        *,
+        only_elsewhere: bool = False,
+    ) -> _T:
+        """`work` at the worker that `choose` names, then at others, as often as is allowed.
+        `only_elsewhere`: never at one again that has failed it."""
+        while True:
+            try:
+                instance = choose()
+                with self.calling(tries, instance, stage):
+                    return await work(instance)
+            except TriptychError as error:
+                if only_elsewhere and error is not tries.excused and not self._others(tries, stage):
+                    raise
+                await self.again(tries, error, stage)
+
+    def _others(self, tries: Tries, stage: Role) -> bool:
+        """Whether a worker is left that has not failed the work."""
+        return any(one not in tries.avoid for one in self.fleet.usable(stage, tries.avoid))
+
+    async def placed(self, tries: Tries, place: Callable[[], Awaitable[_T]]) -> _T:
+        """What `place` finds; a refusal is final unless the request is owed a worker."""
+        while True:
+            try:
+                return await place()
+            except (Unavailable, RateLimited) as error:
+                if isinstance(error, WorkerUnknown):
+                    await self.again(tries, error, "request")
+                else:
+                    await self._wait_for_worker(tries, error)
+
+    async def again(self, tries: Tries, error: TriptychError, stage: str) -> None:
+        """The pause before another attempt; raises `error` if there is to be none."""
+        if isinstance(error, NoWorker):
+            await self._wait_for_worker(tries, error)
+            return
+        tries.attempt += 1
+        tries.in_a_row += 1
+        if not self._worth_it(tries, error):
+            raise error
+        logger.info("%s: %s; trying again", tries.request_id, error)
+        self._metrics.retries.labels(stage).inc()
+        await self._backoff(tries)
+
+    def _worth_it(self, tries: Tries, error: TriptychError) -> bool:
+        now = time.monotonic()
+        if not (failure_of(error).retry and self._retrying.most) or now >= tries.deadline:
+            return False
+        since = now if tries.waiting_since is None else tries.waiting_since
+        if error is not tries.excused or now - since >= self._retrying.failover_s:
+            tries.failures += 1
+        tries.excused = None  # a kept error would keep all frames that it has passed
+        return tries.failures <= self._retrying.most
+
+    async def _wait_for_worker(self, tries: Tries, error: TriptychError) -> None:
+        """A moment; raises `error` unless the request has begun, or has lost its worker, and has
+        not waited long enough."""
+        now = time.monotonic()
+        owed = tries.begun or tries.waiting_since is not None
+        since = now if tries.waiting_since is None else tries.waiting_since
+        if not owed or now - since >= self._retrying.failover_s:
+            raise error
+        tries.waiting_since = since
+        await asyncio.sleep(min(_LOOK_S, tries.left_s))
+
+    async def _backoff(self, tries: Tries) -> None:
+        """Wait longer with each attempt in a row, and never in step with others."""
+        retrying = self._retrying
+        longest = min(_MAX_BACKOFF_S, retrying.backoff_s * 2 ** (tries.in_a_row - 1))
+        await asyncio.sleep(min(longest * self._random.uniform(0.5, 1.0), tries.left_s))
+
+
+class Calling:
+    """One call while it lasts. A class of its own, as every relayed request passes through three:
+    a generator's context takes three times as long."""
+
+    __slots__ = ("_dispatch", "_start", "_tries", "elapsed_s", "instance", "stage")
+
+    def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:
+        self._dispatch = dispatch
+        self._tries = tries
+        self.instance = instance
+        self.stage = stage
+        self._start = self.elapsed_s = 0.0
+
+    def __enter__(self) -> Calling:
+        self._start = time.monotonic()
+        self.instance.breaker.started(self._start)
+        self.instance.in_flight += 1
+        return self
+
+    @property
+    def so_far_s(self) -> float:
+        """Seconds since it began, while it lasts."""
+        return time.monotonic() - self._start
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.instance.in_flight -= 1
+        self.elapsed_s = self.so_far_s
+        # A reader that leaves between two outputs has what it needs: a stop string, for one.
+        if error is None or isinstance(error, GeneratorExit):
+            self._dispatch.succeeded(self)
+        elif isinstance(error, TriptychError):
+            self._dispatch.failed(self._tries, self.instance, error)

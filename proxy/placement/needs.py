@@ -1,0 +1,50 @@
+"""What a rendered request needs of the workers, by exact keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.keys import block_keys, root_key
+from protocol.kv_events import short_key
+from protocol.registry import MediaNeed
+from protocol.types import GenerateRequest
+from proxy.placement.planner import Need
+from services.frontend.render import Frontend
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """`served`: for clients and masters. `keyed` and `revision`: in content keys."""
+
+    served: str = ""
+    keyed: str = ""
+    revision: str = ""
+
+    @staticmethod
+    def of(frontend: Frontend | None) -> ModelNames:
+        if frontend is None:
+            return ModelNames()
+        info = frontend.info
+        return ModelNames(frontend.config.names[0], info.name, info.revision)
+
+
+def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
+    """Of an attempt of a rendered request. Keys are made only if a master is asked."""
+
+    def keys(block_size: int) -> list[int]:
+        root = root_key(model=names.keyed, revision=names.revision, cache_salt=wanted.cache_salt)
+        made = block_keys(wanted.token_ids, block_size, root, wanted.mm_items)
+        return [short_key(key) for key in made]
+
+    items = [
+        MediaNeed(item.mm_hash, item.length, item.offset, modality=item.modality)
+        for item in wanted.mm_items
+    ]
+    return Need(
+        wanted.request_id,
+        len(wanted.token_ids),
+        wanted.sampling.max_tokens,
+        items,
+        keys,
+        names.served,
+    )

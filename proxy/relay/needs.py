@@ -1,0 +1,70 @@
+"""What relayed requests need of the workers, for a master that places them.
+
+With a model the proxy renders the request, and asks by the very keys that the workers' cache events
+come under. Without one, or for a request that it cannot render, keys are over the message parts and
+the media's bytes: the same prompt has the same keys, and the same beginning the same first ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protocol.errors import TriptychError
+from protocol.openai import CHAT_PATH, decode_chat, decode_completion
+from proxy.fleet.fleet import Fleet
+from proxy.placement.needs import ModelNames, need_of
+from proxy.placement.planner import Need
+from proxy.relay.message_keys import predicted_need
+from proxy.relay.request_state import RelayedRequest
+from services.frontend.render import Frontend, RenderedRequest
+
+
+class Needs:
+    """`frontend` None: no model to render with."""
+
+    def __init__(self, fleet: Fleet, frontend: Frontend | None) -> None:
+        self._fleet = fleet
+        self._frontend = frontend
+
+    async def of(self, request: RelayedRequest) -> Need:
+        """The need of the attempt that begins; `names` of the request's media are set with it."""
+        rendered = None
+        if self._frontend is not None:
+            rendered = await self._rendered(self._frontend, request)
+        name = request.request_id
+        if request.attempt:
+            name = f"{name}~{request.attempt}"
+        if rendered is None:
+            request.exact = False
+            return predicted_need(request, name)
+        return self._exact(request, rendered, name)
+
+    async def _rendered(
+        self, frontend: Frontend, request: RelayedRequest
+    ) -> RenderedRequest | None:
+        """None for what only the workers know how to render; they judge it too."""
+        try:
+            if request.client.path == CHAT_PATH:
+                chat = decode_chat(request.client.body)
+                return await frontend.render_chat(chat, request_id=request.request_id)
+            completion = decode_completion(request.client.body)
+            prompts = await frontend.render_completion(completion, request_id=request.request_id)
+        except TriptychError:
+            return None
+        return prompts[0] if len(prompts) == 1 else None
+
+    def _exact(self, request: RelayedRequest, rendered: RenderedRequest, name: str) -> Need:
+        wanted = rendered.generate
+        items = request.body.items
+        request.exact = len(wanted.mm_items) == len(items)
+        request.names = [item.mm_hash for item in wanted.mm_items]
+        if items and not request.exact:
+            return predicted_need(request, name)
+        return replace(need_of(wanted, self._names()), request_id=name)
+
+    def _names(self) -> ModelNames:
+        """As the workers are registered: their cache events are named so."""
+        for worker in (*self._fleet.prefill, *self._fleet.decode):
+            if worker.model:
+                return ModelNames(worker.model, worker.model, worker.revision)
+        return ModelNames()

@@ -1,0 +1,73 @@
+"""What the proxy knows of a request on its way, whatever protocol its workers speak."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from protocol.errors import DeadlineExceeded, TriptychError
+from proxy.fleet.worker import Instance
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose fair share a request counts against, and what it has to do with others."""
+
+    tenant: str = ""
+    session: str = ""
+
+
+@dataclass(kw_only=True)
+class Tries:
+    """Attempts at one piece of work: a request, or the encoding of a picture for several requests.
+
+    `deadline`: of `time.monotonic`; nothing is tried after it.
+    `request_id`: for the log.
+    `avoid`: workers that have failed it, oldest first; `blamed`: those of them that are at fault.
+    `attempt`: how many attempts have ended.
+    `in_a_row`: those of them that nothing has come of since something did.
+    `failures`: as many of these as count.
+    `seen`: by way of failing, the worker that failed so first.
+    `excused`: the failure that does not count.
+    `lost`: whether a worker that had the work has stopped to take requests.
+    `waiting_since`: when it was first left without a worker, None if it was not.
+    """
+
+    deadline: float
+    request_id: str = ""
+    avoid: list[Instance] = field(default_factory=list)
+    blamed: list[Instance] = field(default_factory=list)
+    attempt: int = 0
+    in_a_row: int = 0
+    failures: int = 0
+    seen: dict[str, Instance] = field(default_factory=dict)
+    excused: TriptychError | None = None
+    lost: bool = False
+    waiting_since: float | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; `DeadlineExceeded` if there are none."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the request's deadline has passed")
+        return left
+
+    @property
+    def begun(self) -> bool:
+        """Whether its client has had any of the answer."""
+        return False
+
+    def progressed(self) -> None:
+        """Something came of the attempt under way: failures before it count no more."""
+        self.in_a_row = self.failures = 0
+        self.lost = False
+        self.excused = self.waiting_since = None
+
+
+@dataclass(kw_only=True)
+class RequestState(Tries):
+    """A client's request over all its attempts. `priority`: lower is served earlier, 0 is usual."""
+
+    priority: int = 0
+    caller: Caller = Caller()

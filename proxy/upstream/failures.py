@@ -1,0 +1,148 @@
+"""Calls to workers that fail: what went wrong, and whom it speaks against.
+
+A failure counts against a worker only if another worker would have done better. So what a worker
+says of the request (a 400) is the client's business, a worker that is full or drains is not broken,
+and a shortage of this process is nobody's fault but its own.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.decoding import decoded
+from protocol.errors import (
+    DeadlineExceeded,
+    EmbeddingLost,
+    NotServing,
+    RequestAborted,
+    TriptychError,
+    Unavailable,
+    UpstreamError,
+    from_openai,
+)
+from proxy.upstream.answer import Answer
+
+_OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+_BUSY = (429, 503)
+_RETRYABLE = (408, 429, 500, 502, 503, 504)
+_LONGEST_WAIT_S = 3600.0
+REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
+
+
+class CallFailed(UpstreamError):
+    """A worker that did not answer as it should. `kind` is a word for metrics.
+
+    `sent` is False if the worker cannot have seen the request; `stale` is True if a kept connection
+    turned out to be closed already, which is nobody's fault.
+    """
+
+    def __init__(
+        self, message: str, kind: str, *, sent: bool = True, stale: bool = False, status: int = 502
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.sent, self.stale, self.status = kind, sent, stale, status
+        if status == 504:
+            self.code = "deadline_exceeded"
+
+
+class ProxyExhausted(Unavailable):
+    """This process has no sockets, ports or memory left for another connection."""
+
+    code = "proxy_exhausted"
+
+
+class Refused(TriptychError):
+    """A worker answered with an error; `answer` is what it said, `worker_code` the code in it.
+
+    `again`: another worker may do better. Status and code are those of our own tree: a worker's
+    words are no labels for metrics.
+    """
+
+    def __init__(self, url: str, answer: Answer) -> None:
+        try:
+            content: Any = decoded(answer.body, Any, fail=ValueError)
+        except ValueError:
+            content = None
+        told = from_openai(answer.status, content)
+        super().__init__(told.message, param=told.param, code=type(told).code)
+        self.url, self.answer, self.worker_code = url, answer, told.code
+        self.status, self.type = told.status, told.type
+        self.again = answer.status in _RETRYABLE or not 400 <= answer.status < 500
+        self._place(content)
+
+    def _place(self, content: Any) -> None:
+        """What a client may be told of it, and when to ask again."""
+        busy = self.answer.retry_after
+        if self.status in _BUSY:
+            self.retry_after_s = min(float(busy), _LONGEST_WAIT_S) if busy.isdigit() else 1.0
+        elif self.status >= 500 and self.status not in (502, 504):
+            self.status, self.code = UpstreamError.status, UpstreamError.code
+            self.message = f"{self.url}: {self.message}"
+        if is_no_worker(self.answer.status, content):
+            self.again, self.worker_code = True, NOT_A_WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a failed call says.
+
+    `kind`: a word for metrics, the same for the same way of failing.
+    `retry`: another worker may do better, or the same one later.
+    `charged`: it speaks against the worker.
+    `gone`: the worker takes no requests, until a probe finds it well.
+    `sent`: the worker may have begun to work on the request.
+    `elsewhere`: the request had better not come back there.
+    """
+
+    kind: str
+    retry: bool
+    charged: bool
+    gone: bool = False
+    sent: bool = True
+    elsewhere: bool = True
+
+
+def failure_of(error: TriptychError) -> Failure:
+    """What an error says that a call to a worker has ended with."""
+    match error:
+        case ProxyExhausted():
+            return Failure(error.code, True, False, sent=False, elsewhere=False)
+        case CallFailed():
+            gone = error.kind in (REFUSED, DROPPED)
+            return Failure(error.kind, True, True, gone, error.sent)
+        case Refused():
+            return _refusal(error)
+        case DeadlineExceeded():
+            return Failure(str(error.status), True, False)
+        case _ if error.code == EmbeddingLost.code:  # the encoder's loss, not the consumer's
+            return Failure(error.code, True, False, elsewhere=False)
+    gone = error.code == NotServing.code
+    retry = error.status >= RequestAborted.status
+    charged = retry and error.status != Unavailable.status
+    return Failure(str(error.status), retry, charged, gone)
+
+
+def _refusal(error: Refused) -> Failure:
+    status = error.answer.status
+    if error.worker_code == NOT_A_WORKER:
+        return Failure(NOT_A_WORKER, True, True)
+    gone = error.worker_code == NotServing.code
+    return Failure(str(status), error.again, error.again and status not in _BUSY, gone)
+
+
+def is_no_worker(status: int, content: object) -> bool:
+    """Whether an answer is no worker's: whoever has the address now does not know the route. (A
+    worker says in an error's own form that it has no such model.)"""
+    if status == 405:
+        return True
+    return status == 404 and not (isinstance(content, dict) and content.get("error"))
+
+
+def unconnected(url: str, error: OSError) -> CallFailed | ProxyExhausted:
+    """Why there is no connection to a worker."""
+    text = f"{url} cannot be reached: {error.strerror or error}"
+    if error.errno in _OUR_OWN:
+        return ProxyExhausted(text, retry_after_s=1.0)
+    return CallFailed(text, REFUSED, sent=False)

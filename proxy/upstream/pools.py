@@ -1,0 +1,38 @@
+"""The connection pools to all workers of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from proxy.fleet.worker import Instance
+from proxy.upstream.connection_pool import ConnectionPool
+
+
+class ConnectionPools:
+    """Owns one pool for each URL that was asked; `close` closes them. `urls` are those of the
+    fleet: others are forgotten when a new one comes."""
+
+    def __init__(
+        self, urls: Callable[[], Iterable[str]], connect_timeout_s: float, encode_at_once: int
+    ) -> None:
+        self._urls = urls
+        self._connect_timeout_s = connect_timeout_s
+        self._encode_at_once = encode_at_once
+        self._pools: dict[str, ConnectionPool] = {}
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+    def of(self, instance: Instance) -> ConnectionPool:
+        """The pool of a worker."""
+        pool = self._pools.get(instance.url)
+        if pool is None:
+            self._prune()
+            pool = ConnectionPool(instance.url, self._connect_timeout_s, self._encode_at_once)
+            self._pools[instance.url] = pool
+        return pool
+
+    def _prune(self) -> None:
+        for url in self._pools.keys() - set(self._urls()):
+            self._pools.pop(url).close()

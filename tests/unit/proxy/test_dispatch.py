@@ -1,0 +1,228 @@
+"""Who is charged with a failure, and where the request goes next."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from protocol.errors import (
+    DeadlineExceeded,
+    EmbeddingLost,
+    InternalError,
+    InvalidRequest,
+    NotServing,
+    TransferError,
+    TriptychError,
+    Unavailable,
+    UpstreamError,
+)
+from proxy.dispatch import Dispatch, Retrying
+from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.worker import Instance
+from proxy.metrics import ProxyMetrics
+from proxy.request_state import Tries
+from proxy.upstream.answer import Answer
+from proxy.upstream.failures import CallFailed, ProxyExhausted, Refused, failure_of
+
+Fail = Callable[[], TriptychError]
+
+
+class Site:
+    """Decode workers that fail as they are told, by their place in the fleet."""
+
+    def __init__(self, count: int, **retrying: float) -> None:
+        self.fleet = Fleet()
+        self.workers = [self.fleet.add(f"http://{i}:1", "decode") for i in range(count)]
+        times = {"most": 3, "backoff_s": 0.0, "failover_s": 0.2, **retrying}
+        most = int(times.pop("most"))
+        self.dispatch = Dispatch(self.fleet, ProxyMetrics(self.fleet), Retrying(most, **times))
+        self.fails: dict[int, list[Fail]] = {}
+        self.asked: list[int] = []
+        self.tries = Tries(deadline=time.monotonic() + 10)
+
+    async def work(self, instance: Instance) -> str:
+        number = self.workers.index(instance)
+        self.asked.append(number)
+        if fails := self.fails.get(number):
+            raise fails.pop(0)()
+        return "done"
+
+    async def run(self) -> str:
+        choose = lambda: self.fleet.choose("decode", self.tries.avoid)  # noqa: E731
+        return await self.dispatch.tried(self.tries, "decode", choose, self.work)
+
+    def failures(self) -> list[int]:
+        return [worker.breaker.failures for worker in self.workers]
+
+
+def broken() -> TriptychError:
+    return UpstreamError("broken")
+
+
+def dropped() -> TriptychError:
+    return CallFailed("gone", "dropped")
+
+
+def refused() -> TriptychError:
+    return CallFailed("gone", "refused", sent=False)
+
+
+def leaving() -> TriptychError:
+    return NotServing("this worker takes no more requests")
+
+
+async def test_a_worker_is_charged_if_another_one_does_better() -> None:
+    site = Site(2)
+    site.fails = {0: [broken]}
+    assert await site.run() == "done"
+    assert site.asked == [0, 1] and site.failures() == [1, 0]
+    assert site.workers[0].suspect
+
+
+async def test_what_fails_the_same_way_on_two_workers_is_charged_to_the_request() -> None:
+    site = Site(3, most=2)
+    site.fails = {number: [broken] * 9 for number in range(3)}
+    with pytest.raises(UpstreamError):
+        await site.run()
+    assert sorted(site.asked) == [0, 1, 2] and site.failures() == [0, 0, 0]
+
+
+async def test_two_ways_of_failing_are_two_workers_faults() -> None:
+    site = Site(3)
+    site.fails = {0: [broken], 2: [lambda: CallFailed("slow", "stalled", status=504)]}
+    assert await site.run() == "done"
+    assert site.failures() == [1, 0, 1]
+
+
+async def test_a_request_does_not_come_back_to_a_worker_that_failed_it() -> None:
+    """However busy the other is, and though it has not answered in time."""
+    site = Site(2)
+    site.workers[1].in_flight, site.workers[1].suspect = 50, True
+    site.fails = {0: [lambda: Unavailable("full")] * 9}
+    assert await site.run() == "done"
+    assert site.asked == [0, 1] and site.failures() == [0, 0]
+
+
+async def test_only_if_nobody_else_is_there_the_same_worker_is_asked_again() -> None:
+    site = Site(1)
+    site.fails = {0: [lambda: Unavailable("full")] * 2}
+    assert await site.run() == "done"
+    assert site.asked == [0, 0, 0]
+
+
+@pytest.mark.parametrize("error", [dropped, refused, leaving])
+async def test_a_worker_that_is_gone_gets_nothing_until_it_is_well_again(error: Fail) -> None:
+    site = Site(2)
+    site.fails = {0: [error] * 9}
+    for _ in range(4):
+        site.tries = Tries(deadline=time.monotonic() + 10)
+        assert await site.run() == "done"
+    assert site.asked.count(0) == 1
+    assert await site.fleet.doubtful(0.0) == [site.workers[0]], "it is probed at once"
+    assert await site.fleet.doubtful(0.0) == []
+
+
+@pytest.mark.parametrize("error", [dropped, refused, leaving])
+async def test_the_attempt_at_a_worker_that_is_gone_does_not_count(error: Fail) -> None:
+    site = Site(3, most=1)
+    site.fails = {0: [error], 2: [broken]}
+    assert await site.run() == "done"
+    assert site.asked == [0, 2, 1]
+
+
+async def test_a_request_that_ends_its_workers_ends_few_of_them() -> None:
+    site = Site(9, most=2)
+    site.fails = {number: [dropped] for number in range(9)}
+    with pytest.raises(CallFailed):
+        await site.run()
+    assert len(site.asked) == 4
+
+
+async def test_a_request_that_lost_its_worker_waits_for_it_to_be_well_again() -> None:
+    site = Site(1, failover_s=5.0)
+    site.fails = {0: [leaving]}
+    running = asyncio.create_task(site.run())
+    (lost,) = await site.fleet.doubtful(5.0)
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    lost.answered()
+    assert await running == "done"
+
+
+async def test_it_waits_so_long_and_no_longer() -> None:
+    site = Site(1, failover_s=0.1)
+    site.fails = {0: [leaving]}
+    with pytest.raises(NoWorker):
+        await site.run()
+
+
+async def test_a_new_request_is_refused_at_once_if_nobody_is_there() -> None:
+    site = Site(1, failover_s=60.0)
+    site.workers[0].up = False
+    with pytest.raises(NoWorker):
+        await site.run()
+
+
+async def test_no_retries_means_none() -> None:
+    site = Site(2, most=0)
+    site.fails = {0: [dropped]}
+    with pytest.raises(CallFailed):
+        await site.run()
+    assert site.asked == [0]
+
+
+async def test_a_shortage_of_our_own_is_no_workers_fault() -> None:
+    site = Site(2, most=5)
+    site.fails = {0: [lambda: ProxyExhausted("no sockets")] * 2,
+                  1: [lambda: ProxyExhausted("no sockets")] * 2}  # fmt: skip
+    assert await site.run() == "done"
+    assert site.failures() == [0, 0] and not any(worker.suspect for worker in site.workers)
+    assert site.tries.avoid == []
+
+
+async def test_the_clients_own_fault_is_tried_nowhere_else() -> None:
+    site = Site(2)
+    site.fails = {0: [lambda: InvalidRequest("no")]}
+    with pytest.raises(InvalidRequest):
+        await site.run()
+    assert site.asked == [0] and site.failures() == [0, 0]
+
+
+async def test_nothing_is_tried_again_after_the_deadline() -> None:
+    site = Site(2)
+    site.tries.deadline = time.monotonic()
+    site.fails = {0: [broken]}
+    with pytest.raises(UpstreamError):
+        await site.run()
+    assert site.asked == [0]
+
+
+def told(status: int, body: bytes) -> Refused:
+    return Refused("http://w:1", Answer(status, b"application/json", body))
+
+
+def test_what_errors_say_of_whom() -> None:
+    charged: list[TriptychError] = [UpstreamError("x"), InternalError("x"), told(500, b"{}")]
+    assert all(failure_of(error).charged for error in charged)
+    free: list[TriptychError] = [
+        Unavailable("x"), TransferError("x"), EmbeddingLost("x"), DeadlineExceeded("x"),
+        told(503, b"{}"), told(429, b"{}"),
+    ]  # fmt: skip
+    assert not any(failure_of(error).charged for error in free)
+    assert all(failure_of(error).retry for error in charged + free)
+    assert not failure_of(told(400, b'{"error": {"message": "bad"}}')).retry
+
+
+def test_an_address_that_is_no_worker_any_more_fails_and_not_the_client() -> None:
+    for status in (404, 405):
+        failure = failure_of(told(status, b"<html>"))
+        assert (failure.retry, failure.charged, failure.kind) == (True, True, "not_a_worker")
+    unknown = told(404, b'{"error": {"message": "the model does not exist", "code": 404}}')
+    assert not failure_of(unknown).retry
+
+
+def test_a_worker_that_says_that_it_stops_is_gone() -> None:
+    told_so = told(503, b'{"error": {"message": "no more", "code": "not_serving"}}')
+    assert failure_of(told_so).gone and failure_of(NotServing("no more")).gone
+    assert not failure_of(Unavailable("full")).gone
