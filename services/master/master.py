@@ -11,7 +11,6 @@ import logging
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import (
@@ -33,7 +32,9 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
+from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
+from services.master.index.prefix_index import KEY_TYPE
 from services.master.placement.ledger import Held, Ledger
 from services.master.placement.media import AllBusy
 from services.master.placement.placer import Placer
@@ -44,7 +45,6 @@ from services.master.placement.tickets import (
     enqueue,
     remaining,
 )
-from services.master.replication.placement_sync import KEY_TYPE
 
 logger = logging.getLogger(__name__)
 _HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
@@ -63,26 +63,35 @@ class Totals:
     refused: Counter[str] = field(default_factory=Counter)
 
 
+class MasterListener(FleetListener):
+    """Of requests too. Does nothing; a subclass overrides what it wants to be told of."""
+
+    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        """A request is placed, and holds so much."""
+
+    def over(self, report: Finished) -> None:
+        """A stage of a request has ended."""
+
+    def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
+        """A report of a request that was not placed here; the workers that have done their part in
+        it."""
+        return []
+
+
 class Master:
-    """`joined` and `left` are told which workers' events to follow, `placed` what a request holds
-    once it is placed (ms), `over` what ends of it. `strayed` gets reports (ms) of requests that are
-    not known here; its answer is who has done their part in them."""
+    """`listener` is told of what happens."""
 
     def __init__(
         self,
         config: MasterConfig,
         rng: random.Random | None = None,
-        joined: Callable[[InstanceInfo], None] = lambda info: None,
-        left: Callable[[InstanceInfo], None] = lambda info: None,
-        placed: Callable[[ScheduleRequest, Held, float], None] = lambda request, held, now_ms: None,
-        over: Callable[[Finished], None] = lambda report: None,
+        listener: MasterListener | None = None,
     ) -> None:
         self.config = config
-        self.registry = Registry(config, joined, left)
-        self.ledger = Ledger(over)
-        self.strayed: Callable[[Finished, float], list[str]] = lambda report, now_ms: []
+        self._listener = listener or MasterListener()
+        self.registry = Registry(config, self._listener)
+        self.ledger = Ledger(self._listener.over)
         self.totals = Totals()
-        self._placed = placed
         self.queues: dict[str, PlacementQueue] = {}
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
@@ -154,7 +163,7 @@ class Master:
         placement, held = self._placer.place(fleet, request, now_ms)
         self.ledger.hold(request.request_id, held, now_ms)
         try:
-            self._placed(request, held, now_ms)
+            self._listener.placed(request, held, now_ms)
         except BaseException:
             self.ledger.release(request.request_id, now_ms, done=False)
             raise
@@ -172,7 +181,7 @@ class Master:
         self.registry.failed(report.failed, now_ms)
         workers = self.ledger.finish(report, now_ms)
         if workers is None:
-            workers = self.strayed(report, now_ms)
+            workers = self._listener.finished_elsewhere(report, now_ms)
         for name in workers:
             self.registry.succeeded(name)
 

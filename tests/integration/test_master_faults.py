@@ -199,7 +199,7 @@ def indexed(master: Process) -> dict[str, int]:
 
 
 def exchanged(master: Process, kind: str) -> float:
-    return metric(master, f'exchange_total{{kind="{kind}"}}')
+    return metric(master, f'replication_total{{kind="{kind}"}}')
 
 
 def test_a_worker_that_hangs_flaps_and_dies(fleet: Fleet, clients: Clients) -> None:

@@ -172,7 +172,7 @@ def test_workers_added_by_hand_are_shared(pair: Pair) -> None:
 
 def refused(pair: Pair) -> float:
     kinds = ("garbage", "absurd_load", "duplicate_instance", "absurd_placement")
-    return sum(metric(pair.b, f'exchange_total{{kind="refused_{kind}"}}') for kind in kinds)
+    return sum(metric(pair.b, f'replication_total{{kind="refused_{kind}"}}') for kind in kinds)
 
 
 def test_garbage_in_redis_is_refused_counted_and_harmless(pair: Pair) -> None:

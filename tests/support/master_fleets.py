@@ -12,7 +12,7 @@ from protocol.registry import (
     ScheduleRequest,
 )
 from services.master.config import MasterConfig
-from services.master.master import Master
+from services.master.master import Master, MasterListener
 
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
 RATES = Rates(
@@ -26,9 +26,10 @@ LOAD = Load(free_blocks=1000, total_blocks=1000, rates=RATES)
 PROMPT = list(range(1000, 1010))
 
 
-def master(*roles: str, **config: Any) -> Master:
+def master(*roles: str, listener: MasterListener | None = None, **config: Any) -> Master:
     """A fleet of one worker for each role, named e0, p1, d2, ... by role and place."""
-    made = Master(MasterConfig(**{"seed": 1, "tie_ratio": 0.0, "lease": 1e6, **config}))
+    settings = MasterConfig(**{"seed": 1, "tie_ratio": 0.0, "lease": 1e6, **config})
+    made = Master(settings, None, listener)
     for i, role in enumerate(roles):
         add(made, f"{role[0]}{i}", role)
     return made

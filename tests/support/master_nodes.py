@@ -5,6 +5,7 @@ from typing import Any
 
 from protocol.kv_events import EventSource
 from protocol.registry import (
+    Finished,
     Heartbeat,
     InstanceInfo,
     InstanceName,
@@ -13,54 +14,59 @@ from protocol.registry import (
     ScheduleRequest,
 )
 from services.master.config import MasterConfig
-from services.master.master import Master
+from services.master.master import Master, MasterListener
 from services.master.placement.ledger import Held
 from services.master.placement.tickets import PlacementTicket
 from services.master.replication.messages import decode_message, encode_message
-from services.master.replication.replicator import Exchange
+from services.master.replication.replicator import Replicator
 
 LEASE_S = 9.0
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
 
 
-class Node:
-    """A master with its exchange, as the service joins them."""
+class Node(MasterListener):
+    """A master with its replicator, as the service joins them."""
 
     def __init__(self, name: str, **config: Any) -> None:
         settings = MasterConfig(**{"lease": LEASE_S, "seed": 5, **config})
-        self.master = Master(
-            settings, None, lambda info: None, self.left, self.placed,
-            lambda report: self.exchange.ended(report),
-        )  # fmt: skip
-        self.exchange = Exchange(self.master, name, connected=True)
-        self.master.registry.opened = lambda name: self.exchange.opened(name, self.now)
+        self.master = Master(settings, None, self)
+        self.replicator = Replicator(self.master, name, connected=True)
         self.now = 0.0
 
     def left(self, info: InstanceInfo) -> None:
-        self.exchange.left(info)
+        self.replicator.left(info)
+
+    def over(self, report: Finished) -> None:
+        self.replicator.ended(report)
+
+    def opened(self, instance_id: str, now_ms: float) -> None:
+        self.replicator.opened(instance_id, now_ms)
+
+    def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
+        return self.replicator.finished_elsewhere(report, now_ms)
 
     def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
-        self.exchange.placed(request, held, now_ms)
+        self.replicator.placed(request, held, now_ms)
 
     def register(self, info: InstanceInfo) -> None:
-        with self.exchange.because("call"):
+        with self.replicator.because("call"):
             self.master.register(info, self.now)
-        self.exchange.joined(info, self.now)
+        self.replicator.joined(info, self.now)
 
     def beat(self, name: str, generation: str = "", load: Load | None = None) -> bool:
         beat = Heartbeat(name, generation, load or Load())
         answer = self.master.heartbeat(beat, self.now)
         if answer.known:
-            self.exchange.beat(beat, answer.draining, self.now)
+            self.replicator.beat(beat, answer.draining, self.now)
         return answer.known
 
     def expire(self) -> None:
-        with self.exchange.because("lapse"):
+        with self.replicator.because("lapse"):
             self.master.expire(self.now)
-        self.exchange.peers.expire(self.now)
+        self.replicator.others.expire(self.now)
 
     def deregister(self, name: str) -> None:
-        with self.exchange.because("call"):
+        with self.replicator.because("call"):
             self.master.deregister(InstanceName(name), self.now)
 
     def schedule(self, request: ScheduleRequest) -> Placement | PlacementTicket:
@@ -95,12 +101,14 @@ class Fleet:
 
     def deliver(self) -> None:
         for node in self.nodes:
-            while changes := node.exchange.take():
-                sender, heard, garbage = decode_message(encode_message(node.exchange.name, changes))
+            while changes := node.replicator.take():
+                sender, heard, garbage = decode_message(
+                    encode_message(node.replicator.name, changes)
+                )
                 assert (len(heard), garbage) == (len(changes), 0)
                 for other in self.nodes:
                     if other is not node and not self._lost():
-                        other.exchange.hear_all(sender, heard, other.now)
+                        other.replicator.hear_all(sender, heard, other.now)
 
     def at(self, now: float) -> None:
         for node in self.nodes:

@@ -30,6 +30,32 @@ ALLOWED = {
     "services.master": {
         "services.master", "services.admission", "services.http", "protocol",
     },
+    # Inside the master: what is pure lies below what has sockets.
+    "services.master.config": {"protocol"},
+    "services.master.collector": set(),
+    "services.master.index": {"services.master.index", "protocol"},
+    "services.master.fleet": {
+        "services.master.fleet", "services.master.index", "services.master.config", "protocol",
+    },
+    "services.master.placement": {
+        "services.master.placement", "services.master.fleet", "services.master.index",
+        "services.master.config", "services.admission", "protocol",
+    },
+    "services.master.master": {
+        "services.master.placement", "services.master.fleet", "services.master.index",
+        "services.master.config", "services.admission", "protocol",
+    },
+    "services.master.events": {
+        "services.master.events", "services.master.fleet", "services.master.config", "protocol",
+    },
+    "services.master.replication": {
+        "services.master.replication", "services.master.master", "services.master.placement",
+        "services.master.fleet", "services.master.index", "services.master.config", "protocol",
+    },
+    "services.master.probing": {
+        "services.master.probing", "services.master.replication", "services.master.fleet",
+        "services.master.config", "protocol",
+    },
     "services.mock": {
         "services.mock", "services.http", "services.frontend", "services.membership", "protocol",
     },
@@ -90,6 +116,8 @@ def test_imports_go_downward(path: Path) -> None:
 def test_the_check_sees_a_forbidden_import() -> None:
     assert layer_of("services.engine.scheduling.generate_core") == "services.engine"
     assert layer_of("services.prefill.role") == "services.prefill"
+    assert layer_of("services.master.fleet.pool") == "services.master.fleet"
+    assert layer_of("services.master.api.rpc") == "services.master"
     assert not any("services.worker".startswith(a) for a in ALLOWED["services.engine"])
 
 

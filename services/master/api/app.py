@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncGenerator
@@ -14,33 +13,26 @@ from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
 from services.http import errors
-from services.http.background import supervised
 from services.http.server import version
-from services.master.api.rpc import Calls, read_body
+from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
 from services.master.api.service import MasterService
-from services.master.fleet.prober import Prober, decode_probed
+from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
     """The application; `service` is its only state, `host` its ip:port."""
-    prober = Prober(service, service.config)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         async with service.running():
-            probing = asyncio.create_task(supervised("the prober", prober.run))
-            try:
-                yield
-            finally:
-                probing.cancel()
-                await asyncio.gather(probing, return_exceptions=True)
+            yield
 
     app = FastAPI(title="Triptych master", version=version(), lifespan=lifespan)
     app.include_router(_status(service))
-    app.include_router(_instances(prober, service.config.admin_api_key))
+    app.include_router(_instances(service))
     app.include_router(rtp_routes(RtpContract(service, host), service.config.max_body_bytes))
 
     def observe(error: TriptychError) -> None:
@@ -48,7 +40,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
 
     errors.install(app, observe)
     app.add_middleware(errors.RequestIdHeader)
-    return Calls(service, app)
+    return RpcApp(service, app)
 
 
 def _status(service: MasterService) -> APIRouter:
@@ -84,14 +76,17 @@ def _status(service: MasterService) -> APIRouter:
 
 def _shared(service: MasterService) -> dict[str, Any] | None:
     """The masters beside this one."""
-    exchange = service.exchange
-    if not exchange.enabled:
+    replicator = service.replicator
+    if not replicator.enabled:
         return None
-    return {"redis": "up" if exchange.connected else "away", "masters": 1 + len(exchange.peers)}
+    return {
+        "redis": "up" if replicator.connected else "away",
+        "masters": 1 + len(replicator.others),
+    }
 
 
-def _instances(prober: Prober, key: str) -> APIRouter:
-    routes = APIRouter()
+def _instances(service: MasterService) -> APIRouter:
+    routes, key = APIRouter(), service.config.admin_api_key
 
     def check(request: Request) -> None:
         given = request.headers.get("x-api-key", "")
@@ -101,19 +96,20 @@ def _instances(prober: Prober, key: str) -> APIRouter:
     @routes.get("/instances")
     async def show(request: Request) -> Response:
         check(request)
-        return JSONResponse({"instances": prober.list()})
+        return JSONResponse({"instances": service.added.list()})
 
     @routes.post("/instances")
     async def add(request: Request) -> Response:
         """Add a worker that cannot register itself."""
         check(request)
-        prober.add(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
+        service.add_instance(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
         return JSONResponse({"status": "added"})
 
     @routes.delete("/instances")
     async def remove(request: Request) -> Response:
         check(request)
-        if not prober.remove(decode_probed(await read_body(request.receive, _MAX_BODY) or b"")):
+        body = await read_body(request.receive, _MAX_BODY)
+        if not service.remove_instance(decode_probed(body or b"")):
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
         return JSONResponse({"status": "removed"})
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from services.master.fleet.fleet import Fleet, Instance
 from services.master.master import Master
-from services.master.replication.replicator import Exchange
+from services.master.replication.replicator import Replicator
 
 PREFIX = "triptych_master:"
 _SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
@@ -22,9 +22,11 @@ _SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
 class MasterMetrics:
     """One registry per master; nothing global."""
 
-    def __init__(self, master: Master, events: Counter[str], exchange: Exchange) -> None:
+    def __init__(
+        self, master: Master, events: Counter[str], suspects: Counter[str], replicator: Replicator
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(master, events, exchange))
+        self._registry.register(_Collector(master, events, suspects, replicator))
         self.schedule = Histogram(
             PREFIX + "schedule_seconds", "one placement", buckets=_SECONDS, registry=self._registry
         )
@@ -38,10 +40,13 @@ class MasterMetrics:
 class _Collector(Collector):
     """Reads the master when asked."""
 
-    def __init__(self, master: Master, events: Counter[str], exchange: Exchange) -> None:
+    def __init__(
+        self, master: Master, events: Counter[str], suspects: Counter[str], replicator: Replicator
+    ) -> None:
+        self._suspects = suspects
         self._master = master
         self._events = events
-        self._exchange = exchange
+        self._replicator = replicator
 
     def collect(self) -> Iterator[Metric]:
         master, totals = self._master, self._master.totals
@@ -55,19 +60,27 @@ class _Collector(Collector):
         yield _counter("refused", "requests refused", "code", totals.refused)
         yield _counter("refused_workers", "bad claims of workers", "code", master.registry.refused)
         yield _counter("event_messages", "event messages not in order", "kind", self._events)
-        if self._exchange.enabled:
+        yield _counter(
+            "suspects",
+            "Workers that a proxy could not connect to, by what became of the report.",
+            "outcome",
+            self._suspects,
+        )
+        if self._replicator.enabled:
             yield from self._masters()
         yield from self._fleets()
 
     def _masters(self) -> Iterator[Metric]:
-        exchange = self._exchange
-        yield _gauge("redis_up", "1 while Redis is there", float(exchange.connected))
-        yield _gauge("masters", "masters heard of, this one too", 1 + len(exchange.peers))
-        yield _gauge("workers_of_others", "known from other masters", len(exchange.homes))
+        replicator = self._replicator
+        yield _gauge("redis_up", "1 while Redis is there", float(replicator.connected))
+        yield _gauge("masters", "masters heard of, this one too", 1 + len(replicator.others))
+        yield _gauge("workers_of_others", "known from other masters", len(replicator.homes))
         yield _gauge(
-            "requests_in_flight_of_others", "placed by other masters", exchange.peers.in_flight
+            "requests_in_flight_of_others", "placed by other masters", replicator.others.in_flight
         )
-        yield _counter("exchange", "between masters", "kind", exchange.counts)
+        yield _counter(
+            "replication", "Changes between masters, by kind.", "kind", replicator.counts
+        )
 
     def _fleets(self) -> Iterator[Metric]:
         instances = GaugeMetricFamily(

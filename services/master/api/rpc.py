@@ -24,12 +24,14 @@ from protocol.registry import (
     HEARTBEAT_PATH,
     REGISTER_PATH,
     SCHEDULE_PATH,
+    SUSPECT_PATH,
     WORKERS_PATH,
     FinishedReports,
     Heartbeat,
     InstanceInfo,
     InstanceName,
     ScheduleRequest,
+    Suspected,
 )
 from services.admission.ticket import Ticket
 from services.http.errors import error_response
@@ -43,7 +45,7 @@ _T = TypeVar("_T")
 _Run = Callable[[Scope, Receive, bool], Awaitable[Any]]
 
 
-class Calls:
+class RpcApp:
     """ASGI application in front of another, which gets whatever is no call."""
 
     def __init__(self, service: MasterService, app: ASGIApp) -> None:
@@ -55,6 +57,7 @@ class Calls:
             DEREGISTER_PATH: _Call(InstanceName, service.deregister),
             DRAIN_PATH: _Call(InstanceName, service.drain),
             SCHEDULE_PATH: _Call(ScheduleRequest, service.schedule),
+            SUSPECT_PATH: _Call(Suspected, service.suspect),
             FINISHED_PATH: _Call(FinishedReports, service.finished),
         }
 

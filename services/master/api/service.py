@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+
 from protocol.errors import TriptychError
 from protocol.registry import (
     Finished,
@@ -19,18 +21,22 @@ from protocol.registry import (
     LeaseAnswer,
     Placement,
     ScheduleRequest,
+    Suspected,
     Workers,
 )
 from services.http.background import supervised
 from services.master.api.metrics import MasterMetrics
 from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
-from services.master.fleet.changelog import show
-from services.master.fleet.registry import same_life
-from services.master.master import Master
+from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
+from services.master.fleet.changelog import changes_since
+from services.master.master import Master, MasterListener
 from services.master.placement.ledger import Held
 from services.master.placement.tickets import PlacementTicket
-from services.master.replication.replicator import Exchange
+from services.master.probing.prober import Prober
+from services.master.probing.suspects import SuspectProber
+from services.master.replication.messages import Added, Removed
+from services.master.replication.replicator import Replicator
 
 _TICK_S = 0.1
 _PUMP_S = 0.005
@@ -39,21 +45,24 @@ _SYNC_S = 1.0
 _MAX_FOLLOWERS = 4096
 
 
-class MasterService:
-    """A master, the events it follows, the masters beside it, and the time. Lives on one event
-    loop."""
+class MasterService(MasterListener):
+    """A master, the events it follows, the workers it probes, the masters beside it, and the time.
+    Lives on one event loop. It is told of what its master does, and passes that on."""
 
     def __init__(self, config: MasterConfig) -> None:
         self.config = config
-        self.subscriber = Subscriber()
-        self.master = Master(
-            config, None, self.subscriber.joined, self._left, self._placed, self._over
+        self.master = Master(config, None, self)
+        self.subscriber = Subscriber(self.master.registry)
+        self._to_probe, self._to_tell = asyncio.Event(), asyncio.Event()
+        self.added = AddedWorkers(config, self.master.registry, self._to_probe.set)
+        self.suspects = SuspectProber(self.master.registry, config)
+        self.replicator = Replicator(
+            self.master, uuid.uuid4().hex[:12], bool(config.redis_url), self.added,
+            self._to_tell.set,
+        )  # fmt: skip
+        self.metrics = MasterMetrics(
+            self.master, self.subscriber.counts, self.suspects.counts, self.replicator
         )
-        self.subscriber.master = self.master
-        self.exchange = Exchange(self.master, uuid.uuid4().hex[:12], bool(config.redis_url))
-        self.master.registry.opened = self._opened
-        self.master.registry.roster.changed = self._changed
-        self.metrics = MasterMetrics(self.master, self.subscriber.counts, self.exchange)
         self._pumping: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._followers = 0
@@ -61,8 +70,13 @@ class MasterService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Let things lapse in time; close every socket at the end."""
-        tasks = [asyncio.create_task(supervised("the clock", self._tick))]
-        if self.exchange.enabled:
+        prober = Prober(self.added, self.config, self._to_probe)
+        tasks = [
+            asyncio.create_task(supervised("the clock", self._tick)),
+            asyncio.create_task(supervised("the prober", prober.run)),
+            asyncio.create_task(supervised("the prober of suspects", self.suspects.run)),
+        ]
+        if self.replicator.enabled:
             tasks += await self._share()
         try:
             yield
@@ -75,11 +89,11 @@ class MasterService:
     async def _share(self) -> list[asyncio.Task[None]]:
         """Join the other masters; ready once their workers are known, or soon without. Imported
         here because the client takes a tenth of a second to import."""
-        from services.master.replication.orphan_prober import OrphanProber
+        from services.master.probing.orphan_prober import OrphanProber
         from services.master.replication.redis_link import RedisLink
 
-        link = RedisLink(self.exchange, self.config)
-        orphans = OrphanProber(self.exchange, self.config)
+        link = RedisLink(self.replicator, self.config, self._to_tell)
+        orphans = OrphanProber(self.replicator, self.config)
         tasks = [
             asyncio.create_task(supervised("the link to Redis", link.run)),
             asyncio.create_task(supervised("the prober of orphans", orphans.run)),
@@ -93,9 +107,9 @@ class MasterService:
         while True:
             now = time.monotonic()
             self._make_up_for(now - due)
-            with self.exchange.because("lapse"):
+            with self.replicator.because("lapse"):
                 self.master.expire(now)
-            self.exchange.peers.expire(now)
+            self.replicator.others.expire(now)
             due = now + _TICK_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -104,59 +118,68 @@ class MasterService:
         lease lapses for that."""
         if late_s > _TICK_S:
             self.master.registry.prolong(late_s * 1e3)
-            self.exchange.peers.prolong(late_s)
+            self.replicator.others.prolong(late_s)
 
-    def _left(self, info: InstanceInfo) -> None:
+    def joined(self, info: InstanceInfo) -> None:
+        self.subscriber.joined(info)
+
+    def left(self, info: InstanceInfo) -> None:
         self.subscriber.left(info)
-        self.exchange.left(info)
+        self.replicator.left(info)
 
-    def _placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
-        self.exchange.placed(request, held, now_ms)
+    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        self.replicator.placed(request, held, now_ms)
 
-    def _over(self, report: Finished) -> None:
-        self.exchange.ended(report)
+    def over(self, report: Finished) -> None:
+        self.replicator.ended(report)
 
-    def _opened(self, instance_id: str) -> None:
-        self.exchange.opened(instance_id, time.monotonic())
+    def opened(self, instance_id: str, now_ms: float) -> None:
+        self.replicator.opened(instance_id, now_ms)
+
+    def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
+        return self.replicator.finished_elsewhere(report, now_ms)
 
     def register(self, info: InstanceInfo) -> LeaseAnswer:
         now = time.monotonic()
-        with self.exchange.because("call"):
+        with self.replicator.because("call"):
             answer = self.master.register(info, now)
-        self.exchange.joined(info, now)
+        self.replicator.joined(info, now)
         self._pump_soon()
         return answer
 
-    def adopt(self, info: InstanceInfo, lease_s: float) -> None:
-        """A worker that cannot register, and tells no load; every master finds it by itself."""
-        now, registry = time.monotonic(), self.master.registry
-        known = registry.instances.get(info.instance_id)
-        if known is not None and same_life(known.info, info):
-            registry.touch(info.instance_id, now * 1e3, lease_s)
-            return
-        self.master.register(info, now, lease_s)
-        self._pump_soon()
+    def add_instance(self, instance: ProbedInstance) -> None:
+        """A worker that cannot register itself was added by hand."""
+        self.added.add(instance, time.monotonic())
+        self.replicator.tell(Added(instance.name, msgspec.json.encode(instance), True))
 
-    def disown(self, name: InstanceName) -> None:
-        self.master.deregister(name, time.monotonic())
+    def remove_instance(self, instance: ProbedInstance) -> bool:
+        """Forget such a worker at once; False if it was not there."""
+        found = self.added.forget(instance.name, time.monotonic())
+        if found:
+            self.replicator.tell(Removed(instance.name))
+        return found
 
     def heartbeat(self, beat: Heartbeat) -> LeaseAnswer:
         now = time.monotonic()
         answer = self.master.heartbeat(beat, now)
         if answer.known:
-            self.exchange.beat(beat, answer.draining, now)
+            self.replicator.beat(beat, answer.draining, now)
         self._pump_soon()
         return answer
 
     def deregister(self, name: InstanceName) -> LeaseAnswer:
-        with self.exchange.because("call"):
+        with self.replicator.because("call"):
             return self.master.deregister(name, time.monotonic())
 
     def drain(self, name: InstanceName) -> LeaseAnswer:
         answer = self.master.drain(name, time.monotonic())
         if answer.known:
-            self.exchange.drained(name, time.monotonic())
+            self.replicator.drained(name, time.monotonic())
         return answer
+
+    def suspect(self, suspected: Suspected) -> LeaseAnswer:
+        """A proxy could not connect to a worker."""
+        return self.suspects.suspect(suspected, time.monotonic())
 
     async def workers(self, after: str, wait_s: float, left: asyncio.Future[Any]) -> Workers:
         """Who is there or, once something has changed after a version, what; at the latest in
@@ -180,9 +203,9 @@ class MasterService:
     def _show(self, after: str) -> Workers:
         registry = self.master.registry
         now_ms = time.monotonic() * 1e3
-        return show(registry.roster, registry.instances, registry.fleets, after, now_ms)
+        return changes_since(registry.changelog, registry.instances, registry.fleets, after, now_ms)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         if self._followers:
             self._news.set()
             self._news = asyncio.Event()

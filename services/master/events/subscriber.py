@@ -13,8 +13,8 @@ import zmq
 from protocol.kv_events import EventBatch, EventSource, replay_request
 from protocol.registry import InstanceInfo
 from services.master.events.follower import Follower
-from services.master.events.zmq_reader import Reader, Turns
-from services.master.master import Master
+from services.master.events.zmq_reader import ReadRounds, SocketReader
+from services.master.fleet.registry import Registry
 
 logger = logging.getLogger(__name__)
 _HWM = 100_000
@@ -26,17 +26,18 @@ _MAX_BYTES = 512 << 20  # a snapshot of millions of blocks
 
 @dataclass
 class _Sink:
-    """The place of one worker's source in the master."""
+    """The place of one worker's source among what is known."""
 
-    master: Master
+    registry: Registry
     info: InstanceInfo
     source: int
 
     def apply(self, batch: EventBatch) -> None:
-        self.master.apply(self.info, batch, self.source)
+        self.registry.apply(self.info.instance_id, self.info.generation, batch, self.source)
 
     def forget(self, *, blocks: bool) -> None:
-        self.master.forget_caches(self.info, self.source, blocks=blocks)
+        info = self.info
+        self.registry.forget_caches(info.instance_id, info.generation, self.source, blocks=blocks)
 
 
 class _Subscription:
@@ -45,14 +46,14 @@ class _Subscription:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], source: EventSource, sink: _Sink,
-        counts: Counter[str], turns: Turns,
+        counts: Counter[str], rounds: ReadRounds,
     ) -> None:  # fmt: skip
         self._context = context
         self._source = source
         self._counts = counts
-        self._turns = turns
+        self._rounds = rounds
         self._loop = asyncio.get_running_loop()
-        self._dealer: Reader | None = None
+        self._dealer: SocketReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = _REPLAY_TIMEOUT_S
         self._asked_again = False
@@ -60,7 +61,7 @@ class _Subscription:
         self._reader = self._subscribe()
         self.follower = Follower(sink, self._ask if source.replay else None, counts)
 
-    def _subscribe(self) -> Reader:
+    def _subscribe(self) -> SocketReader:
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, _HWM)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
@@ -69,13 +70,13 @@ class _Subscription:
 
     def _connected(
         self, socket: zmq.Socket[bytes], endpoint: str, take: Callable[[list[bytes]], None]
-    ) -> Reader:
+    ) -> SocketReader:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError:
             socket.close(0)
             raise
-        return Reader(socket, take, self._turns)
+        return SocketReader(socket, take, self._rounds)
 
     def _ask(self, start: int) -> None:
         """On a new socket each time: late answers to an earlier question cannot be mistaken."""
@@ -162,26 +163,26 @@ class _Subscription:
 
 @dataclass
 class Subscriber:
-    """All subscriptions; `joined` and `left` are what a `Master` tells. `counts`: what was wrong
-    with messages (garbage, gap, duplicate, restart, lost) and how often a replay was asked for."""
+    """All subscriptions; `joined` and `left` are what a registry's listener is told. `counts`: what
+    was wrong with messages (garbage, gap, duplicate, restart, lost) and how often a replay was
+    asked for."""
 
+    registry: Registry
     counts: Counter[str] = field(default_factory=Counter)
-    master: Master | None = None
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
-    _turns: Turns = field(default_factory=Turns)
+    _rounds: ReadRounds = field(default_factory=ReadRounds)
     _open: dict[str, list[_Subscription]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
 
     def joined(self, info: InstanceInfo) -> None:
-        assert self.master is not None
         subscriptions = self._open.setdefault(info.instance_id, [])
         for number, source in enumerate(info.events):
             try:
-                sink = _Sink(self.master, info, number)
+                sink = _Sink(self.registry, info, number)
                 subscriptions.append(
-                    _Subscription(self._context, source, sink, self.counts, self._turns)
+                    _Subscription(self._context, source, sink, self.counts, self._rounds)
                 )
             except zmq.ZMQError as error:
                 self.counts["bad_endpoint"] += 1

@@ -13,21 +13,21 @@ logger = logging.getLogger(__name__)
 _TURN_S = 0.001
 
 
-class Turns:
+class ReadRounds:
     """Reads the sockets that have messages, one message of each after the other. All of them
     together get so much time in a turn of the loop, and at least one message is read."""
 
     def __init__(self) -> None:
-        self._ready: dict[Reader, None] = {}
+        self._ready: dict[SocketReader, None] = {}
         self._next: asyncio.Handle | None = None
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: SocketReader) -> None:
         """It may have messages."""
         self._ready[reader] = None
         if self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._take)
 
-    def discard(self, reader: Reader) -> None:
+    def discard(self, reader: SocketReader) -> None:
         self._ready.pop(reader, None)
 
     def _take(self) -> None:
@@ -46,21 +46,21 @@ class Turns:
                 self._next = asyncio.get_running_loop().call_soon(self._take)
 
 
-class Reader:
+class SocketReader:
     """Hands every message of a socket to `take`, which must not raise. Owns the socket.
 
     ZMQ's descriptor tells of edges: once it has, the socket must be read until it is empty.
     """
 
     def __init__(
-        self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None], turns: Turns
+        self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None], rounds: ReadRounds
     ) -> None:
         self._socket = socket
         self._take = take
-        self._turns = turns
+        self._rounds = rounds
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(socket.fileno(), turns.add, self)
-        turns.add(self)
+        self._loop.add_reader(socket.fileno(), rounds.add, self)
+        rounds.add(self)
 
     def read(self) -> bool:
         """One message; False if there is none."""
@@ -78,7 +78,7 @@ class Reader:
 
     def close(self) -> None:
         """Idempotent."""
-        self._turns.discard(self)
+        self._rounds.discard(self)
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(0)

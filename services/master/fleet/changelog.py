@@ -17,14 +17,15 @@ _DIGITS = 20  # no version has more
 
 
 @dataclass
-class Roster:
+class Changelog:
     """Versions count changes; a cursor is the version and which life of the master counted it.
 
-    Those who ask for changes from before the oldest departure remembered get everybody.
+    `changed` is called for each. Those who ask for changes from before the oldest departure
+    remembered get everybody.
     """
 
-    epoch: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     changed: Callable[[], None] = lambda: None
+    epoch: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _version: int = 0
     _changed_at: dict[str, int] = field(default_factory=dict)
     _gone_at: dict[str, int] = field(default_factory=dict)
@@ -76,18 +77,20 @@ def _after(table: dict[str, int], version: int) -> list[str]:
     return found
 
 
-def show(
-    roster: Roster, instances: dict[str, Instance], fleets: dict[str, Fleet], cursor: str,
+def changes_since(
+    changelog: Changelog, instances: dict[str, Instance], fleets: dict[str, Fleet], cursor: str,
     now_ms: float,
 ) -> Workers:  # fmt: skip
     """The answer to a question for what has changed since `cursor`."""
-    changes = roster.since(cursor)
+    changes = changelog.since(cursor)
     came, gone = changes or (instances, [])
-    views = [view(instances[name], fleets[instances[name].info.model], now_ms) for name in came]
-    return Workers(roster.cursor, changes is None, views, gone)
+    views = [
+        worker_view(instances[name], fleets[instances[name].info.model], now_ms) for name in came
+    ]
+    return Workers(changelog.cursor, changes is None, views, gone)
 
 
-def view(instance: Instance, fleet: Fleet, now_ms: float) -> WorkerView:
+def worker_view(instance: Instance, fleet: Fleet, now_ms: float) -> WorkerView:
     pool, row = instance.pool, instance.row
     return WorkerView(
         msgspec.structs.replace(instance.info, load=_NO_LOAD),

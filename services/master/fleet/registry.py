@@ -13,8 +13,9 @@ from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import EventBatch
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
-from services.master.fleet.changelog import Roster
+from services.master.fleet.changelog import Changelog
 from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.listener import FleetListener
 from services.master.fleet.validation import check_info, check_load
 
 _MODELS = 256
@@ -23,20 +24,20 @@ _Claim = TypeVar("_Claim")
 
 @dataclass
 class Registry:
-    """All instances, by id; `fleets` by model. `joined` and `left` are told of changes, for whoever
-    listens to their events; `opened` of a breaker that failures here have opened, by instance id.
-    Times are ms of the caller's monotonic clock."""
+    """All instances, by id; `fleets` by model. `listener` is told of changes. Times are ms of the
+    caller's monotonic clock."""
 
     config: MasterConfig
-    joined: Callable[[InstanceInfo], None] = lambda info: None
-    left: Callable[[InstanceInfo], None] = lambda info: None
-    opened: Callable[[str], None] = lambda instance_id: None
+    listener: FleetListener = field(default_factory=FleetListener)
     instances: dict[str, Instance] = field(default_factory=dict)
     fleets: dict[str, Fleet] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
-    roster: Roster = field(default_factory=Roster)
+    changelog: Changelog = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _broken: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.changelog = Changelog(self.listener.changed)
 
     def fleet(self, model: str) -> Fleet:
         """The fleet that serves `model`; empty names the only one that has workers. `ModelNotFound`
@@ -94,8 +95,8 @@ class Registry:
         instance = self.fleets[info.model].add(info, now_ms, lease_s * 1e3)
         self.instances[info.instance_id] = instance
         self._by_url[info.url] = info.instance_id
-        self.roster.note(info.instance_id)
-        self.joined(info)
+        self.changelog.note(info.instance_id)
+        self.listener.joined(info)
 
     def _forget_empty_fleets(self) -> None:
         if len(self.fleets) >= _MODELS:
@@ -130,14 +131,14 @@ class Registry:
             instance.lease_until += by_ms
 
     def deregister(self, name: InstanceName) -> LeaseAnswer:
-        instance = self._named(name)
+        instance = self.named(name.instance_id, name.generation)
         if instance is not None:
             self._remove(instance)
         return LeaseAnswer(instance is not None)
 
     def drain(self, name: InstanceName, now_ms: float) -> LeaseAnswer:
         """No new work; what it caches can still be fetched until it leaves."""
-        instance = self._named(name)
+        instance = self.named(name.instance_id, name.generation)
         if instance is not None:
             self._set_draining(instance, now_ms)
         return LeaseAnswer(instance is not None, self.config.lease, instance is not None)
@@ -150,11 +151,12 @@ class Registry:
     def _update(self, instance: Instance, now_ms: float) -> None:
         """Whether it may be used has changed, or may have."""
         instance.update_penalty(now_ms)
-        self.roster.note(instance.info.instance_id)
+        self.changelog.note(instance.info.instance_id)
 
-    def _named(self, name: InstanceName) -> Instance | None:
-        instance = self.instances.get(name.instance_id)
-        if instance is None or name.generation not in ("", instance.info.generation):
+    def named(self, instance_id: str, generation: str) -> Instance | None:
+        """A worker, if it is known in that generation; "" is any."""
+        instance = self.instances.get(instance_id)
+        if instance is None or generation not in ("", instance.info.generation):
             return None
         return instance
 
@@ -165,8 +167,8 @@ class Registry:
         self._broken.discard(info.instance_id)
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
-        self.roster.drop(info.instance_id)
-        self.left(info)
+        self.changelog.drop(info.instance_id)
+        self.listener.left(info)
 
     def expire(self, now_ms: float) -> list[str]:
         """Forget workers whose lease has lapsed; their ids. Breakers that have waited close."""
@@ -186,8 +188,12 @@ class Registry:
                 continue
             instance.failures += 1
             if instance.failures >= self.config.breaker_failures:
-                self.open(instance, now_ms, self.config.breaker_open * 1e3)
-                self.opened(name)
+                self.take_out(instance, now_ms, self.config.breaker_open * 1e3)
+
+    def take_out(self, instance: Instance, now_ms: float, open_ms: float) -> None:
+        """No requests for it for so long, by what was found out here."""
+        self.open(instance, now_ms, max(open_ms, instance.open_until - now_ms))
+        self.listener.opened(instance.info.instance_id, now_ms)
 
     def open(self, instance: Instance, now_ms: float, open_ms: float) -> None:
         """No requests for it for so long."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 K = TypeVar("K", bound=Hashable)
 Run = tuple[int, int]
+KEY_TYPE = "Q"  # of block keys: 64 bits
 _FEW = 4
 _LOG_SLACK = 64
 

@@ -26,7 +26,7 @@ def client_of(url: str) -> Redis:
     )  # fmt: skip
 
 
-def check_url(url: str) -> None:
+def check_redis_url(url: str) -> None:
     """`ConfigError` if no client can be made of it."""
     try:
         connection = client_of(url).connection_pool.make_connection()  # type: ignore[no-untyped-call]

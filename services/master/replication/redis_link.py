@@ -39,7 +39,7 @@ from services.master.replication.messages import (
     encode_stored,
 )
 from services.master.replication.redis_io import connected, first, scan, values
-from services.master.replication.replicator import Exchange
+from services.master.replication.replicator import Replicator
 
 logger = logging.getLogger(__name__)
 _COALESCE_S = 0.005
@@ -51,17 +51,17 @@ _SAY_AGAIN_S = 30.0
 
 @dataclass
 class RedisLink:
-    """Keeps an `Exchange` connected. `synced` is set once the keys have been read."""
+    """Keeps an `Replicator` connected. `news` is set when there is something to tell,
+    `synced` once the keys have been read."""
 
-    exchange: Exchange
+    replicator: Replicator
     config: MasterConfig
+    news: asyncio.Event
     synced: asyncio.Event = field(default_factory=asyncio.Event)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
     _echoed: float = 0.0
     _said_down: bool = False
 
     def __post_init__(self) -> None:
-        self.exchange.wake = self._news.set
         prefix = f"triptych:{self.config.redis_namespace}"
         self._channel = f"{prefix}:masters"
         self._instances = f"{prefix}:instance:"
@@ -78,19 +78,19 @@ class RedisLink:
             except (RedisError, OSError, TimeoutError, UnicodeError) as error:
                 self._down(error)  # UnicodeError: of those who resolve a host
             finally:
-                self.exchange.cut_off()
+                self.replicator.cut_off()
             lasted = time.monotonic() - begun > _DEAF_S
             delay = _FIRST_RETRY_S if lasted else min(2 * delay, _LAST_RETRY_S)
             await asyncio.sleep(delay)
 
     def _up(self) -> None:
-        self.exchange.connected = True
+        self.replicator.connected = True
         if self._said_down:
             logger.info("Redis is back")
         self._said_down = False
 
     def _down(self, error: Exception) -> None:
-        self.exchange.counts["disconnects"] += 1
+        self.replicator.counts["disconnects"] += 1
         if not self._said_down:
             self._said_down = True
             logger.warning("Redis is away, going on alone: %s", error or type(error).__name__)
@@ -104,20 +104,19 @@ class RedisLink:
             self._up()
             await self._read_all(client)
             self._announce()
-            self.exchange.counts["syncs"] += 1
+            self.replicator.counts["syncs"] += 1
             self.synced.set()
             await first(self._listen(channel), self._talk(client))
 
     def _announce(self) -> None:
         """Say again who speaks to us, and who was added by hand."""
-        for joined in self.exchange.own(time.monotonic()):
-            self.exchange.tell(joined)
+        for joined in self.replicator.own(time.monotonic()):
+            self.replicator.tell(joined)
         self._say_added()
 
     def _say_added(self) -> None:
-        if self.exchange.by_hand is not None:
-            for name, body in self.exchange.by_hand.bodies().items():
-                self.exchange.tell(Added(name, body))
+        for added in self.replicator.added_bodies():
+            self.replicator.tell(added)
 
     async def _listen(self, channel: PubSub) -> None:
         while True:
@@ -134,23 +133,23 @@ class RedisLink:
                 raise InvalidRequest("not a message", code="garbage")
             sender, changes, garbage = decode_message(data)
         except InvalidRequest as error:
-            self.exchange.refuse(error)
+            self.replicator.refuse(error)
             return
-        self.exchange.counts["refused_garbage"] += garbage
-        if sender == self.exchange.name:
+        self.replicator.counts["refused_garbage"] += garbage
+        if sender == self.replicator.name:
             self._echoed = time.monotonic()
             return
-        self.exchange.counts["heard"] += len(changes)
-        self.exchange.hear_all(sender, changes, time.monotonic())
+        self.replicator.counts["heard"] += len(changes)
+        self.replicator.hear_all(sender, changes, time.monotonic())
 
     async def _talk(self, client: Redis) -> None:
         """Write what there is to tell, and at least now and then that we are here."""
         said_added = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), self.exchange.peers.hello_s)
+                await asyncio.wait_for(self.news.wait(), self.replicator.others.hello_s)
             await asyncio.sleep(_COALESCE_S)
-            self._news.clear()
+            self.news.clear()
             if time.monotonic() - said_added > _SAY_AGAIN_S:
                 said_added = time.monotonic()
                 self._say_added()
@@ -161,15 +160,15 @@ class RedisLink:
         """All there is to tell; at least that we are here."""
         more = True
         while more:
-            changes = self.exchange.take(_AT_ONCE)
+            changes = self.replicator.take(_AT_ONCE)
             more = len(changes) == _AT_ONCE
             told = 0
             try:
-                for message, part in encode_messages(self.exchange.name, changes):
+                for message, part in encode_messages(self.replicator.name, changes):
                     await self._write(client, message, part)
                     told += len(part)
             except BaseException:
-                self.exchange.untold(changes[told:])
+                self.replicator.untold(changes[told:])
                 raise
 
     async def _write(self, client: Redis, message: bytes, changes: Sequence[Change]) -> None:
@@ -178,11 +177,11 @@ class RedisLink:
             written = [self._write_key(pipe, change) for change in changes]
             pipe.publish(self._channel, message)
             answers = await pipe.execute()
-        self.exchange.counts["told"] += len(changes)
+        self.replicator.counts["told"] += len(changes)
         renewed = [name for name in written if name is not None]
         for name, done in zip(renewed, answers, strict=False):
             if name and not done:
-                self.exchange.repeat(name, time.monotonic())
+                self.replicator.repeat(name, time.monotonic())
 
     def _write_key(self, pipe: Pipeline, change: Change) -> str | None:
         """The worker whose lease was renewed, "" for another command; None if there is none."""
@@ -209,10 +208,10 @@ class RedisLink:
 
     async def _fetch_wanted(self, client: Redis) -> None:
         """Workers that are heard of but not known."""
-        wanted = sorted(self.exchange.wanted)[:_AT_ONCE]
-        self.exchange.wanted.difference_update(wanted)
+        wanted = sorted(self.replicator.wanted)[:_AT_ONCE]
+        self.replicator.wanted.difference_update(wanted)
         if wanted:
-            self.exchange.counts["fetched"] += len(wanted)
+            self.replicator.counts["fetched"] += len(wanted)
             await self._read(client, [self._instances + name for name in wanted])
 
     async def _read_all(self, client: Redis) -> None:
@@ -230,13 +229,12 @@ class RedisLink:
                 if self._instances + joined.info.instance_id != name:
                     raise InvalidRequest("a worker under another's name", code="garbage")
                 lease_s = min(self.config.lease, max(0, ttl_ms) / 1e3)
-                self.exchange.recall(joined, time.monotonic(), lease_s)
+                self.replicator.recall(joined, time.monotonic(), lease_s)
             except TriptychError as error:
-                self.exchange.refuse(error)
+                self.replicator.refuse(error)
 
     def _learn_added(self, value: bytes) -> None:
         try:
-            if self.exchange.by_hand is not None:
-                self.exchange.by_hand.learn(value, fresh=False)
+            self.replicator.learn_added(value, time.monotonic(), fresh=False)
         except TriptychError as error:
-            self.exchange.refuse(error)
+            self.replicator.refuse(error)

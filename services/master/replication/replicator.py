@@ -16,11 +16,12 @@ from typing import Literal
 
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.registry import Finished, Heartbeat, InstanceInfo, InstanceName, ScheduleRequest
+from services.master.fleet.added_workers import AddedWorkers
 from services.master.fleet.registry import same_life
 from services.master.fleet.validation import check_newer
 from services.master.master import Master
 from services.master.placement.ledger import Held
-from services.master.replication.masters import ByHand, Peers
+from services.master.replication.masters import OtherMasters
 from services.master.replication.messages import (
     Added,
     Beat,
@@ -48,28 +49,27 @@ class Home:
 
 
 @dataclass
-class Exchange:
-    """`wake` is called when there is something to `take`. Times are seconds of the caller's
-    monotonic clock. Unless `enabled` there are no others; while not `connected` only departures
-    are kept to be told."""
+class Replicator:
+    """`added`: the workers added by hand, if they are shared. `wake` is called when there is
+    something to `take`. Times are seconds of the caller's monotonic clock. Unless `enabled` there
+    are no others; while not `connected` only departures are kept to be told."""
 
     master: Master
     name: str
     enabled: bool = True
-    by_hand: ByHand | None = None
+    added: AddedWorkers | None = None
     wake: Callable[[], None] = lambda: None
     connected: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     homes: dict[str, Home] = field(default_factory=dict)
-    peers: Peers = field(init=False)
+    others: OtherMasters = field(init=False)
     wanted: set[str] = field(default_factory=set)
     _direct: dict[str, float] = field(default_factory=dict)
     _out: deque[Change] = field(default_factory=deque)
     _cause: _Cause = "none"
 
     def __post_init__(self) -> None:
-        self.peers = Peers(self.master)
-        self.master.strayed = self.strayed
+        self.others = OtherMasters(self.master)
 
     def tell(self, change: Change) -> None:
         if not self.enabled or not (self.connected or isinstance(change, Left | Removed)):
@@ -129,10 +129,10 @@ class Exchange:
         """A worker was drained by a call here."""
         self.tell(self._joined(self.master.registry.instances[name.instance_id].info, now))
 
-    def opened(self, instance_id: str, now: float) -> None:
+    def opened(self, instance_id: str, now_ms: float) -> None:
         """Too many requests placed here have failed there."""
         instance = self.master.registry.instances[instance_id]
-        open_ms = max(0.0, instance.open_until - now * 1e3)
+        open_ms = max(0.0, instance.open_until - now_ms)
         self.tell(Opened(instance_id, instance.info.generation, open_ms))
 
     def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
@@ -143,14 +143,14 @@ class Exchange:
         if self.connected:
             self.tell(Ended(report.request_id, report.stage, report.mm_hashes, report.done))
 
-    def strayed(self, report: Finished, now_ms: float) -> list[str]:
+    def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         """Told here of a request that was placed elsewhere: who has done their part in it."""
         if self.connected:
             ended = Ended(
                 report.request_id, report.stage, report.mm_hashes, report.done, stray=True
             )
             self.tell(ended)
-        return self.peers.finish(report, now_ms)
+        return self.others.finish(report, now_ms)
 
     def own(self, now: float) -> list[Joined]:
         """Workers that speak to this master."""
@@ -164,7 +164,7 @@ class Exchange:
 
     def hear_all(self, sender: str, changes: Sequence[Change], now: float) -> None:
         """A message; of its changes those that cannot be true are counted and change nothing."""
-        self.peers.greet(sender, now)
+        self.others.greet(sender, now)
         for change in changes:
             try:
                 self.hear(sender, change, now)
@@ -188,13 +188,13 @@ class Exchange:
             case Opened():
                 self._hear_opened(change, now)
             case Placed():
-                self.peers.placed(sender, change, now)
+                self.others.placed(sender, change, now)
             case Ended():
-                self.peers.ended(sender, change, now)
-            case Added() if self.by_hand is not None:
-                self.by_hand.learn(change.body, fresh=change.fresh)
-            case Removed() if self.by_hand is not None:
-                self.by_hand.forget(change.name)
+                self.others.ended(sender, change, now)
+            case Added():
+                self.learn_added(change.body, now, fresh=change.fresh)
+            case Removed() if self.added is not None:
+                self.added.forget(change.name, now)
 
     def learn(self, joined: Joined, now: float, lease_s: float) -> None:
         """Another master knows a worker."""
@@ -217,6 +217,18 @@ class Exchange:
             self.homes[name] = Home(joined.home, now)
         if joined.draining:
             registry.drain(InstanceName(name), now * 1e3)
+
+    def learn_added(self, body: bytes, now: float, *, fresh: bool) -> None:
+        """Another master was told of a worker by hand. One that was removed here meanwhile is told
+        to be removed."""
+        removed = self.added.learn(body, now, fresh=fresh) if self.added is not None else ""
+        if removed:
+            self.tell(Removed(removed))
+
+    def added_bodies(self) -> list[Added]:
+        """What was added by hand, to be said again."""
+        bodies = {} if self.added is None else self.added.bodies()
+        return [Added(name, body) for name, body in bodies.items()]
 
     def recall(self, joined: Joined, now: float, lease_s: float) -> None:
         """A worker as it was last written down: older than what it says itself."""

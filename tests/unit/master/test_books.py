@@ -19,7 +19,7 @@ from protocol.registry import (
 from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
-from services.master.master import Master
+from services.master.master import Master, MasterListener
 from services.master.placement.ledger import Held
 from services.master.placement.media import AllBusy
 from services.master.placement.tickets import PlacementTicket
@@ -34,13 +34,14 @@ def books(made: Master) -> dict[str, list[float]]:
     return {f"{k}.{c}": getattr(p, c).tolist() for k, p in pools.items() for c in COUNTED}
 
 
-def failing(made: Master) -> None:
-    """Telling others of a placement breaks down."""
+class Failing(MasterListener):
+    """Telling others of a placement breaks down once `fails`."""
 
-    def broken(request: ScheduleRequest, held: Held, now_ms: float) -> None:
-        raise OverflowError("placed")
+    fails = False
 
-    made._placed = broken
+    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+        if self.fails:
+            raise OverflowError("placed")
 
 
 @pytest.mark.parametrize("key", [-1, 1 << 64])
@@ -52,9 +53,9 @@ def test_a_block_key_that_is_none_is_a_bad_request(key: int) -> None:
 
 
 def test_nothing_is_charged_if_anything_raises() -> None:
-    made = master("encode", "prefill", "decode")
+    made = master("encode", "prefill", "decode", listener=(failing := Failing()))
     before = books(made)
-    failing(made)
+    failing.fails = True
     with pytest.raises(OverflowError):
         made.schedule(asking("a", items=[picture("x")]), 0.0)
     assert books(made) == before
@@ -62,10 +63,10 @@ def test_nothing_is_charged_if_anything_raises() -> None:
 
 
 def test_a_waiting_request_that_cannot_be_placed_ends_and_others_go_on() -> None:
-    made = master("prefill", "decode", busy_requests=1)
+    made = master("prefill", "decode", busy_requests=1, listener=(failing := Failing()))
     place(made, asking("first"))
     tickets = [made.schedule(asking(f"r{i}"), 0.0) for i in range(2)]
-    failing(made)
+    failing.fails = True
     made.finished(Finished("first"), 0.1)
     made.pump(0.1)
     made.expire(0.2)

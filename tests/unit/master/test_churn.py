@@ -22,7 +22,7 @@ from protocol.registry import (
 )
 from services.master.master import Master
 from services.master.placement.tickets import PlacementTicket
-from services.master.replication.orphan_prober import keep, orphans
+from services.master.probing.orphan_prober import keep, orphans
 from tests.support.master_nodes import Fleet, Node
 
 ROLES: list[InstanceRole] = ["encode"] * 2 + ["prefill"] * 3 + ["decode"] * 3
@@ -31,8 +31,9 @@ PER_S = 2
 TTL_S = 60.0
 LOAD = Load(free_blocks=500, total_blocks=500)
 SEEN = {
-    "Ledger._held", "HolderIndex._masks", "Roster._gone_at", "Exchange.homes", "Peers._peers",
-    "Fleet.pending", "PredictedCache._expiry", "Registry.instances", "Pool.ids", "Charge objects",
+    "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Replicator.homes",
+    "OtherMasters._others", "Fleet.pending", "PredictedCache._expiry", "Registry.instances",
+    "Pool.ids", "Charge objects",
 }  # fmt: skip
 TRANSIENT = {
     f"{kind} objects" for kind in ("Charge", "Held", "Expected", "PendingEncode", "Ticket")
@@ -81,24 +82,24 @@ class Churn:
 
     def connect(self, there: bool) -> None:
         for node in self.nodes:
-            if there and not node.exchange.connected:
-                node.exchange.connected = True
-                for joined in node.exchange.own(node.now):
-                    node.exchange.tell(joined)
-            elif not there and node.exchange.connected:
-                node.exchange.cut_off()
+            if there and not node.replicator.connected:
+                node.replicator.connected = True
+                for joined in node.replicator.own(node.now):
+                    node.replicator.tell(joined)
+            elif not there and node.replicator.connected:
+                node.replicator.cut_off()
 
     def answer(self, node: Node) -> None:
         """What is wanted is read, orphans are probed."""
-        exchange = node.exchange
-        for name in sorted(exchange.wanted):
-            exchange.wanted.discard(name)
-            for joined in (j for n in self.nodes for j in n.exchange.own(n.now) if n is not node):
-                if joined.info.instance_id == name and exchange.connected:
-                    exchange.recall(joined, node.now, 5.0)
-        for info in orphans(exchange, node.now, 300.0):
+        replicator = node.replicator
+        for name in sorted(replicator.wanted):
+            replicator.wanted.discard(name)
+            for joined in (j for n in self.nodes for j in n.replicator.own(n.now) if n is not node):
+                if joined.info.instance_id == name and replicator.connected:
+                    replicator.recall(joined, node.now, 5.0)
+        for info in orphans(replicator, node.now, 300.0):
             if self.alive.get(int(info.instance_id[1:])) == int(info.generation):
-                keep(exchange, info, node.now)
+                keep(replicator, info, node.now)
 
     def live_or_die(self, worker: int) -> None:
         fate, home = self.rng.random(), self.homes[worker]
@@ -161,7 +162,7 @@ def test_an_hour_of_churn_leaves_nothing_behind() -> None:
     for node in churn.nodes:
         totals = node.master.totals
         assert totals.placed > HOUR_S / 2 and totals.lapsed > 0 and totals.given_up > 0
-        assert node.exchange.counts["dropped"] == 0
+        assert node.replicator.counts["dropped"] == 0
     empty(churn)
 
 
@@ -170,17 +171,17 @@ def empty(churn: Churn) -> None:
     for node in churn.nodes:
         for name in list(node.master.registry.instances):
             node.master.deregister(InstanceName(name), HOUR_S)
-        node.exchange.take()
+        node.replicator.take()
         node.now = HOUR_S + 2 * TTL_S
         node.expire()
     assert all(ticket.outcome is not None for ticket in churn.tickets)
     for node in churn.nodes:
-        master, exchange = node.master, node.exchange
+        master, replicator = node.master, node.replicator
         fleet = master.registry.fleet("m")
         assert (len(master.ledger), master.waiting, master.queues) == (0, 0, {})
         assert (len(fleet.blocks), len(fleet.media), len(fleet.expected)) == (0, 0, 0)
         assert (fleet.pending, fleet.by_slot) == ({}, {})
-        assert (exchange.homes, exchange._direct, len(exchange.peers)) == ({}, {}, 0)
+        assert (replicator.homes, replicator._direct, len(replicator.others)) == ({}, {}, 0)
         for pool in fleet.pools.values():
             assert float(pool.requests.sum()) == 0.0
         left = {name: n for name, n in tables(node).items() if name in TRANSIENT and n}

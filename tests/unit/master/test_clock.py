@@ -28,9 +28,9 @@ def hold_up(seconds: float) -> None:
 async def test_leases_wait_for_a_loop_that_was_held_up() -> None:
     made = service()
     async with made.running():
-        registry, peers = made.master.registry, made.exchange.peers
+        registry, others = made.master.registry, made.replicator.others
         await asyncio.sleep(0.05)  # it ticks
-        peers.greet("other", time.monotonic())
+        others.greet("other", time.monotonic())
         beats: list[bool] = []
         asyncio.get_running_loop().call_later(
             0.2, lambda: beats.append(made.heartbeat(Heartbeat("w")).known)
@@ -38,8 +38,8 @@ async def test_leases_wait_for_a_loop_that_was_held_up() -> None:
         hold_up(2 * LEASE_S)
         await eventually(lambda: bool(beats))
         assert beats == [True]
-        assert "w" in registry.instances and "other" in peers
-        await eventually(lambda: not registry.instances and not len(peers))
+        assert "w" in registry.instances and "other" in others
+        await eventually(lambda: not registry.instances and not len(others))
 
 
 async def test_an_error_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

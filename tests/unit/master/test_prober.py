@@ -10,12 +10,12 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import InvalidRequest, UpstreamError
-from protocol.registry import InstanceInfo, InstanceName
+from protocol.registry import InstanceInfo, InstanceName, Suspected
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
-from services.master.fleet import probe_client
-from services.master.fleet.probe_client import ProbeClient
-from services.master.fleet.prober import ProbedInstance, Prober
+from services.master.fleet.added_workers import ProbedInstance
+from services.master.probing import client as probe_client
+from services.master.probing.client import ProbeClient
 from tests.support.waiting import eventually
 
 
@@ -60,29 +60,24 @@ async def hanging() -> AsyncGenerator[str, None]:
 
 
 @contextlib.asynccontextmanager
-async def probing_with(**config: Any) -> AsyncGenerator[Prober, None]:
+async def probing_with(**config: Any) -> AsyncGenerator[MasterService, None]:
     settings = {"probe_interval": 0.02, "probe_timeout": 0.3, "probe_failures": 2, **config}
-    prober = Prober(service := MasterService(MasterConfig(**settings)), service.config)
-    task = asyncio.create_task(prober.run())
-    try:
-        yield prober
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    service = MasterService(MasterConfig(**settings))
+    async with service.running():
+        yield service
 
 
 def body(url: str, **fields: Any) -> ProbedInstance:
     return ProbedInstance("decode", url, **fields)
 
 
-def known(prober: Prober) -> dict[str, InstanceInfo]:
-    instances = prober.service.master.registry.instances
+def known(service: MasterService) -> dict[str, InstanceInfo]:
+    instances = service.master.registry.instances
     return {name: instance.info for name, instance in instances.items()}
 
 
-def state(prober: Prober, worker: ProbedInstance) -> Any:
-    (found,) = [shown for shown in prober.list() if shown["url"] == worker.url]
+def state(service: MasterService, worker: ProbedInstance) -> Any:
+    (found,) = [shown for shown in service.added.list() if shown["url"] == worker.url]
     return found
 
 
@@ -90,37 +85,39 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe_client, "_AT_ONCE", 8)
-    async with hanging() as deaf, serving() as worker, probing_with() as prober:
+    async with hanging() as deaf, serving() as worker, probing_with() as service:
         for number in range(20):
-            prober.add(body(f"{deaf}/{number}", model="m"))
-        prober.add(body(worker.url, model="m"))
-        await eventually(lambda: all(s["failures"] >= 2 for s in prober.list() if deaf in s["url"]))
-        assert [info.url for info in known(prober).values()] == [worker.url]
-        shown = state(prober, body(worker.url))
+            service.add_instance(body(f"{deaf}/{number}", model="m"))
+        service.add_instance(body(worker.url, model="m"))
+        await eventually(
+            lambda: all(s["failures"] >= 2 for s in service.added.list() if deaf in s["url"])
+        )
+        assert [info.url for info in known(service).values()] == [worker.url]
+        shown = state(service, body(worker.url))
         assert (shown["healthy"], shown["failures"]) == (True, 0)
 
 
 async def test_suspects_that_hang_do_not_slow_the_others_down() -> None:
-    async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=5.0) as prober:
-        prober.add(body(deaf, model="m"))
-        prober.add(body(worker.url, model="m"))
-        await eventually(lambda: state(prober, body(worker.url))["healthy"])
+    async with hanging() as deaf, serving() as worker, probing_with(probe_timeout=5.0) as service:
+        service.add_instance(body(deaf, model="m"))
+        service.add_instance(body(worker.url, model="m"))
+        await eventually(lambda: state(service, body(worker.url))["healthy"])
         worker.healthy = False
-        await eventually(lambda: not known(prober))
-        assert state(prober, body(deaf))["failures"] == 0, "still waiting for its first answer"
+        await eventually(lambda: not known(service))
+        assert state(service, body(deaf))["failures"] == 0, "still waiting for its first answer"
 
 
 async def test_an_address_that_is_none_is_refused_here_and_from_other_masters() -> None:
-    async with probing_with() as prober, ProbeClient(1.0) as client:
+    async with probing_with() as service, ProbeClient(1.0) as client:
         for url in ("http://a..b", "http://..", "http://" + "a" * 64, "http://h:99999"):
             with pytest.raises(InvalidRequest) as caught:
-                prober.add(body(url))
+                service.add_instance(body(url))
             assert caught.value.param == "url"
             with pytest.raises(InvalidRequest):
-                prober.learn(msgspec.json.encode(body(url)), fresh=True)
+                service.added.learn(msgspec.json.encode(body(url)), 0.0, fresh=True)
             with pytest.raises(UpstreamError):
                 await client.health(url, suspect=False)
-        assert prober.list() == []
+        assert service.added.list() == []
 
 
 @pytest.mark.parametrize(
@@ -129,41 +126,73 @@ async def test_an_address_that_is_none_is_refused_here_and_from_other_masters() 
      b'{"data":' + b"[" * 200_000],
 )  # fmt: skip
 async def test_a_worker_that_names_no_model_is_not_registered(answer: bytes) -> None:
-    async with serving() as worker, probing_with() as prober:
+    async with serving() as worker, probing_with() as service:
         worker.answer = answer
-        prober.add(body(worker.url))
-        await eventually(lambda: state(prober, body(worker.url))["failures"] > 1)
-        assert known(prober) == {}
-        assert "names no model" in state(prober, body(worker.url))["error"]
+        service.add_instance(body(worker.url))
+        await eventually(lambda: state(service, body(worker.url))["failures"] > 1)
+        assert known(service) == {}
+        assert "names no model" in state(service, body(worker.url))["error"]
 
 
 async def test_another_model_at_the_same_url_is_known_by_its_own_name() -> None:
-    async with serving() as worker, probing_with(probe_failures=1) as prober:
-        prober.add(body(worker.url))
-        await eventually(lambda: [i.model for i in known(prober).values()] == ["first"])
-        (told,) = prober.bodies().values()
+    async with serving() as worker, probing_with(probe_failures=1) as service:
+        service.add_instance(body(worker.url))
+        await eventually(lambda: [i.model for i in known(service).values()] == ["first"])
+        (told,) = service.added.bodies().values()
         assert msgspec.json.decode(told).get("model", "") == "", "a guess is not told as if given"
-        assert state(prober, body(worker.url))["model"] == "first"
+        assert state(service, body(worker.url))["model"] == "first"
         worker.healthy, worker.answer = False, b'{"data": [{"id": "second"}]}'
-        await eventually(lambda: not known(prober))
+        await eventually(lambda: not known(service))
         worker.healthy = True
-        await eventually(lambda: [i.model for i in known(prober).values()] == ["second"])
+        await eventually(lambda: [i.model for i in known(service).values()] == ["second"])
 
 
 async def test_a_worker_that_also_registers_itself_speaks_for_itself() -> None:
-    async with serving() as worker, probing_with() as prober:
-        prober.add(body(worker.url))
-        await eventually(lambda: len(known(prober)) == 1)
-        left: list[str] = []
-        prober.service.master.registry.left = lambda info: left.append(info.instance_id)
+    async with serving() as worker, probing_with() as service:
+        service.add_instance(body(worker.url))
+        await eventually(lambda: len(known(service)) == 1)
+        changelog = service.master.registry.changelog
+        before = changelog.cursor
         itself = InstanceInfo("itself", "decode", worker.url, "first")
-        prober.service.register(itself)
-        probed = prober._probed[body(worker.url).name]
+        service.register(itself)
+        probed = service.added._probed[body(worker.url).name]
         for _ in range(5):
             seen = probed.seen
             await eventually(lambda before=seen: probed.seen > before)
-        assert known(prober) == {"itself": itself}
-        assert left == [body(worker.url).name], "once, for the one that can say more"
-        assert state(prober, body(worker.url))["healthy"]
-        prober.service.deregister(InstanceName("itself"))
-        await eventually(lambda: list(known(prober)) == [body(worker.url).name])
+        assert known(service) == {"itself": itself}
+        changes = changelog.since(before)
+        assert changes == (["itself"], [body(worker.url).name]), "it took the place once"
+        assert state(service, body(worker.url))["healthy"]
+        service.deregister(InstanceName("itself"))
+        await eventually(lambda: list(known(service)) == [body(worker.url).name])
+
+
+async def test_a_worker_that_a_proxy_could_not_reach_is_asked_at_once() -> None:
+    async with serving() as worker, serving() as other, probing_with(probe_interval=60.0) as made:
+        for name, one in (("w", worker), ("other", other)):
+            made.register(InstanceInfo(name, "decode", one.url, "m", generation="1"))
+        assert made.suspect(Suspected("w")).known
+        await eventually(lambda: made.suspects.counts["alive"] == 1)
+        assert usable(made) == {"w", "other"}, "it answers"
+        worker.healthy = False
+        assert not made.suspect(Suspected("w", "0")).known, "an older generation"
+        assert not made.suspect(Suspected("nobody")).known
+        await eventually(lambda: not made.suspect(Suspected("w", "1")) or "w" not in usable(made))
+        assert usable(made) == {"other"}
+        made.register(InstanceInfo("w", "decode", worker.url, "m", generation="2"))
+        assert usable(made) == {"w", "other"}, "it has restarted"
+
+
+async def test_many_complaints_ask_a_worker_once() -> None:
+    async with hanging() as deaf, probing_with(probe_interval=60.0) as made:
+        made.register(InstanceInfo("w", "decode", deaf, "m"))
+        for _ in range(1000):
+            made.suspect(Suspected("w"))
+        await eventually(lambda: usable(made) == set())
+        counts = made.suspects.counts
+        assert (counts["told"], counts["skipped"], counts["silent"]) == (1000, 999, 1)
+
+
+def usable(service: MasterService) -> set[str]:
+    answer = service._show("")
+    return {view.info.instance_id for view in answer.workers if view.usable}

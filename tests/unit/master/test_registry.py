@@ -18,6 +18,7 @@ from protocol.kv_events import (
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Load, Rates
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
+from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 
 SOURCE = EventSource("tcp://127.0.0.1:1")
@@ -37,9 +38,13 @@ def penalty(found: Registry, name: str) -> float:
 
 
 def test_a_lapsed_lease_removes_a_worker_everywhere() -> None:
-    found = registry()
     left: list[str] = []
-    found.left = lambda gone: left.append(gone.instance_id)
+
+    class Leaving(FleetListener):
+        def left(self, info: InstanceInfo) -> None:
+            left.append(info.instance_id)
+
+    found = Registry(MasterConfig(lease=10.0), Leaving())
     found.register(info("a", events=[SOURCE]), 0.0)
     found.register(info("b", events=[SOURCE]), 0.0)
     found.apply("a", "", EventBatch(0.0, [BlockStored([1, 2]), EmbeddingStored("p")]))

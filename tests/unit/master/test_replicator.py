@@ -15,6 +15,7 @@ from protocol.registry import (
     Load,
     MediaNeed,
 )
+from services.master.probing.orphan_prober import keep, orphans
 from services.master.replication.messages import (
     Beat,
     Change,
@@ -28,7 +29,6 @@ from services.master.replication.messages import (
     encode_message,
     encode_stored,
 )
-from services.master.replication.orphan_prober import keep, orphans
 from tests.support.master_nodes import LEASE_S, SOURCES, Fleet, Node
 
 
@@ -83,7 +83,7 @@ def test_a_drain_spreads_from_any_master_and_with_heartbeats() -> None:
     fleet = fleet_of("w", "v")
     a, b = fleet.nodes
     b.master.drain(InstanceName("w"), 0.0)
-    b.exchange.drained(InstanceName("w"), 0.0)
+    b.replicator.drained(InstanceName("w"), 0.0)
     fleet.deliver()
     assert a.master.registry.instances["w"].draining
     assert a.beat("w")
@@ -108,7 +108,7 @@ def test_placements_count_at_every_master_until_they_end() -> None:
         b.master.finished(Finished(f"b{i}", failed=["w0"]), 0.0)
     fleet.deliver()
     assert [node.requests(name) for node in fleet.nodes for name in names] == [0.0] * 16
-    assert a.exchange.peers.in_flight == b.exchange.peers.in_flight == 0
+    assert a.replicator.others.in_flight == b.replicator.others.in_flight == 0
 
 
 def test_placements_of_a_master_that_falls_silent_are_given_up() -> None:
@@ -119,7 +119,7 @@ def test_placements_of_a_master_that_falls_silent_are_given_up() -> None:
     assert b.requests("w") == 1.0
     b.now = 3.5
     b.expire()
-    assert (b.requests("w"), len(b.exchange.peers)) == (0.0, 0)
+    assert (b.requests("w"), len(b.replicator.others)) == (0.0, 0)
 
 
 def test_a_picture_being_encoded_for_one_master_is_joined_by_another() -> None:
@@ -184,9 +184,9 @@ def test_a_worker_that_speaks_to_both_survives_the_silence_of_one() -> None:
     for now in (2.0, 4.0, 6.0, 8.0, 10.0):
         fleet.at(now)
         b.beat("w")
-    fleet.nodes[0].exchange.hear("b", Beat(Heartbeat("w")), 10.0)
-    assert a.exchange.homes["w"].master == "b"
-    b.exchange.hear("a", Left("w", lapsed=True), 10.0)
+    fleet.nodes[0].replicator.hear("b", Beat(Heartbeat("w")), 10.0)
+    assert a.replicator.homes["w"].master == "b"
+    b.replicator.hear("a", Left("w", lapsed=True), 10.0)
     assert b.known == {"w"}
 
 
@@ -196,43 +196,43 @@ def test_the_same_id_registered_at_two_masters_at_once_has_one_winner() -> None:
     fleet.nodes[1].register(info("w", url="http://x:1"))
     fleet.deliver()
     assert {n.master.registry.instances["w"].info.url for n in fleet.nodes} == {"http://x:1"}
-    counts = sum((n.exchange.counts for n in fleet.nodes), Counter[str]())
+    counts = sum((n.replicator.counts for n in fleet.nodes), Counter[str]())
     assert counts["refused_duplicate_instance"] == 1
 
 
 def test_a_heartbeat_of_an_unknown_worker_makes_it_wanted() -> None:
     fleet = fleet_of("w")
     late = Node("c")
-    late.exchange.hear_all("a", [Beat(Heartbeat("w"))], 0.0)
-    assert late.exchange.wanted == {"w"}
+    late.replicator.hear_all("a", [Beat(Heartbeat("w"))], 0.0)
+    assert late.replicator.wanted == {"w"}
     joined = Joined(info("w", load=Load(queued=3)), "a", draining=True)
-    late.exchange.recall(decode_stored(encode_stored(joined)), 0.0, 4.0)
-    assert late.exchange.wanted == set()
+    late.replicator.recall(decode_stored(encode_stored(joined)), 0.0, 4.0)
+    assert late.replicator.wanted == set()
     assert late.master.registry.instances["w"].draining
     assert late.requests("w") == 0.0, "a written load would be old"
     late.now = 4.0
     late.expire()
     assert late.known == set(), "only what was left of the lease"
     assert fleet.nodes[0].known == {"w"}
-    fleet.nodes[1].exchange.hear_all("a", [Beat(Heartbeat("w", "2"))], 0.0)
-    assert fleet.nodes[1].exchange.wanted == {"w"}, "another life than the one known"
+    fleet.nodes[1].replicator.hear_all("a", [Beat(Heartbeat("w", "2"))], 0.0)
+    assert fleet.nodes[1].replicator.wanted == {"w"}, "another life than the one known"
 
 
 def test_orphans_are_those_whose_home_is_silent() -> None:
     fleet = fleet_of("w")
     a, b = fleet.nodes
     fleet.at(5.0)
-    b.exchange.peers.greet("a", 5.0)
-    assert orphans(b.exchange, 5.0, 300.0) == [], "its home is there"
-    b.exchange.connected = False
-    assert [o.instance_id for o in orphans(b.exchange, 5.0, 300.0)] == ["w"]
-    assert orphans(b.exchange, 301.0, 300.0) == [], "not for ever"
-    assert orphans(a.exchange, 5.0, 300.0) == [], "it speaks to us"
-    keep(b.exchange, info("w"), 8.0)
+    b.replicator.others.greet("a", 5.0)
+    assert orphans(b.replicator, 5.0, 300.0) == [], "its home is there"
+    b.replicator.connected = False
+    assert [o.instance_id for o in orphans(b.replicator, 5.0, 300.0)] == ["w"]
+    assert orphans(b.replicator, 301.0, 300.0) == [], "not for ever"
+    assert orphans(a.replicator, 5.0, 300.0) == [], "it speaks to us"
+    keep(b.replicator, info("w"), 8.0)
     b.now = 8.0 + LEASE_S - 0.1
     b.expire()
     assert b.known == {"w"}
-    keep(b.exchange, info("w", generation="other"), b.now)
+    keep(b.replicator, info("w", generation="other"), b.now)
     b.now = 8.0 + LEASE_S
     b.expire()
     assert b.known == set()
@@ -242,14 +242,14 @@ def test_departures_wait_for_the_connection_and_nothing_else_does() -> None:
     fleet = fleet_of("w", "v")
     a, b = fleet.nodes
     a.place("before")
-    a.exchange.cut_off()
+    a.replicator.cut_off()
     a.deregister("w")
     a.beat("v")
     a.place("r")
-    told = a.exchange.take()
+    told = a.replicator.take()
     assert [type(change) for change in told] == [Left]
-    a.exchange.untold(told)
-    a.exchange.connected = True
+    a.replicator.untold(told)
+    a.replicator.connected = True
     fleet.deliver()
     assert b.known == {"v"}
 
@@ -273,11 +273,11 @@ def test_what_cannot_be_is_refused_counted_and_harmless(change: Change) -> None:
     fleet = fleet_of("w", count=1)
     (node,) = fleet.nodes
     node.now = 5.0
-    node.exchange.hear_all("b", [change, Beat(Heartbeat("w"))], 5.0)
-    assert sum(n for kind, n in node.exchange.counts.items() if kind.startswith("refused")) == 1
+    node.replicator.hear_all("b", [change, Beat(Heartbeat("w"))], 5.0)
+    assert sum(n for kind, n in node.replicator.counts.items() if kind.startswith("refused")) == 1
     assert node.requests("w") == 0.0
     assert node.master.registry.instances["w"].info.url == "http://w:1"
-    assert node.exchange.homes["w"].heard == 5.0, "the rest of the message counted"
+    assert node.replicator.homes["w"].heard == 5.0, "the rest of the message counted"
 
 
 def test_what_is_no_message_is_refused() -> None:
@@ -295,17 +295,17 @@ def test_what_is_kept_of_others_is_bounded() -> None:
     fleet = fleet_of("w", count=1, max_in_flight=10, max_instances=20)
     (node,) = fleet.nodes
     for i in range(100):
-        node.exchange.hear_all(f"m{i}", [Beat(Heartbeat(f"u{i}"))], 0.0)
-        node.exchange.hear_all("m0", [absurd(ttl_ms=1e4)], 0.0)
+        node.replicator.hear_all(f"m{i}", [Beat(Heartbeat(f"u{i}"))], 0.0)
+        node.replicator.hear_all("m0", [absurd(ttl_ms=1e4)], 0.0)
         more = Placed(f"r{i}", "m", 1e4, decode=SharedCharge("w"), keys=bytes(8 * 100))
-        node.exchange.hear_all("m0", [more], 0.0)
-    assert len(node.exchange.peers) <= 64
-    assert len(node.exchange.wanted) <= 20
-    assert node.exchange.peers.in_flight <= 10
-    assert node.exchange.counts["refused_too_many_placed"] > 0
+        node.replicator.hear_all("m0", [more], 0.0)
+    assert len(node.replicator.others) <= 64
+    assert len(node.replicator.wanted) <= 20
+    assert node.replicator.others.in_flight <= 10
+    assert node.replicator.counts["refused_too_many_placed"] > 0
     node.now = 11.0
     node.expire()
-    assert node.exchange.peers.in_flight == 0
+    assert node.replicator.others.in_flight == 0
 
 
 @pytest.mark.parametrize("told", ["b", "c"])
@@ -321,17 +321,17 @@ def test_the_end_of_a_request_may_be_told_to_a_master_that_did_not_place_it(told
     fleet.deliver()
     assert [node.requests("w") for node in fleet.nodes] == [0.0] * 3
     assert len(fleet.nodes[0].master.ledger) == 0
-    assert [node.exchange.peers.in_flight for node in fleet.nodes] == [0] * 3
+    assert [node.replicator.others.in_flight for node in fleet.nodes] == [0] * 3
     assert other.master.registry.instances["w"].failures == 0, "it has done its work"
     fleet.deliver()
-    assert [node.exchange.take() for node in fleet.nodes] == [[], [], []], "and it stays said"
+    assert [node.replicator.take() for node in fleet.nodes] == [[], [], []], "and it stays said"
 
 
 def test_a_placement_that_was_not_heard_of_ends_where_it_was_made() -> None:
     fleet = fleet_of("w", settle=60.0)
     a, b = fleet.nodes
     a.place("r")
-    a.exchange.take()  # lost
+    a.replicator.take()  # lost
     b.master.finished(Finished("r", "prefill"), 0.0)
     b.master.finished(Finished("r"), 0.0)
     fleet.deliver()

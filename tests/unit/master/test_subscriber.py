@@ -1,4 +1,4 @@
-"""Event sources over real sockets: bounded turns of the loop, and no message or missing resource
+"""Event sources over real sockets: bounded rounds of the loop, and no message or missing resource
 that ends the reading."""
 
 import asyncio
@@ -24,7 +24,8 @@ from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 from services.master.events import subscriber, zmq_reader
 from services.master.events.subscriber import Subscriber
-from services.master.master import Master
+from services.master.fleet.registry import Registry
+from services.master.master import Master, MasterListener
 from tests.support.waiting import eventually
 
 WAIT_S = 10.0
@@ -63,16 +64,24 @@ class Publisher:
         self.router.send_multipart([client, b"", *end_frames()])
 
 
-class Follower:
+class Follower(MasterListener):
     """A master that follows one publisher."""
 
     def __init__(self, source: EventSource, context: zmq.Context[Any] | None = None) -> None:
-        self.subscriber = Subscriber() if context is None else Subscriber(_context=context)
-        self.master = Master(MasterConfig(), None, self.subscriber.joined, self.subscriber.left)
-        self.subscriber.master = self.master
+        self.master = Master(MasterConfig(), None, self)
+        registry = self.master.registry
+        self.subscriber = (
+            Subscriber(registry) if context is None else Subscriber(registry, _context=context)
+        )
         self.master.register(
             InstanceInfo("w", "prefill", "http://w:1", "m", events=[source]), time.monotonic()
         )
+
+    def joined(self, info: InstanceInfo) -> None:
+        self.subscriber.joined(info)
+
+    def left(self, info: InstanceInfo) -> None:
+        self.subscriber.left(info)
 
     @property
     def counts(self) -> Any:
@@ -158,14 +167,16 @@ async def test_messages_nobody_was_prepared_for_do_not_end_the_reading(
     publisher.publish(1)
     await eventually(lambda: 1 in follower.keys)
     assert follower.counts["garbage"] == 2
-    apply = Master.apply
+    apply = Registry.apply
 
-    def fails_for_13(self: Master, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
+    def fails_for_13(
+        self: Registry, name: str, generation: str, batch: EventBatch, source: int = 0
+    ) -> bool:
         if any(getattr(event, "block_hashes", None) == [13] for event in batch.events):
             raise OverflowError("int too large")
-        return apply(self, info, batch, source)
+        return apply(self, name, generation, batch, source)
 
-    monkeypatch.setattr(Master, "apply", fails_for_13)
+    monkeypatch.setattr(Registry, "apply", fails_for_13)
     publisher.publish(13)
     publisher.publish(14)
     await eventually(lambda: 14 in follower.keys)
@@ -184,7 +195,7 @@ async def test_a_turn_of_the_loop_is_bounded_over_all_sockets(
     its order."""
     monkeypatch.setattr(zmq_reader, "_TURN_S", 0.0)
     context: zmq.Context[Any] = zmq.Context()
-    all_turns, taken, turn = zmq_reader.Turns(), list[tuple[int, int]](), 0
+    all_rounds, taken, turn = zmq_reader.ReadRounds(), list[tuple[int, int]](), 0
     readers = []
     for number in range(3):
         push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
@@ -198,7 +209,7 @@ async def test_a_turn_of_the_loop_is_bounded_over_all_sockets(
     def take(number: int) -> Callable[[list[bytes]], None]:
         return lambda frames: taken.append((turn, number))
 
-    opened = [zmq_reader.Reader(pull, take(number), all_turns) for number, pull in readers]
+    opened = [zmq_reader.SocketReader(pull, take(number), all_rounds) for number, pull in readers]
     while len(taken) < 150 and turn < 10_000:
         await asyncio.sleep(0)
         turn += 1

@@ -11,7 +11,7 @@ from protocol.kv_events import decode_batch
 from protocol.registry import InstanceInfo, InstanceName, Placement, ScheduleRequest, Workers
 from protocol.settings import resolve
 from services.master.config import MasterConfig
-from services.master.fleet.prober import decode_probed
+from services.master.fleet.added_workers import decode_probed
 from services.master.fleet.registry import Registry
 from services.master.master import Master
 from services.master.replication.messages import decode_message, decode_stored

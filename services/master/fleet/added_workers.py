@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from protocol.decoding import accepted
-from protocol.errors import InvalidRequest, TriptychError, Unavailable
+from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Url
-from services.master.api.service import MasterService
 from services.master.config import MasterConfig
+from services.master.fleet.registry import Registry, same_life
 from services.master.fleet.validation import check_url
-from services.master.replication.messages import Added, Removed
-
-if TYPE_CHECKING:
-    from services.master.fleet.probe_client import ProbeClient
 
 _MAX_REMOVED = 4096
 
@@ -63,9 +58,10 @@ def decode_probed(data: bytes) -> ProbedInstance:
 
 
 @dataclass(eq=False)
-class _Probed:
+class Probed:
     """A worker with what its probes said. Times are seconds of the monotonic clock. `learned`: the
-    model that it names, until it fails: another one may be started there."""
+    model that it names, until it fails: another one may be started there. `asking`: a probe is
+    under way."""
 
     instance: ProbedInstance
     seen: float
@@ -76,96 +72,74 @@ class _Probed:
     error: str = ""
 
     @property
+    def url(self) -> str:
+        return self.instance.url.rstrip("/")
+
+    @property
     def model(self) -> str:
         return self.instance.model or self.learned
 
 
 @dataclass
-class Prober:
-    """Probes every added worker; registers it while it answers, forgets it when it is long gone."""
+class AddedWorkers:
+    """Registered while they answer, forgotten when they are long gone. `added` is called when there
+    is a new one to probe. Every master of a fleet has the whole list."""
 
-    service: MasterService
     config: MasterConfig
-    _probed: dict[str, _Probed] = field(default_factory=dict)
+    registry: Registry
+    added: Callable[[], None] = lambda: None
+    _probed: dict[str, Probed] = field(default_factory=dict)
     _removed: dict[str, float] = field(default_factory=dict)
-    _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __post_init__(self) -> None:
-        self.service.exchange.by_hand = self
+    def all(self) -> list[Probed]:
+        return list(self._probed.values())
 
-    async def run(self) -> None:
-        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
-        await self._asked.wait()
-        from services.master.fleet.probe_client import ProbeClient
-
-        for probed in self._probed.values():
-            probed.asking = False
-        async with ProbeClient(self.config.probe_timeout) as client, asyncio.TaskGroup() as probes:
-            while True:
-                for probed in self._probed.values():
-                    if not probed.asking:
-                        probed.asking = True
-                        probes.create_task(self._probe(client, probed))
-                await asyncio.sleep(self.config.probe_interval)
-
-    def add(self, instance: ProbedInstance) -> None:
+    def add(self, instance: ProbedInstance, now: float) -> None:
         """Probed from the next round on; adding it again changes nothing."""
-        self._add(instance)
+        self._add(instance, now)
         self._removed.pop(instance.name, None)
-        self.service.exchange.tell(Added(instance.name, msgspec.json.encode(instance), True))
 
-    def _add(self, instance: ProbedInstance) -> None:
+    def _add(self, instance: ProbedInstance, now: float) -> None:
         check_url(instance.url)
         if len(self._probed) >= self.config.max_instances:
             raise Unavailable("the master takes no more instances")
         for name, known in self._probed.items():
-            same_url = known.instance.url.rstrip("/") == instance.url.rstrip("/")
-            if same_url and name != instance.name:
+            if known.url == instance.url.rstrip("/") and name != instance.name:
                 raise InvalidRequest(
                     f"{instance.url} is there already, as {known.instance.role}",
                     param="url",
                     code="duplicate_instance",
                 )
-        self._probed.setdefault(instance.name, _Probed(instance, time.monotonic()))
-        self._asked.set()
+        self._probed.setdefault(instance.name, Probed(instance, now))
+        self.added()
 
-    def remove(self, instance: ProbedInstance) -> bool:
-        """Forget at once; False if it was not there."""
-        found = instance.name in self._probed
-        if found:
-            self.forget(instance.name)
-            self.service.exchange.tell(Removed(instance.name))
-        return found
-
-    def _was_removed(self, name: str) -> bool:
-        """Lately: a master that was cut off then may still take it to be there."""
-        removed = self._removed.get(name)
-        return removed is not None and time.monotonic() - removed < self.config.probe_forget
-
-    def bodies(self) -> dict[str, bytes]:
-        """What other masters may not have heard, by name: those that answer, or are new."""
-        known = self._probed.items()
-        return {n: msgspec.json.encode(one.instance) for n, one in known if not one.failures}
-
-    def learn(self, body: bytes, *, fresh: bool) -> None:
-        """Another master was told of a worker: at this moment, or some time ago."""
-        instance = decode_probed(body)
-        if fresh:
-            self._removed.pop(instance.name, None)
-        if self._was_removed(instance.name):
-            self.service.exchange.tell(Removed(instance.name))
-        else:
-            self._add(instance)
-
-    def forget(self, name: str) -> None:
-        """It was removed, here or at another master."""
+    def forget(self, name: str, now: float) -> bool:
+        """It was removed, here or at another master; False if it was not there."""
         self._removed.pop(name, None)
-        self._removed[name] = time.monotonic()
+        self._removed[name] = now
         if len(self._removed) > _MAX_REMOVED:
             del self._removed[next(iter(self._removed))]
         found = self._probed.pop(name, None)
         if found is not None:
             self._deregister(found)
+        return found is not None
+
+    def learn(self, body: bytes, now: float, *, fresh: bool) -> str:
+        """Another master was told of a worker: at this moment, or some time ago. The name of one
+        that was removed lately: a master that was cut off then may still take it to be there."""
+        instance = decode_probed(body)
+        if fresh:
+            self._removed.pop(instance.name, None)
+        removed = self._removed.get(instance.name)
+        if removed is not None and now - removed < self.config.probe_forget:
+            return instance.name
+        self._add(instance, now)
+        return ""
+
+    def bodies(self) -> dict[str, bytes]:
+        """What other masters may not have heard, by name: those that answer, or are new."""
+        known = self._probed.items()
+        return {n: msgspec.json.encode(one.instance) for n, one in known if not one.failures}
 
     def list(self) -> list[dict[str, object]]:
         return [
@@ -179,27 +153,23 @@ class Prober:
             for probed in self._probed.values()
         ]
 
-    async def _probe(self, client: ProbeClient, probed: _Probed) -> None:
-        url = probed.instance.url.rstrip("/")
-        try:
-            await client.health(url, suspect=probed.failures > 0)
-            if not probed.model:
-                probed.learned = await client.model_of(url)
-            self._alive(probed)
-        except TriptychError as error:
-            self._failed(probed, error.message)
-        finally:
-            probed.asking = False
-
-    def _alive(self, probed: _Probed) -> None:
+    def alive(self, probed: Probed, now: float) -> None:
         """Register it, or renew its lease; one that registers itself speaks for itself."""
         if self._probed.get(probed.instance.name) is not probed:
             return
-        now, info = time.monotonic(), probed.instance.info(probed.model)
-        known = self.service.master.registry.at(info.url)
+        info = probed.instance.info(probed.model)
+        known = self.registry.at(info.url)
         if known is None or known.info.instance_id == info.instance_id:
-            self.service.adopt(info, self._lease_s)
+            self._keep(info, now)
         probed.up, probed.failures, probed.seen, probed.error = True, 0, now, ""
+
+    def _keep(self, info: InstanceInfo, now: float) -> None:
+        """It tells no load, and every master finds it by itself."""
+        known = self.registry.instances.get(info.instance_id)
+        if known is not None and same_life(known.info, info):
+            self.registry.touch(info.instance_id, now * 1e3, self._lease_s)
+        else:
+            self.registry.register(info, now * 1e3, self._lease_s)
 
     @property
     def _lease_s(self) -> float:
@@ -207,15 +177,16 @@ class Prober:
         rounds = self.config.probe_failures + 2
         return rounds * (self.config.probe_interval + self.config.probe_timeout)
 
-    def _failed(self, probed: _Probed, error: str) -> None:
+    def failed(self, probed: Probed, error: str, now: float) -> None:
+        """A probe had no good answer."""
         probed.failures += 1
         probed.error = error
         probed.learned = ""
         if probed.up and probed.failures >= self.config.probe_failures:
             probed.up = False
             self._deregister(probed)
-        if time.monotonic() - probed.seen > self.config.probe_forget:
+        if now - probed.seen > self.config.probe_forget:
             self._probed.pop(probed.instance.name, None)
 
-    def _deregister(self, probed: _Probed) -> None:
-        self.service.disown(InstanceName(probed.instance.name))
+    def _deregister(self, probed: Probed) -> None:
+        self.registry.deregister(InstanceName(probed.instance.name))

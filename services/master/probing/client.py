@@ -39,7 +39,7 @@ class ProbeClient:
             connector=aiohttp.TCPConnector(limit=0),
         )
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._suspects_turns = asyncio.Semaphore(_AT_ONCE)
+        self._suspect_turns = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> ProbeClient:
         return self
@@ -65,7 +65,7 @@ class ProbeClient:
 
     async def _get(self, url: str, suspect: bool) -> bytes:
         """Addresses of some forms are a `ValueError` to those who resolve them."""
-        async with self._suspects_turns if suspect else self._turns:
+        async with self._suspect_turns if suspect else self._turns:
             try:
                 async with self._session.get(url) as response:
                     response.raise_for_status()

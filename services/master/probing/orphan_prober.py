@@ -13,17 +13,17 @@ from protocol.errors import UpstreamError
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 from services.master.replication.messages import Joined, Kept
-from services.master.replication.replicator import Exchange
+from services.master.replication.replicator import Replicator
 
 if TYPE_CHECKING:
-    from services.master.fleet.probe_client import ProbeClient
+    from services.master.probing.client import ProbeClient
 
 
 @dataclass
 class OrphanProber:
     """Renews the leases of those that answer. The others' lapse as usual."""
 
-    exchange: Exchange
+    replicator: Replicator
     config: MasterConfig
     _asking: set[str] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class OrphanProber:
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as probes:
             client: ProbeClient | None = None
             while True:
-                found = orphans(self.exchange, time.monotonic(), self.config.orphan_ttl)
+                found = orphans(self.replicator, time.monotonic(), self.config.orphan_ttl)
                 self._silent &= {info.instance_id for info in found}
                 for info in found:
                     client = client or await self._client(stack)
@@ -44,7 +44,7 @@ class OrphanProber:
                 await asyncio.sleep(self.config.lease / 6)
 
     async def _client(self, stack: contextlib.AsyncExitStack) -> ProbeClient:
-        from services.master.fleet.probe_client import ProbeClient
+        from services.master.probing.client import ProbeClient
 
         return await stack.enter_async_context(ProbeClient(self.config.probe_timeout))
 
@@ -54,32 +54,32 @@ class OrphanProber:
             await client.health(info.url, suspect=name in self._silent)
         except UpstreamError:
             self._silent.add(name)
-            self.exchange.counts["orphans_silent"] += 1
+            self.replicator.counts["orphans_silent"] += 1
             return
         finally:
             self._asking.discard(name)
         self._silent.discard(name)
-        self.exchange.counts["orphans_alive"] += 1
-        keep(self.exchange, info, time.monotonic())
+        self.replicator.counts["orphans_alive"] += 1
+        keep(self.replicator, info, time.monotonic())
 
 
-def orphans(exchange: Exchange, now: float, longest_s: float) -> list[InstanceInfo]:
+def orphans(replicator: Replicator, now: float, longest_s: float) -> list[InstanceInfo]:
     """Workers whose home says nothing, and has not for less than `longest_s`."""
-    lease, instances = exchange.master.config.lease, exchange.master.registry.instances
+    lease, instances = replicator.master.config.lease, replicator.master.registry.instances
     return [
         instances[name].info
-        for name, home in exchange.homes.items()
+        for name, home in replicator.homes.items()
         if lease / 2 < now - home.heard < longest_s
-        and not (exchange.connected and home.master in exchange.peers)
+        and not (replicator.connected and home.master in replicator.others)
     ]
 
 
-def keep(exchange: Exchange, info: InstanceInfo, now: float) -> None:
+def keep(replicator: Replicator, info: InstanceInfo, now: float) -> None:
     """An orphan answers for itself: renew its lease, here and where masters that start look."""
-    known = exchange.master.registry.instances.get(info.instance_id)
-    home = exchange.homes.get(info.instance_id)
+    known = replicator.master.registry.instances.get(info.instance_id)
+    home = replicator.homes.get(info.instance_id)
     if known is None or home is None or known.info.generation != info.generation:
         return
-    exchange.master.registry.touch(info.instance_id, now * 1e3, exchange.master.config.lease)
+    replicator.master.registry.touch(info.instance_id, now * 1e3, replicator.master.config.lease)
     age_ms = max(0.0, now * 1e3 - known.since)
-    exchange.tell(Kept(Joined(known.info, home.master, known.draining, age_ms)))
+    replicator.tell(Kept(Joined(known.info, home.master, known.draining, age_ms)))
