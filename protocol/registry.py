@@ -3,7 +3,7 @@
     POST /register    InstanceInfo     → LeaseAnswer      a worker is there, or has restarted
     POST /heartbeat   Heartbeat        → LeaseAnswer      at least every `lease_s / 3`
     POST /deregister  InstanceName     → LeaseAnswer      it leaves; forgotten at once
-    POST /drain       InstanceName     → LeaseAnswer      no new requests; its caches still count
+    POST /drain       Drain            → LeaseAnswer      no new requests; its caches still count
     POST /suspect     Suspected        → LeaseAnswer      a proxy could not connect to it
     POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
     POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
@@ -113,10 +113,14 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`draining`: the worker takes no more requests; `drained_by_master`: because a master said
+    so, so that a master can take it back."""
+
     instance_id: Name
     generation: str = ""
     load: Load = Load()
     draining: bool = False
+    drained_by_master: bool = False
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -124,6 +128,12 @@ class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
 
     instance_id: Name
     generation: str = ""
+
+
+class Drain(InstanceName, frozen=True, omit_defaults=True):
+    """`draining` false takes a worker back that was drained by a call to a master."""
+
+    draining: bool = True
 
 
 class Suspected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,11 +146,13 @@ class Suspected(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`lease_s`: forgotten if not heard of for so long. `known` false: register (again)."""
+    """`lease_s`: forgotten if not heard of for so long. `known` false: register (again).
+    `draining`: take no more requests; `resume`: take them again, if a master had it drained."""
 
     known: bool = True
     lease_s: float = 0.0
     draining: bool = False
+    resume: bool = False
 
 
 class MediaNeed(msgspec.Struct, frozen=True, omit_defaults=True):

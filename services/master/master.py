@@ -22,6 +22,7 @@ from protocol.errors import (
 )
 from protocol.kv_events import EventBatch
 from protocol.registry import (
+    Drain,
     Finished,
     Heartbeat,
     InstanceInfo,
@@ -104,7 +105,7 @@ class Master:
     def deregister(self, name: InstanceName, now: float) -> LeaseAnswer:
         return self.registry.deregister(name)
 
-    def drain(self, name: InstanceName, now: float) -> LeaseAnswer:
+    def drain(self, name: Drain, now: float) -> LeaseAnswer:
         return self.registry.drain(name, now * 1e3)
 
     def apply(self, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:

@@ -41,7 +41,12 @@ class Member(Protocol):
     async def heartbeat(self) -> Heartbeat: ...
 
     def drain(self) -> None:
-        """Take no more requests, and say so in every heartbeat. Idempotent."""
+        """A master says to take no more requests: say so in every heartbeat. Idempotent."""
+        ...
+
+    def resume(self) -> None:
+        """A master says to take requests again; nothing happens if the worker drains by itself.
+        Idempotent."""
         ...
 
 
@@ -99,6 +104,8 @@ class Registration:
                     known = await self._beat(member, master)
             if known.draining:
                 member.drain()
+            elif known.resume:
+                member.resume()
             lease_s = known.lease_s or 3 * self._interval_s
             pause_s = max(_SHORTEST_PAUSE_S, min(self._interval_s, lease_s / 3))
             pause_s *= random.uniform(0.8, 1.0)

@@ -43,6 +43,7 @@ class Instance:
     faults: Faults
     publisher: Publisher | None = None
     draining: bool = False
+    drained_by_master: bool = False
     in_flight: int = 0
     tasks: TaskLog = field(default_factory=TaskLog)
     finished: Counter[str] = field(default_factory=Counter)

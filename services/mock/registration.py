@@ -20,11 +20,17 @@ class _Member:
     async def heartbeat(self) -> Heartbeat:
         settings, engine = self._instance.settings, self._instance.engine
         return Heartbeat(
-            settings.instance_id, settings.generation, load_of(engine), self._instance.draining
-        )
+            settings.instance_id, settings.generation, load_of(engine), self._instance.draining,
+            self._instance.drained_by_master,
+        )  # fmt: skip
 
     def drain(self) -> None:
-        self._instance.draining = True
+        if not self._instance.draining:
+            self._instance.draining = self._instance.drained_by_master = True
+
+    def resume(self) -> None:
+        if self._instance.drained_by_master:
+            self._instance.draining = self._instance.drained_by_master = False
 
 
 class Registration(registration.Registration):

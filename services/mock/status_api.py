@@ -103,7 +103,7 @@ async def reset_encoder_cache(instance: Instance, answering: Answering) -> web.S
 
 async def drain(instance: Instance, answering: Answering) -> web.StreamResponse:
     """Take no more requests; those under way finish."""
-    instance.draining = True
+    instance.draining, instance.drained_by_master = True, False
     return answering.json({"in_flight": instance.in_flight})
 
 

@@ -48,11 +48,17 @@ class WorkerMember:
     async def heartbeat(self) -> Heartbeat:
         worker = self._worker
         load = await self._newest()
-        return Heartbeat(worker.instance_id, worker.instance_id[:16], load, worker.draining)
+        return Heartbeat(
+            worker.instance_id, worker.instance_id[:16], load, worker.draining,
+            worker.drained_by_master,
+        )  # fmt: skip
 
     def drain(self) -> None:
         if not self._worker.draining:
-            self._worker.drain()
+            self._worker.drain(by_master=True)
+
+    def resume(self) -> None:
+        self._worker.resume()
 
     async def _newest(self) -> Load:
         with contextlib.suppress(TriptychError):
@@ -68,5 +74,5 @@ async def registered(worker: Worker, registration: Registration) -> AsyncGenerat
     try:
         yield
     finally:
-        worker.draining = True
+        worker.draining, worker.drained_by_master = True, False
         await registration.close()

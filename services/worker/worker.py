@@ -47,14 +47,21 @@ class Worker:
     metrics: WorkerMetrics
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     draining: bool = False
+    drained_by_master: bool = False
     in_flight: int = 0
     tasks: TaskLog = field(default_factory=TaskLog)
     tell: Callable[[], None] = lambda: None
 
-    def drain(self) -> None:
+    def drain(self, *, by_master: bool = False) -> None:
         """Take no more requests; those under way finish."""
-        self.draining = True
+        self.draining, self.drained_by_master = True, by_master
         self.tell()
+
+    def resume(self) -> None:
+        """Take requests again, if a master had the worker drained."""
+        if self.drained_by_master:
+            self.draining = self.drained_by_master = False
+            self.tell()
 
     @property
     def model(self) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from protocol.errors import TriptychError
 from protocol.registry import (
+    Drain,
     Finished,
     FinishedReports,
     Heartbeat,
@@ -171,10 +172,11 @@ class MasterService(MasterListener):
         with self.replicator.because("call"):
             return self.master.deregister(name, time.monotonic())
 
-    def drain(self, name: InstanceName) -> LeaseAnswer:
+    def drain(self, name: Drain) -> LeaseAnswer:
         answer = self.master.drain(name, time.monotonic())
         if answer.known:
             self.replicator.drained(name, time.monotonic())
+        self._pump_soon()
         return answer
 
     def suspect(self, suspected: Suspected) -> LeaseAnswer:

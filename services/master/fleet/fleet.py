@@ -37,7 +37,11 @@ _GPU = (None, "GPU", "gpu")
 class Instance:
     """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
     of it is known (ms). `foreign` has a table for each source of events, where its block hashes
-    are its engine's own."""
+    are its engine's own.
+
+    `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
+    it back, and the worker does not know yet.
+    """
 
     info: InstanceInfo
     pool: Pool
@@ -47,7 +51,9 @@ class Instance:
     since: float
     held_blocks: SourceHoldings[int]
     held_media: SourceHoldings[str]
-    draining: bool = False
+    drained: bool = False
+    says_draining: bool = False
+    resumed: bool = False
     failures: int = 0
     open_until: float = 0.0
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
@@ -60,6 +66,11 @@ class Instance:
         self.target = Target(
             info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
         )
+
+    @property
+    def draining(self) -> bool:
+        """It gets no new requests; those under way finish."""
+        return self.drained or self.says_draining
 
     def update_penalty(self, now_ms: float) -> None:
         """No new work while it drains or its breaker is open."""

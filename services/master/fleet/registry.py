@@ -11,7 +11,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import EventBatch
-from protocol.registry import Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
+from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.changelog import Changelog
 from services.master.fleet.fleet import Fleet, Instance
@@ -109,14 +109,15 @@ class Registry:
         instance = self.instances.get(beat.instance_id)
         if instance is None or instance.info.generation != beat.generation:
             return LeaseAnswer(False)
-        if beat.draining:
-            self._set_draining(instance, now_ms)
+        by_us = instance.resumed and beat.drained_by_master
+        instance.resumed = by_us and beat.draining
+        self._set_draining(instance, instance.drained, beat.draining and not by_us, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
         instance.lease_until = now_ms + lease_s * 1e3
         instance.pool.report(instance.row, load, now_ms)
-        return LeaseAnswer(True, lease_s, instance.draining)
+        return LeaseAnswer(True, lease_s, instance.draining, instance.resumed)
 
     def touch(self, instance_id: str, now_ms: float, lease_s: float) -> bool:
         """Renew the lease of a worker that was probed and tells no load; False if unknown."""
@@ -136,16 +137,22 @@ class Registry:
             self._remove(instance)
         return LeaseAnswer(instance is not None)
 
-    def drain(self, name: InstanceName, now_ms: float) -> LeaseAnswer:
-        """No new work; what it caches can still be fetched until it leaves."""
+    def drain(self, name: Drain, now_ms: float) -> LeaseAnswer:
+        """No new work; what it caches can still be fetched until it leaves. Or, where `draining` is
+        false, work again; what a worker has said by itself still counts once it says it again."""
         instance = self.named(name.instance_id, name.generation)
-        if instance is not None:
-            self._set_draining(instance, now_ms)
-        return LeaseAnswer(instance is not None, self.config.lease, instance is not None)
+        if instance is None:
+            return LeaseAnswer(False)
+        instance.resumed = not name.draining and instance.draining
+        self._set_draining(
+            instance, name.draining, name.draining and instance.says_draining, now_ms
+        )
+        return LeaseAnswer(True, self.config.lease, instance.draining, instance.resumed)
 
-    def _set_draining(self, instance: Instance, now_ms: float) -> None:
-        if not instance.draining:
-            instance.draining = True
+    def _set_draining(self, instance: Instance, drained: bool, says: bool, now_ms: float) -> None:
+        before = instance.draining
+        instance.drained, instance.says_draining = drained, says
+        if instance.draining != before:
             self._update(instance, now_ms)
 
     def _update(self, instance: Instance, now_ms: float) -> None:

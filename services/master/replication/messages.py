@@ -58,6 +58,13 @@ class Left(Change, tag="left"):
     lapsed: bool = False
 
 
+class Resumed(Change, tag="resumed"):
+    """A drained worker was taken back by a call."""
+
+    instance_id: Name
+    generation: str = ""
+
+
 class Opened(Change, tag="opened"):
     """A circuit breaker has opened for so many ms."""
 
@@ -133,7 +140,7 @@ class _Message(msgspec.Struct, array_like=True):
     changes: list[msgspec.Raw]
 
 
-_Changes = Joined | Beat | Kept | Left | Opened | Placed | Ended | Added | Removed
+_Changes = Joined | Beat | Kept | Left | Resumed | Opened | Placed | Ended | Added | Removed
 _messages = msgspec.msgpack.Decoder(_Message)
 _changes: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(_Changes)
 _stored: msgspec.msgpack.Decoder[Joined] = msgspec.msgpack.Decoder(Joined)

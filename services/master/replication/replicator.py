@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.errors import InvalidRequest, TriptychError
-from protocol.registry import Finished, Heartbeat, InstanceInfo, InstanceName, ScheduleRequest
+from protocol.registry import (
+    Drain,
+    Finished,
+    Heartbeat,
+    InstanceInfo,
+    InstanceName,
+    ScheduleRequest,
+)
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.fleet.registry import same_life
 from services.master.fleet.validation import check_newer
@@ -33,6 +40,7 @@ from services.master.replication.messages import (
     Opened,
     Placed,
     Removed,
+    Resumed,
 )
 from services.master.replication.placement_sync import share
 
@@ -123,11 +131,17 @@ class Replicator:
         """A worker's heartbeat came here."""
         self._direct[beat.instance_id] = now
         self.homes.pop(beat.instance_id, None)
-        self.tell(Beat(Heartbeat(beat.instance_id, beat.generation, beat.load, draining)))
+        told = Heartbeat(
+            beat.instance_id, beat.generation, beat.load, draining, beat.drained_by_master
+        )
+        self.tell(Beat(told))
 
-    def drained(self, name: InstanceName, now: float) -> None:
-        """A worker was drained by a call here."""
-        self.tell(self._joined(self.master.registry.instances[name.instance_id].info, now))
+    def drained(self, name: Drain, now: float) -> None:
+        """A worker was drained, or taken back, by a call here."""
+        info = self.master.registry.instances[name.instance_id].info
+        if not name.draining:
+            self.tell(Resumed(info.instance_id, info.generation))
+        self.tell(self._joined(info, now))  # what is written down of it changes too
 
     def opened(self, instance_id: str, now_ms: float) -> None:
         """Too many requests placed here have failed there."""
@@ -185,6 +199,9 @@ class Replicator:
                 self._want(change.worker.info.instance_id, change.worker.info.generation)
             case Left():
                 self._hear_left(change, now)
+            case Resumed():
+                resumed = Drain(change.instance_id, change.generation, draining=False)
+                self.master.drain(resumed, now)
             case Opened():
                 self._hear_opened(change, now)
             case Placed():
@@ -216,7 +233,7 @@ class Replicator:
             self._direct.pop(name, None)
             self.homes[name] = Home(joined.home, now)
         if joined.draining:
-            registry.drain(InstanceName(name), now * 1e3)
+            registry.drain(Drain(name), now * 1e3)
 
     def learn_added(self, body: bytes, now: float, *, fresh: bool) -> None:
         """Another master was told of a worker by hand. One that was removed here meanwhile is told

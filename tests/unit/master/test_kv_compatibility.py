@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from protocol.refs import KVRef, compatibility_of
-from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Placement, ScheduleRequest
+from protocol.registry import (
+    Drain,
+    InstanceInfo,
+    InstanceRole,
+    Placement,
+    ScheduleRequest,
+)
 from protocol.types import GenerateRequest, SamplingParams
 from proxy.fleet.fleet import Fleet
 from proxy.placement.own_view import by_load
@@ -50,7 +56,7 @@ def test_the_master_pairs_workers_of_one_kind() -> None:
 def test_a_prefill_worker_without_a_partner_gets_nothing() -> None:
     assert pairs_of(master_of(p1="old", p2="new", d2="new")) == {("p2", "d2")}
     master = master_of(p1="old", p2="new", d1="old", d2="new")
-    master.drain(InstanceName("d1"), 1.0)
+    master.drain(Drain("d1"), 1.0)
     assert pairs_of(master) == {("p2", "d2")}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.registry import InstanceInfo, InstanceName
+from protocol.registry import Drain, InstanceInfo
 from services.master.replication.messages import (
     LARGEST_CHANGE,
     Change,
@@ -70,8 +70,8 @@ def test_a_newer_life_is_learned_at_once_and_its_age_told_on() -> None:
     fleet.deliver()
     assert lives(a) == [("w", "2")]
     fleet.at(4.0)
-    b.master.drain(InstanceName("w"), b.now)
-    b.replicator.drained(InstanceName("w"), b.now)
+    b.master.drain(Drain("w"), b.now)
+    b.replicator.drained(Drain("w"), b.now)
     fleet.deliver()
     assert a.master.registry.instances["w"].draining
     assert a.master.registry.instances["w"].since == 1000.0

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import Unavailable
 from protocol.kv_events import BlockStored, EmbeddingStored
-from protocol.registry import Finished, InstanceName, MediaNeed
+from protocol.registry import Drain, Finished, InstanceName, MediaNeed
 from tests.support.master_fleets import (
     PROMPT,
     add,
@@ -85,7 +85,7 @@ def test_the_prefill_worker_that_holds_a_picture_is_preferred() -> None:
 def test_a_drained_encoder_still_hands_out_what_it_holds() -> None:
     made = master("encode", "encode", "prefill", "decode")
     hear(made, "e0", EmbeddingStored("x"))
-    made.drain(InstanceName("e0"), 0.0)
+    made.drain(Drain("e0"), 0.0)
     items = [picture("x"), picture("y", 64)]
     assert sources(place(made, asking("a", blocks=0, items=items))) == [
         ("cached", "e0"), ("encode", "e1"),
@@ -115,7 +115,7 @@ def test_without_encoders_the_worker_encodes_itself() -> None:
 
 def test_encoders_that_are_all_down_are_an_error_and_count_nothing() -> None:
     made = master("encode", "prefill", "decode")
-    made.drain(InstanceName("e0"), 0.0)
+    made.drain(Drain("e0"), 0.0)
     with pytest.raises(Unavailable):
         made.schedule(asking("a", items=[picture("x")]), 0.0)
     assert float(made.registry.fleet("m").pools["prefill"].requests.sum()) == 0.0
@@ -141,7 +141,7 @@ def test_an_encode_at_a_broken_encoder_is_not_joined() -> None:
 def test_a_picture_that_only_a_prefill_worker_has_is_used_there(gone: str) -> None:
     made = master("encode", *["prefill"] * 4, "decode")
     hear(made, "p3", EmbeddingStored("x"))
-    getattr(made, gone)(InstanceName("e0"), 0.0)
+    getattr(made, gone)(Drain("e0"), 0.0)
     for i in range(5):
         placement = place(
             made, asking(f"r{i}", blocks=0, items=[picture("x", tokens=150)]), float(i)
@@ -152,6 +152,6 @@ def test_a_picture_that_only_a_prefill_worker_has_is_used_there(gone: str) -> No
 
 def test_a_worker_that_encodes_by_itself_is_no_worse_without_encoders() -> None:
     made = master("encode", "prefill", "decode", "pdfusion")
-    made.drain(InstanceName("e0"), 0.0)
+    made.drain(Drain("e0"), 0.0)
     placement = place(made, asking("a", blocks=0, items=[picture("x")]))
     assert (prefill_of(placement), sources(placement)) == ("p3", [("local", "")])

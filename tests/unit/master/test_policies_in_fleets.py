@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from protocol.registry import InstanceName, Load, Rates
+from protocol.registry import Drain, Load, Rates
 from services.admission.ticket import Ticket
 from services.master.placement.policies.factory import POLICIES
 from tests.support.master_fleets import add, asking, master, picture, place, sources
@@ -61,6 +61,6 @@ def test_only_the_layout_that_is_used_takes_a_turn() -> None:
 @pytest.mark.parametrize("name", ["cost", "random"])
 def test_a_refusal_that_waiting_helps_goes_before_one_that_it_does_not(name: str) -> None:
     made = master("prefill", "decode", "prefill_decode", policy=name, busy_requests=1)
-    made.drain(InstanceName("p2"), 0.0)
+    made.drain(Drain("p2"), 0.0)
     place(made, asking("a"))
     assert isinstance(made.schedule(asking("b"), 0.0), Ticket)

@@ -15,7 +15,7 @@ from protocol.kv_events import (
     EventBatch,
     EventSource,
 )
-from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Load, Rates
+from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, Load, Rates
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
@@ -132,7 +132,7 @@ def test_a_drained_worker_gets_nothing_and_keeps_its_caches() -> None:
     found = registry()
     found.register(info("a", events=[SOURCE]), 0.0)
     found.apply("a", "", EventBatch(0.0, [BlockStored([7])]))
-    assert found.drain(InstanceName("a"), 1.0).draining
+    assert found.drain(Drain("a"), 1.0).draining
     assert penalty(found, "a") == math.inf
     assert found.heartbeat(Heartbeat("a"), 2.0).draining
     assert found.fleet("m").blocks.holders(7)
@@ -199,3 +199,27 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
     assert (fleet.media.holders("p"), fleet.media.holders("q")) == (1, 0)
     fleet.apply(instance, EventBatch(1.0, [AllEmbeddingsCleared()]))
     assert fleet.media.holders("p") == 0
+
+
+def test_a_drained_worker_is_taken_back() -> None:
+    found = registry()
+    found.register(info("a"), 0.0)
+    found.drain(Drain("a"), 1.0)
+    assert found.heartbeat(Heartbeat("a", draining=True, drained_by_master=True), 2.0).draining
+    answer = found.drain(Drain("a", draining=False), 3.0)
+    assert (answer.draining, answer.resume, penalty(found, "a")) == (False, True, 0.0)
+    late = found.heartbeat(Heartbeat("a", draining=True, drained_by_master=True), 4.0)
+    assert (late.draining, late.resume, penalty(found, "a")) == (False, True, 0.0), "unheard yet"
+    heard = found.heartbeat(Heartbeat("a"), 5.0)
+    assert (heard.draining, heard.resume) == (False, False)
+    assert found.drain(Drain("a"), 6.0).draining, "it can be drained again"
+
+
+def test_a_worker_that_drains_by_itself_is_not_taken_back() -> None:
+    found = registry()
+    found.register(info("a"), 0.0)
+    found.heartbeat(Heartbeat("a", draining=True), 1.0)
+    found.drain(Drain("a", draining=False), 2.0)
+    assert found.heartbeat(Heartbeat("a", draining=True), 3.0).draining
+    assert penalty(found, "a") == math.inf
+    assert not found.drain(Drain("nobody", draining=False), 4.0).known

@@ -8,10 +8,10 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.registry import (
+    Drain,
     Finished,
     Heartbeat,
     InstanceInfo,
-    InstanceName,
     Load,
     MediaNeed,
 )
@@ -82,12 +82,12 @@ def test_another_life_replaces_the_first_everywhere() -> None:
 def test_a_drain_spreads_from_any_master_and_with_heartbeats() -> None:
     fleet = fleet_of("w", "v")
     a, b = fleet.nodes
-    b.master.drain(InstanceName("w"), 0.0)
-    b.replicator.drained(InstanceName("w"), 0.0)
+    b.master.drain(Drain("w"), 0.0)
+    b.replicator.drained(Drain("w"), 0.0)
     fleet.deliver()
     assert a.master.registry.instances["w"].draining
     assert a.beat("w")
-    a.master.drain(InstanceName("v"), 0.0)
+    a.master.drain(Drain("v"), 0.0)
     a.beat("v")
     fleet.deliver()
     assert b.master.registry.instances["v"].draining
@@ -350,3 +350,20 @@ def test_a_request_placed_anew_elsewhere_outlives_what_lapses_of_it() -> None:
             node.beat("w")
         fleet.at(now)
     assert [len(node.master.ledger) for node in fleet.nodes] == [0, 1]
+
+
+def test_a_worker_is_taken_back_on_every_master() -> None:
+    fleet = Fleet(2)
+    a, b = fleet.nodes
+    a.register(info("w"))
+    fleet.at(1.0)
+    b.master.drain(Drain("w"), 1.0)
+    b.replicator.drained(Drain("w"), 1.0)
+    fleet.at(2.0)
+    taken_back = Drain("w", draining=False)
+    b.master.drain(taken_back, 2.0)
+    b.replicator.drained(taken_back, 2.0)
+    fleet.at(3.0)
+    a.beat("w")
+    fleet.at(4.0)
+    assert [n.master.registry.instances["w"].draining for n in fleet.nodes] == [False, False]

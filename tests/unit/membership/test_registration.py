@@ -26,6 +26,9 @@ class Worker:
     def drain(self) -> None:
         self.draining = True
 
+    def resume(self) -> None:
+        self.draining = False
+
     async def info(self) -> InstanceInfo:
         return InstanceInfo("w", "decode", "http://w:1", "m", "life")
 
@@ -40,7 +43,7 @@ class Master:
         self.lease_s = lease_s
         self.calls: list[tuple[str, Any, float]] = []
         self.known = False
-        self.drained = False
+        self.drained = self.resumed = False
         self.url = ""
 
     def paths(self) -> list[str]:
@@ -51,7 +54,8 @@ class Master:
         self.calls.append((request.path, body, time.monotonic()))
         if request.path == "/register":
             self.known = True
-        answer = LeaseAnswer(self.known, self.lease_s if self.known else 0.0, self.drained)
+        lease_s = self.lease_s if self.known else 0.0
+        answer = LeaseAnswer(self.known, lease_s, self.drained, self.resumed)
         if request.path == "/deregister":
             self.known = False
         return web.Response(body=msgspec.json.encode(answer))
@@ -160,4 +164,19 @@ async def test_an_error_does_not_end_a_registration() -> None:
         registration = Registration([Frail()], [master.url], 30.0)
         registration.start()
         await master.until("/heartbeat")
+        await registration.close()
+
+
+async def test_a_worker_that_a_master_takes_back_says_so() -> None:
+    worker = Worker()
+    async with serving(Master(0.3)) as master:
+        registration = Registration([worker], [master.url], 30.0)
+        registration.start()
+        master.drained = True
+        await master.until("/heartbeat", 3)
+        assert worker.draining
+        master.drained, master.resumed = False, True
+        seen = master.paths().count("/heartbeat")
+        await master.until("/heartbeat", seen + 3)
+        assert not worker.draining and not master.calls[-1][1].get("draining", False)
         await registration.close()
