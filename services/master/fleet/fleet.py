@@ -74,7 +74,8 @@ class Instance:
 
     def update_penalty(self, now_ms: float) -> None:
         """No new work while it drains or its breaker is open."""
-        self.pool.allow(self.row, not self.draining and self.open_until <= now_ms)
+        usable = not self.draining and self.open_until <= now_ms
+        self.pool.allow(self.row, usable, stays=not self.draining)
 
     def forget_blocks(self, source: int) -> None:
         """What that source of events has said of blocks does not count any more."""

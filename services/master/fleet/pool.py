@@ -47,7 +47,8 @@ class Charge:
 class Pool(Columns):
     """Rows of workers of one kind.
 
-    `slots` [rows], integers, number the workers in the cache indices; `ids` are their names,
+    `slots` [rows], integers, number the workers in the cache indices; `stays` [rows], whether one
+    may be used now or later: it is there and does not drain; `ids` are their names,
     `lives` counts the workers that a row has had; `able`, how many rows have no penalty; `shares`,
     the sum of their `share`. `kv_kinds` are the workers' KV compatibilities, "" if they do not say.
     """
@@ -64,6 +65,7 @@ class Pool(Columns):
         self.kv_kinds: list[str] = []
         self.kinds_of_kv: frozenset[str] = frozenset()
         self.slots = np.zeros(0, np.intp)
+        self.stays = np.zeros(0, np.bool_)
         self.count = 0
         self.able = 0
         self.shares = 0.0
@@ -89,9 +91,10 @@ class Pool(Columns):
         self.allow(row, True)
         return row
 
-    def allow(self, row: int, allowed: bool) -> None:
-        """Whether a row may be used."""
+    def allow(self, row: int, allowed: bool, *, stays: bool = True) -> None:
+        """Whether a row may be used, and if not, whether it `stays` to be used later."""
         self.penalty[row] = 0.0 if allowed else math.inf
+        self.stays[row] = stays
         self.able = int(np.count_nonzero(self.penalty == 0.0))
         self._derive(row)
         self.shares = float(self.share.sum())  # anew, now and then, as small errors add up
@@ -100,6 +103,7 @@ class Pool(Columns):
         start = len(self.ids)
         self._add_rows(_STEP)
         self.slots = np.append(self.slots, np.zeros(_STEP, np.intp))
+        self.stays = np.append(self.stays, np.zeros(_STEP, np.bool_))
         self.ids += [""] * _STEP
         self.lives += [0] * _STEP
         self.kv_kinds += [""] * _STEP
@@ -111,7 +115,7 @@ class Pool(Columns):
         self.lives[row] += 1
         self._open[row], self._short_since[row] = [], math.inf
         self._reset(row, used=False)
-        self.allow(row, False)
+        self.allow(row, False, stays=False)
         self.ids[row] = ""
         self._be_of_kind(row, "")
         self._free.append(row)

@@ -20,9 +20,11 @@ def apart(prefill: Pool, decode: Pool) -> bool:
     return mixed(prefill, decode) and least(prefill.penalty + partnered(prefill, decode)) > 0.0
 
 
-def partnered(prefill: Pool, decode: Pool) -> Floats:
-    """Infinite for prefill workers whose KV no usable decode worker takes. [rows]"""
-    taken = {decode.kv_kinds[row] for row in np.flatnonzero(decode.penalty == 0.0)}
+def partnered(prefill: Pool, decode: Pool, barred: Floats | None = None) -> Floats:
+    """Infinite for prefill workers whose KV no usable decode worker takes, `barred` ones left out.
+    [rows]"""
+    penalty = decode.penalty if barred is None else decode.penalty + barred
+    taken = {decode.kv_kinds[row] for row in np.flatnonzero(penalty == 0.0)}
     anything = "" in taken
     return _barred([anything or not kind or kind in taken for kind in prefill.kv_kinds])
 

@@ -25,14 +25,16 @@ from services.master.placement.costs import (
     queue_ms,
 )
 from services.master.placement.kv_compatibility import apart, mixed, partnered, takers
-from services.master.placement.media import AllBusy, ItemView, MediaPlacer, refusal, without
+from services.master.placement.media import ItemView, MediaPlacer
 from services.master.placement.policies.base import Policy
+from services.master.placement.refusals import AllBusy, able, avoided, refusal
 
 
 @dataclass(slots=True)
 class Job:
     """A request while it is placed. `blocks`: prefix length in blocks at every slot; `held`: prompt
-    tokens whose KV is there, of which the last is always computed."""
+    tokens whose KV is there, of which the last is always computed. `avoid`: instances that get no
+    part of it."""
 
     request: ScheduleRequest
     fleet: Fleet
@@ -41,6 +43,7 @@ class Job:
     items: list[ItemView]
     blocks: Floats
     held: Floats
+    avoid: frozenset[str]
 
     @property
     def media_end(self) -> int:
@@ -61,11 +64,23 @@ class Layouts:
         self._media = media
 
     def choose(self, job: Job) -> Option:
-        """(prefill, decode), or (both in one, None): the cheaper if there are both. A refusal that
-        a wait may help is the one that counts."""
+        """(prefill, decode), or (both in one, None): the cheaper if there are both. What has failed
+        the request gets it again only where nobody else is there who could ever take it."""
+        try:
+            return self._choose(job)
+        except AllBusy:
+            raise
+        except Unavailable:
+            if not job.avoid:
+                raise
+        job.avoid = frozenset()
+        return self._choose(job)
+
+    def _choose(self, job: Job) -> Option:
+        """A refusal that a wait may help is the one that counts."""
         options: list[Option] = []
         refused: Unavailable | None = None
-        for alone in self._layouts(job.fleet):
+        for alone in self._layouts(job):
             try:
                 options += self._options(job, alone)
             except Unavailable as error:
@@ -74,7 +89,7 @@ class Layouts:
             if not self._policy.compares:
                 break
         if not options:
-            raise refused or _nobody(job.fleet)
+            raise refused or _nobody(job)
         return options[0] if len(options) == 1 else min(options, key=self._cost)
 
     def _cost(self, option: Option) -> float:
@@ -119,27 +134,28 @@ class Layouts:
         except Unavailable:
             return None
 
-    def _layouts(self, fleet: Fleet) -> list[Pool | None]:
+    def _layouts(self, job: Job) -> list[Pool | None]:
         """In the order to be tried: workers that do both, or None for a prefill and a decode
         worker. Decode workers do both where there is nobody else who fits."""
-        pools = fleet.pools
-        combined = pools["combined"]
-        split = pools["prefill"].able and pools["decode"].able
-        if not split or apart(pools["prefill"], pools["decode"]):
-            alone = combined if combined.able else pools["decode"]
+        pools = job.fleet.pools
+        prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
+        parts = able(prefill, job.avoid), able(decode, job.avoid)
+        both = able(combined, job.avoid)
+        if not all(parts) or apart(prefill, decode):
+            alone = combined if both else decode
             return [alone] if alone.count else []
-        if not combined.able:
+        if not both:
             return [None]
         if self._policy.compares:
             return [None, combined]
-        parted = pools["prefill"].able + pools["decode"].able
-        return [None, combined] if self._policy.splits(parted, combined.able) else [combined, None]
+        return [None, combined] if self._policy.splits(sum(parts), both) else [combined, None]
 
     def _pair(self, job: Job) -> tuple[Choice, Choice]:
         prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
         if not mixed(prefill, decode):
             return self._prefill(job, prefill, PREFILL), self._decode(job, decode)
-        first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode))
+        barred = avoided(decode, job.avoid) if job.avoid else None
+        first = self._prefill(job, prefill, PREFILL, partnered(prefill, decode, barred))
         return first, self._decode(job, decode, takers(decode, prefill.kv_kinds[first.row]))
 
     def _prefill(self, job: Job, pool: Pool, stage: str, barred: Floats | None = None) -> Choice:
@@ -177,16 +193,17 @@ class Layouts:
 
     def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
         penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
+        if job.avoid:
+            never = avoided(view.pool, job.avoid)
+            barred = never if barred is None else barred + never
         if barred is not None:
             penalty = penalty + barred
-        if job.request.avoid:
-            penalty = without(penalty, view.pool, job.request.avoid)
         if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
-            raise refusal(view.pool, view.stage, view.queue_ms)
+            raise refusal(view.pool, view.stage, view.queue_ms, barred if job.avoid else None)
         view.penalty = penalty
         return chosen(view, self._policy.pick(view), job.fleet)
 
 
-def _nobody(fleet: Fleet) -> Unavailable:
-    wanted = "prefill" if fleet.pools["decode"].able else "decode"
+def _nobody(job: Job) -> Unavailable:
+    wanted = "prefill" if job.fleet.pools["decode"].able else "decode"
     return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)

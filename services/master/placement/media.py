@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocol.errors import Unavailable
 from protocol.registry import ItemPlacement, MediaNeed, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet, Instance, PendingEncode
@@ -16,17 +15,12 @@ from services.master.index.prefix_index import slots_of
 from services.master.placement.costs import ENCODE, busy, encode_view, least
 from services.master.placement.ledger import Held
 from services.master.placement.policies.base import Policy
+from services.master.placement.refusals import avoided, others_stay, refusal
 
 _SERVING = ("encode", "store")
 _MAX_HOLDERS = 16
 _EMBEDDING_BYTES = 8192  # of one token, where a request does not say
 _STALE_MS = 10_000.0
-
-
-class AllBusy(Unavailable):
-    """Workers exist and are able, but each is over a busy threshold: the request may wait."""
-
-    code = "all_busy"
 
 
 @dataclass(slots=True)
@@ -197,10 +191,13 @@ class MediaPlacer:
         pool, request = errand.fleet.pools["encode"], errand.request
         tokens, session = item.need.tokens, request.session
         view = encode_view(pool, tokens, pool.penalty, errand.now_ms, session)
-        view.penalty = without(busy(pool, ENCODE, view.queue_ms, self._config), pool, request.avoid)
+        view.penalty = busy(pool, ENCODE, view.queue_ms, self._config)
+        barred = avoided(pool, request.avoid) if request.avoid else None
+        if barred is not None and others_stay(pool, barred):
+            view.penalty = view.penalty + barred
         if least(view.penalty) > 0.0:
             if must:
-                raise refusal(pool, "encode", view.queue_ms)
+                raise refusal(pool, "encode", view.queue_ms, barred)
             return -1, math.inf
         row = self._policy.pick(view)
         work = float(view.work_ms[row]) * (1.0 + self._config.work_weight)
@@ -228,22 +225,3 @@ class MediaPlacer:
 def _serves(instance: Instance, now_ms: float) -> bool:
     """Whether others can fetch embeddings there; a drained worker still hands out what it has."""
     return instance.pool.kind in _SERVING and instance.open_until <= now_ms
-
-
-def without(penalty: Floats, pool: Pool, avoid: list[str]) -> Floats:
-    """`penalty`, infinite for the instances in `avoid` too, unless none would be left. [rows]"""
-    rows = [pool.ids.index(name) for name in avoid if name and name in pool.ids]
-    if not rows:
-        return penalty
-    found = penalty.copy()
-    found[rows] = math.inf
-    return found if found.min() == 0.0 else penalty
-
-
-def refusal(pool: Pool, stage: str, queue_ms: Floats) -> Unavailable:
-    """Why no row of a pool can be used."""
-    if not pool.able:
-        return Unavailable(f"no {stage} worker is up", code="no_worker", retry_after_s=1.0)
-    soonest = float((queue_ms + pool.penalty).min()) / 1e3
-    retry = min(30.0, max(1.0, soonest / 2))
-    return AllBusy(f"all {stage} workers are busy", retry_after_s=retry)

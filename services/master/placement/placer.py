@@ -62,7 +62,7 @@ class Placer:
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
-        return Job(request, fleet, now_ms, new, items, blocks, held)
+        return Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
 
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
         ttl = self._config.request_ttl

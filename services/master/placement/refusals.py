@@ -1,0 +1,51 @@
+"""Which workers a request must not go to again, and what it is told where nobody is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from protocol.errors import Unavailable
+from services.master.fleet.pool import Floats, Pool
+
+_LONGEST_RETRY_S = 30.0
+
+
+class AllBusy(Unavailable):
+    """Workers exist that could do it, but not now: the request may wait."""
+
+    code = "all_busy"
+
+
+def avoided(pool: Pool, avoid: Collection[str]) -> Floats:
+    """Infinite for the instances in `avoid`, 0 for others. [rows]"""
+    found = np.zeros(len(pool))
+    for name in avoid:
+        if name and name in pool.ids:
+            found[pool.ids.index(name)] = math.inf
+    return found
+
+
+def able(pool: Pool, avoid: Collection[str]) -> int:
+    """Workers that may be used, but for those in `avoid`."""
+    if not avoid or not pool.able:
+        return pool.able
+    return int(np.count_nonzero(pool.penalty + avoided(pool, avoid) == 0.0))
+
+
+def others_stay(pool: Pool, barred: Floats) -> bool:
+    """Whether a worker that is not `barred` may do it later: a busy one, or one whose breaker is
+    open. [rows]"""
+    return bool((pool.stays & (barred == 0.0)).any())
+
+
+def refusal(pool: Pool, stage: str, queue_ms: Floats, barred: Floats | None = None) -> Unavailable:
+    """Why no row of a pool can be used; `barred` rows never could."""
+    later = pool.able > 0 if barred is None else others_stay(pool, barred)
+    if not later:
+        return Unavailable(f"no {stage} worker is up", code="no_worker", retry_after_s=1.0)
+    soonest = float((queue_ms + pool.penalty).min()) / 1e3
+    retry = min(_LONGEST_RETRY_S, max(1.0, soonest / 2))
+    return AllBusy(f"all {stage} workers are busy", retry_after_s=retry)
