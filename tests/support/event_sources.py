@@ -58,9 +58,13 @@ class Reader:
         self.state: set[int] = set()
         self.asked: list[int] = []
         self.counts: Counter[str] = Counter()
-        self.follower = Follower(self, self.asked.append if replay else None, self.counts)
+        self.follower = Follower(self, self._ask if replay else None, self.counts)
         if serve:
             self.serve()
+
+    def _ask(self, start: int) -> None:
+        """Makes answers to an earlier question void."""
+        self.asked[:] = [start]
 
     def serve(self) -> None:
         while self.asked:

@@ -11,6 +11,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.master.events.subscriber import Subscriber
 from services.master.fleet.fleet import Fleet, Instance
 from services.master.master import Master
 from services.master.replication.replicator import Replicator
@@ -23,7 +24,7 @@ class MasterMetrics:
     """One registry per master; nothing global."""
 
     def __init__(
-        self, master: Master, events: Counter[str], suspects: Counter[str], replicator: Replicator
+        self, master: Master, events: Subscriber, suspects: Counter[str], replicator: Replicator
     ) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(master, events, suspects, replicator))
@@ -41,7 +42,7 @@ class _Collector(Collector):
     """Reads the master when asked."""
 
     def __init__(
-        self, master: Master, events: Counter[str], suspects: Counter[str], replicator: Replicator
+        self, master: Master, events: Subscriber, suspects: Counter[str], replicator: Replicator
     ) -> None:
         self._suspects = suspects
         self._master = master
@@ -59,7 +60,12 @@ class _Collector(Collector):
         yield _counter("items", "pictures by source", "state", totals.items)
         yield _counter("refused", "requests refused", "code", totals.refused)
         yield _counter("refused_workers", "bad claims of workers", "code", master.registry.refused)
-        yield _counter("event_messages", "event messages not in order", "kind", self._events)
+        yield _counter("event_messages", "event messages not in order", "kind", self._events.counts)
+        yield _gauge(
+            "event_sources_incomplete",
+            "Cache event sources of which not all is known that their caches hold.",
+            self._events.incomplete,
+        )
         yield _counter(
             "suspects",
             "Workers that a proxy could not connect to, by what became of the report.",

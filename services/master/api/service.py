@@ -62,7 +62,7 @@ class MasterService(MasterListener):
             self._to_tell.set,
         )  # fmt: skip
         self.metrics = MasterMetrics(
-            self.master, self.subscriber.counts, self.suspects.counts, self.replicator
+            self.master, self.subscriber, self.suspects.counts, self.replicator
         )
         self._pumping: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()

@@ -11,6 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.kv_events import (
     SNAPSHOT,
     AllBlocksCleared,
+    AllEmbeddingsCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
@@ -21,6 +22,7 @@ from services.master.events.sequence import Order, SequenceTracker
 
 _MAX_HELD = 100_000
 _BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
+_CLEARED = (AllBlocksCleared, AllEmbeddingsCleared)
 _Message = tuple[int, EventBatch]
 
 
@@ -44,7 +46,10 @@ class Follower:
     cannot replay.
 
     When answers do not come the follower goes on with what it hears live; it is `incomplete` then,
-    for what is hot may never be said again, until `ask_again` has brought the whole state.
+    for what is hot may never be said again, until `ask_again` has brought the whole state. Whole is
+    a snapshot, a replay that begins with the first message of all, and what follows after a cache
+    was cleared. A replay that begins later was cut off by the publisher's bound: what it brings
+    counts, and is not asked for twice, but a snapshot still is.
     """
 
     def __init__(self, sink: Sink, ask: Callable[[int], None] | None, counts: Counter[str]) -> None:
@@ -57,6 +62,8 @@ class Follower:
         self._answers = 0
         self._again = False
         self._lacking = True
+        self._from_first = False
+        self._replayed_all = False
         self._last_ts: float | None = None
         self._blocks: bool | None = None
         self._held: list[_Message] = []
@@ -67,6 +74,11 @@ class Follower:
     def waiting(self) -> bool:
         """Whether a replay is under way; the caller ends one that takes too long by `give_up`."""
         return self._asked is not None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the cache may hold more than was heard."""
+        return self._lacking
 
     @property
     def incomplete(self) -> bool:
@@ -86,6 +98,7 @@ class Follower:
     def distrust(self) -> None:
         """Something went wrong with what the source has said."""
         self._lacking = True
+        self._replayed_all = False
 
     def live(self, frames: Sequence[bytes]) -> None:
         """A published message."""
@@ -126,15 +139,21 @@ class Follower:
         if self._again and self._answers == 1:
             self._forget()
             self._tracker.restart()
+        if self._answers == 1:
+            self._from_first = sequence == 0 and self._tracker.last < 0
         if self._asked == SNAPSHOT:
             self._apply(sequence, batch)
             self._last_ts = None
         elif sequence == self._tracker.last:
-            if self._last_ts not in (None, batch.ts):
+            # A snapshot is no older than the last message in it.
+            newer = batch.ts > self._tracker.ts if self._last_ts is None else False
+            if newer or self._last_ts not in (None, batch.ts):
                 self._counts[Order.RESTART.value] += 1
                 self._start_anew()
         elif sequence > self._tracker.last:
-            if sequence > self._tracker.last + 1 and self._lost():
+            # Without the last message once more nothing tells a restarted publisher from this one.
+            gap = sequence > self._tracker.last + 1 or self._answers == 1
+            if gap and self._lost():
                 self._start_anew()
                 return
             self._apply(sequence, batch)
@@ -163,6 +182,7 @@ class Follower:
         if self._ask is None:
             return False
         self._asked, self._answers, self._asked_after = start, 0, self._tracker.last
+        self._from_first = False
         self._held_before = len(self._held)
         self._counts["replays"] += 1
         self._ask(start)
@@ -170,12 +190,16 @@ class Follower:
 
     def _end_of_replay(self) -> None:
         asked, answers = self._asked, self._answers
-        if asked == SNAPSHOT and not answers:
+        if asked == SNAPSHOT and not answers and not self._replayed_all:
             self._request(0)
             return
-        if asked in (SNAPSHOT, 0):  # what was there before the question was is part of the answer
-            self._lacking = False
+        if asked in (SNAPSHOT, 0) and answers:
+            # What was there before the question was is part of the answer.
             del self._held[: self._held_before]
+        self._replayed_all |= asked == 0
+        silent = asked == 0 and not answers and not self._held and self._tracker.last < 0
+        if silent or self._from_first or (asked == SNAPSHOT and answers):
+            self._lacking = False
         self._asked, self._again = None, False
         self._flush(again=True)
 
@@ -197,7 +221,7 @@ class Follower:
         first."""
         if order is Order.GAP and again and self._tracker.last > self._asked_after:
             self._counts[Order.GAP.value] += 1
-            return self._request(max(0, self._tracker.last))
+            return self._request(self._tracker.last)
         if order is Order.GAP:
             return self._lost() and again and self._start_anew()
         if order is Order.RESTART:
@@ -215,7 +239,9 @@ class Follower:
             self._again = False
             restarted = order is Order.RESTART
             self._held = [(sequence, batch)]
-            if self._start_anew() if restarted else self._request(max(0, self._tracker.last)):
+            if self._tracker.last < 0:  # the first of all were missed
+                restarted = True
+            if self._start_anew() if restarted else self._request(self._tracker.last):
                 return
             self._held = []
             self._lost()
@@ -234,6 +260,8 @@ class Follower:
         self._last_ts = batch.ts
         if batch.events and self._blocks is None:
             self._blocks = isinstance(batch.events[0], _BLOCK_EVENTS)
+        if self._asked != SNAPSHOT and any(isinstance(e, _CLEARED) for e in batch.events):
+            self._lacking = False
         self._sink.apply(batch)
 
     def _lost(self) -> bool:
@@ -246,5 +274,6 @@ class Follower:
 
     def _forget(self) -> None:
         self._lacking = True
+        self._replayed_all = False
         if self._blocks is not None:
             self._sink.forget(blocks=self._blocks)

@@ -188,6 +188,12 @@ class Subscriber:
                 self.counts["bad_endpoint"] += 1
                 logger.warning("events of %s at %s: %s", info.instance_id, source, error)
 
+    @property
+    def incomplete(self) -> int:
+        """Sources of which not all is known that their caches hold."""
+        known = (one.follower for sources in self._open.values() for one in sources)
+        return sum(follower.lacking for follower in known)
+
     def left(self, info: InstanceInfo) -> None:
         for subscription in self._open.pop(info.instance_id, []):
             subscription.close()
