@@ -115,6 +115,8 @@ def _entries(fleet: Fleet) -> dict[str, int]:
         "media": len(fleet.media),
         "pending": len(fleet.pending),
         "expected": len(fleet.expected),
+        "predicted_blocks": len(fleet.predicted.blocks),
+        "predicted_media": len(fleet.predicted.media),
         "refused": fleet.blocks.refused + fleet.media.refused,
     }
 

@@ -22,7 +22,7 @@ from services.master.config import MasterConfig
 from services.master.fleet.pool import Charge, Pool
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
-from services.master.index.predicted_cache import PredictedCache
+from services.master.index.predicted_cache import PredictedCache, PredictedCaches
 from services.master.index.prefix_index import HolderIndex
 from services.master.index.source_holdings import SourceHoldings
 
@@ -41,6 +41,9 @@ class Instance:
 
     `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
     it back, and the worker does not know yet.
+
+    `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
+    same by the keys of proxies that have no model, which no events name.
     """
 
     info: InstanceInfo
@@ -51,14 +54,14 @@ class Instance:
     since: float
     held_blocks: SourceHoldings[int]
     held_media: SourceHoldings[str]
+    predicted: PredictedCaches
     drained: bool = False
     says_draining: bool = False
     resumed: bool = False
     failures: int = 0
     open_until: float = 0.0
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
-    blocks: PredictedCache[int] | None = None
-    media: PredictedCache[str] | None = None
+    guessed: PredictedCaches | None = None
     target: Target = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,10 @@ class Instance:
         """No new work while it drains or its breaker is open."""
         usable = not self.draining and self.open_until <= now_ms
         self.pool.allow(self.row, usable, stays=not self.draining)
+
+    def caches(self, predicted: bool) -> PredictedCaches | None:
+        """Where it is noted what a request with such keys leaves here; None if events tell."""
+        return self.predicted if predicted else self.guessed
 
     def forget_blocks(self, source: int) -> None:
         """What that source of events has said of blocks does not count any more."""
@@ -95,6 +102,28 @@ class PendingEncode:
 
 
 @dataclass
+class CacheIndex:
+    """Who holds what, and will soon: `blocks` by short key, `media` by hash, both by slot."""
+
+    blocks: HolderIndex[int]
+    media: HolderIndex[str]
+    pending: dict[str, PendingEncode] = field(default_factory=dict)
+    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
+
+    def drop(self, slot: int) -> None:
+        """The worker at `slot` is gone."""
+        self.blocks.drop(slot)
+        self.media.drop(slot)
+        self.expected.drop(slot)
+        for name in [n for n, p in self.pending.items() if p.slot == slot]:
+            del self.pending[name]
+
+    def expire(self, now_ms: float) -> None:
+        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
+            del self.pending[name]
+
+
+@dataclass
 class EventCounts:
     """What has come in by events of one model."""
 
@@ -107,24 +136,46 @@ class EventCounts:
 
 @dataclass
 class Fleet:
-    """`pools` by kind; `blocks` indexes short block keys, `media` mm_hashes, both by slot."""
+    """`pools` by kind. `exact`: caches by content keys, as workers' events name them. `predicted`:
+    by the keys of proxies that have no model, as far as requests were placed from here; the two
+    never meet."""
 
     model: str
     config: MasterConfig
     pools: dict[str, Pool] = field(init=False)
-    blocks: HolderIndex[int] = field(init=False)
-    media: HolderIndex[str] = field(init=False)
+    exact: CacheIndex = field(init=False)
+    predicted: CacheIndex = field(init=False)
     by_slot: dict[int, Instance] = field(default_factory=dict)
-    pending: dict[str, PendingEncode] = field(default_factory=dict)
-    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
     counts: EventCounts = field(default_factory=EventCounts)
     _free_slots: list[int] = field(default_factory=list)
     _expired_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.pools = {kind: Pool(kind, self.config) for kind in KINDS}
-        self.blocks = HolderIndex(self.config.max_index_entries)
-        self.media = HolderIndex(self.config.max_index_entries)
+        self.exact, self.predicted = self._index(), self._index()
+
+    def _index(self) -> CacheIndex:
+        most = self.config.max_index_entries
+        return CacheIndex(HolderIndex(most), HolderIndex(most))
+
+    def index(self, predicted: bool) -> CacheIndex:
+        return self.predicted if predicted else self.exact
+
+    @property
+    def blocks(self) -> HolderIndex[int]:
+        return self.exact.blocks
+
+    @property
+    def media(self) -> HolderIndex[str]:
+        return self.exact.media
+
+    @property
+    def pending(self) -> dict[str, PendingEncode]:
+        return self.exact.pending
+
+    @property
+    def expected(self) -> ExpectedPrefixes:
+        return self.exact.expected
 
     @property
     def slots(self) -> int:
@@ -141,25 +192,27 @@ class Fleet:
         pool = self.pools[_KIND_OF.get(info.role, info.role)]
         row = pool.add(info, slot, now_ms)
         held = SourceHoldings(self.blocks, slot), SourceHoldings(self.media, slot)
-        instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held)
-        config, ttl = self.config, self.config.predict_ttl * 1e3
+        predicted = self._caches(self.predicted, slot, 0)
+        instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held, predicted)
         if not info.events:
-            limit = info.load.total_blocks or config.predict_blocks
-            instance.blocks = PredictedCache(self.blocks, slot, ttl, limit)
-            instance.media = PredictedCache(self.media, slot, ttl, config.predict_blocks)
+            instance.guessed = self._caches(self.exact, slot, info.load.total_blocks)
         self.by_slot[slot] = instance
         return instance
 
     def remove(self, instance: Instance) -> None:
         """Its caches and its load are forgotten at once."""
         instance.pool.remove(instance.row)
-        self.blocks.drop(instance.slot)
-        self.media.drop(instance.slot)
-        self.expected.drop(instance.slot)
+        self.exact.drop(instance.slot)
+        self.predicted.drop(instance.slot)
         del self.by_slot[instance.slot]
         heapq.heappush(self._free_slots, instance.slot)
-        for name in [n for n, p in self.pending.items() if p.slot == instance.slot]:
-            del self.pending[name]
+
+    def _caches(self, index: CacheIndex, slot: int, blocks: int) -> PredictedCaches:
+        ttl, most = self.config.predict_ttl * 1e3, self.config.predict_blocks
+        return PredictedCaches(
+            PredictedCache(index.blocks, slot, ttl, blocks or most),
+            PredictedCache(index.media, slot, ttl, most),
+        )
 
     def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:
         """Events of one source of a worker. A malformed event changes nothing and is counted."""
@@ -220,8 +273,8 @@ class Fleet:
             return
         self._expired_at = now_ms
         for instance in self.by_slot.values():
-            if instance.blocks is not None and instance.media is not None:
-                instance.blocks.expire(now_ms)
-                instance.media.expire(now_ms)
-        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
-            del self.pending[name]
+            instance.predicted.expire(now_ms)
+            if instance.guessed is not None:
+                instance.guessed.expire(now_ms)
+        self.exact.expire(now_ms)
+        self.predicted.expire(now_ms)

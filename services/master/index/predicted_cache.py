@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -27,8 +28,10 @@ class PredictedCache(Generic[K]):
     def __len__(self) -> int:
         return len(self._expiry)
 
-    def use(self, keys: Iterable[K], now_ms: float) -> None:
-        """The worker has computed or read `keys`. Later keys of a prompt go first when full."""
+    def use(self, keys: Iterable[K], now_ms: float, limit: int = 0) -> None:
+        """The worker has computed or read `keys`. Later keys of a prompt go first when full.
+        `limit`: the bound from now on, if more is known of it than before."""
+        self._limit = limit or self._limit
         used = list(keys)[: self._limit]
         self._index.add(self._slot, used)
         table, expiry = self._expiry, now_ms + self._ttl_ms
@@ -50,3 +53,15 @@ class PredictedCache(Generic[K]):
         for key in keys:
             del self._expiry[key]
         self._index.remove(self._slot, keys)
+
+
+@dataclass(slots=True)
+class PredictedCaches:
+    """Of one worker: KV blocks by key, embeddings by media hash."""
+
+    blocks: PredictedCache[int]
+    media: PredictedCache[str]
+
+    def expire(self, now_ms: float) -> None:
+        self.blocks.expire(now_ms)
+        self.media.expire(now_ms)

@@ -100,7 +100,10 @@ class Layouts:
         if alone is not None:
             return [(self._prefill(job, alone, COMBINED), None)]
         prefill, decode = self._pair(job)
-        rest = self._rest(job, prefill, decode.view) if self._policy.compares else None
+        guessed = job.request.predicted  # were it wrong, a whole prompt would hold up decodes
+        rest = None
+        if self._policy.compares and not guessed:
+            rest = self._rest(job, prefill, decode.view)
         if rest is None:
             return [(prefill, decode)]
         missing = job.request.prompt_tokens - rest.view.hits[rest.row]

@@ -17,7 +17,8 @@ _SLACK = 1024
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """Charges of one request: one for each picture it has encoded, for prefill, for decode."""
+    """Charges of one request: one for each picture it has encoded, for prefill, for decode.
+    `predicted`: its keys are those of a proxy that has no model."""
 
     fleet: Fleet
     expires_at: float
@@ -25,6 +26,7 @@ class Held:
     prefill: Charge | None = None
     decode: Charge | None = None
     expected: Expected | None = None
+    predicted: bool = False
 
 
 class Ledger:
@@ -119,15 +121,16 @@ def _end_encode(held: Held, mm_hash: str, now_ms: float, *, ok: bool, lapsed: bo
     charge.pool.release(charge, now_ms, done=ok, lapsed=lapsed)
     if not live:
         return
-    instance, pending = held.fleet.by_slot[slot], held.fleet.pending.get(mm_hash)
-    if ok and instance.media is not None:
-        instance.media.use((mm_hash,), now_ms)
+    under_way = held.fleet.index(held.predicted).pending
+    caches, pending = held.fleet.by_slot[slot].caches(held.predicted), under_way.get(mm_hash)
+    if ok and caches is not None:
+        caches.media.use((mm_hash,), now_ms)
     if pending is None or pending.charge is not charge:
         return
-    if ok and instance.media is None:
-        held.fleet.pending[mm_hash] = PendingEncode(slot, now_ms, now_ms + _JOIN_MS)
+    if ok and caches is None:
+        under_way[mm_hash] = PendingEncode(slot, now_ms, now_ms + _JOIN_MS)
     else:
-        del held.fleet.pending[mm_hash]
+        del under_way[mm_hash]
 
 
 def _end_prefill(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) -> None:

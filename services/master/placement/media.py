@@ -9,7 +9,7 @@ import numpy as np
 
 from protocol.registry import ItemPlacement, MediaNeed, ScheduleRequest
 from services.master.config import MasterConfig
-from services.master.fleet.fleet import Fleet, Instance, PendingEncode
+from services.master.fleet.fleet import CacheIndex, Fleet, Instance, PendingEncode
 from services.master.fleet.pool import Charge, Floats, Pool
 from services.master.index.prefix_index import slots_of
 from services.master.placement.costs import ENCODE, busy, encode_view, least
@@ -78,7 +78,11 @@ class Errand:
 
 
 class MediaPlacer:
-    """Looks pictures up, and chooses encoders for those that have to be encoded."""
+    """Looks pictures up, and chooses encoders for those that have to be encoded.
+
+    An item of a `predicted` request always comes from an encoder: engines of other makers learn
+    from its answer what stands for the item, also where they hold its KV.
+    """
 
     def __init__(self, config: MasterConfig, policy: Policy) -> None:
         self._config = config
@@ -93,13 +97,21 @@ class MediaPlacer:
             row = int(waits.argmin())
             soonest, token_ms = float(waits[row]), float(pool.token_ms[row])
         return [
-            self._look_up(fleet, need, soonest + need.tokens * token_ms, now_ms)
+            self._look_up(
+                fleet,
+                fleet.index(request.predicted),
+                need,
+                soonest + need.tokens * token_ms,
+                now_ms,
+            )
             for need in request.items
         ]
 
-    def _look_up(self, fleet: Fleet, need: MediaNeed, encoded_ms: float, now_ms: float) -> ItemView:
-        holders = fleet.media.holders(need.mm_hash)
-        pending = fleet.pending.get(need.mm_hash)
+    def _look_up(
+        self, fleet: Fleet, index: CacheIndex, need: MediaNeed, encoded_ms: float, now_ms: float
+    ) -> ItemView:
+        holders = index.media.holders(need.mm_hash)
+        pending = index.pending.get(need.mm_hash)
         if pending is not None and pending.expires_at <= now_ms:
             pending = None
         coming = pending is not None
@@ -139,10 +151,10 @@ class MediaPlacer:
 
     def _place(self, errand: Errand, item: ItemView) -> ItemPlacement:
         name, at = item.need.mm_hash, errand.at
-        if self._policy.sees_media:
+        if self._policy.sees_media and not errand.request.predicted:
             if errand.hit_tokens >= item.end:
                 return ItemPlacement(name, "prefix")
-            on_its_way = item.coming and at.media is not None
+            on_its_way = item.coming and at.guessed is not None
             if item.holders >> at.slot & 1 and not on_its_way:
                 return ItemPlacement(name, "cached", at.target)
         if name in errand.held.encodes:
@@ -182,7 +194,7 @@ class MediaPlacer:
         if self._policy.sees_media and not again:
             done = float(pool.busy_until[row])
             pending = PendingEncode(instance.slot, done, done + _STALE_MS, charge)
-            fleet.pending[name] = pending
+            fleet.index(errand.request.predicted).pending[name] = pending
         return ItemPlacement(name, "encode", instance.target)
 
     def _encoder(self, errand: Errand, item: ItemView, *, must: bool) -> tuple[int, float]:

@@ -37,7 +37,7 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
-        held = Held(fleet, now_ms + self._lifetime_ms(request))
+        held = Held(fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted)
         try:
             return self._count(job, prefill, decode, held), held
         except BaseException:
@@ -54,10 +54,10 @@ class Placer:
         return placement
 
     def _job(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Job:
-        keys = request.block_keys
-        runs = fleet.blocks.match(keys)
+        keys, index = request.block_keys, fleet.index(request.predicted)
+        runs = index.blocks.match(keys)
         blocks = fill(runs, fleet.slots)
-        fleet.expected.extend(blocks, runs, keys)
+        index.expected.extend(blocks, runs, keys)
         new = min(request.max_tokens or self._config.expected_tokens, self._config.expected_tokens)
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
@@ -95,13 +95,12 @@ class Placer:
 
     def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> Expected | None:
         """The prompt's blocks will be there soon."""
-        keys, at = job.request.block_keys, prefill.at
-        if decode is not None and decode.at.blocks is not None:
-            decode.at.blocks.use(keys, job.now_ms)
-        if job.items and at.media is not None:
-            at.media.use([item.need.mm_hash for item in job.items], job.now_ms)
-        if at.blocks is not None:
-            at.blocks.use(keys, job.now_ms)
+        keys, at, predicted = job.request.block_keys, prefill.at, job.request.predicted
+        if decode is not None:
+            _note_blocks(decode, job)
+        if job.items and at.guessed is not None and not predicted:
+            at.guessed.media.use([item.need.mm_hash for item in job.items], job.now_ms)
+        if _note_blocks(prefill, job):
             return None
         return job.fleet.expected.add(at.slot, int(job.blocks[at.slot]), keys)
 
@@ -120,6 +119,17 @@ class Placer:
                 name: explain(choice.view, choice.row) for name, choice in stages.items() if choice
             }
         return placement
+
+
+def _note_blocks(choice: Choice, job: Job) -> bool:
+    """The prompt is taken to be at a worker that does not tell; False if its events will tell."""
+    request, at = job.request, choice.at
+    caches = at.caches(request.predicted)
+    if caches is None:
+        return False
+    tokens = float(choice.view.pool.total_blocks[choice.row]) * at.info.block_size
+    caches.blocks.use(request.block_keys, job.now_ms, int(tokens / request.block_size))
+    return True
 
 
 def _check_deadline(request: ScheduleRequest, ttft_ms: float) -> None:

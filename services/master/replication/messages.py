@@ -95,7 +95,8 @@ class SharedEncode(msgspec.Struct, array_like=True):
 
 
 class Placed(Change, tag="placed"):
-    """What a request holds. `keys`: packed block keys, the first of them block number `start`."""
+    """What a request holds. `keys`: packed block keys, the first of them block number `start`.
+    `predicted`: they are those of a proxy that has no model, as the items' hashes are."""
 
     request_id: Name
     model: Name
@@ -107,6 +108,7 @@ class Placed(Change, tag="placed"):
     keys: _Blob = b""
     mm_hashes: list[str] = []
     expected: bool = False
+    predicted: bool = False
 
 
 class Ended(Change, tag="ended"):

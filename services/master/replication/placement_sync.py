@@ -20,9 +20,9 @@ _LONGEST_MS = 86_400e3
 def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
     """The message that tells of it."""
     workers = [at for at in (_at(held, held.prefill), _at(held, held.decode)) if at is not None]
-    predicted = any(at.blocks is not None for at in workers)
-    start = 0 if predicted or held.expected is None else held.expected.start
-    told = predicted or held.expected is not None
+    noted = any(at.caches(held.predicted) is not None for at in workers)
+    start = 0 if noted or held.expected is None else held.expected.start
+    told = noted or held.expected is not None
     keys = request.block_keys[start : start + MAX_KEYS] if told else []
     return Placed(
         request.request_id,
@@ -33,8 +33,9 @@ def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
         _charge(held.decode, now_ms),
         start,
         array(KEY_TYPE, keys).tobytes(),
-        [item.mm_hash for item in request.items] if predicted else [],
+        [item.mm_hash for item in request.items] if noted else [],
         held.expected is not None,
+        held.predicted,
     )
 
 
@@ -54,7 +55,7 @@ def _charge(charge: Charge | None, now_ms: float) -> SharedCharge | None:
 def _encode(held: Held, mm_hash: str, charge: Charge, now_ms: float) -> SharedEncode:
     told = _charge(charge, now_ms)
     assert told is not None
-    pending = held.fleet.pending.get(mm_hash)
+    pending = held.fleet.index(held.predicted).pending.get(mm_hash)
     if pending is None or pending.charge is not charge:
         return SharedEncode(mm_hash, told)
     ready, expires = pending.ready_at - now_ms, pending.expires_at - now_ms
@@ -65,7 +66,7 @@ def restore(placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now
     """Count it here; workers that are not known here are left out. `InvalidRequest` for numbers
     that no master counts with."""
     _check(placed)
-    held = Held(fleet, now_ms + placed.ttl_ms)
+    held = Held(fleet, now_ms + placed.ttl_ms, predicted=placed.predicted)
     for encode in placed.encodes:
         _restore_encode(encode, held, instances, now_ms)
     first = _find(placed.prefill or placed.decode, held, instances)
@@ -76,8 +77,9 @@ def restore(placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now
     keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
     if first is not None:
         _expect(placed, keys.tolist(), held, first, now_ms)
-    if second is not None and second is not first and second.blocks is not None:
-        second.blocks.use(keys, now_ms)
+    caches = None if second is None else second.caches(placed.predicted)
+    if caches is not None and second is not first:
+        caches.blocks.use(keys, now_ms)
     return held
 
 
@@ -122,16 +124,17 @@ def _restore_encode(
     if at is not None and encode.expires_ms > 0:
         ready, expires = now_ms + encode.ready_ms, now_ms + encode.expires_ms
         pending = PendingEncode(at.slot, ready, expires, charge)
-        held.fleet.pending.setdefault(encode.mm_hash, pending)
+        held.fleet.index(held.predicted).pending.setdefault(encode.mm_hash, pending)
 
 
 def _expect(placed: Placed, keys: Sequence[int], held: Held, at: Instance, now_ms: float) -> None:
     """As `Placer` does for its own: where a cache has no events it is taken to hold the prompt."""
-    if at.blocks is not None:
+    caches = at.caches(placed.predicted)
+    if caches is not None:
         if not placed.start:
-            at.blocks.use(keys, now_ms)
-        if at.media is not None:
-            at.media.use(placed.mm_hashes, now_ms)
+            caches.blocks.use(keys, now_ms)
+        if not placed.predicted:
+            caches.media.use(placed.mm_hashes, now_ms)
     elif placed.expected:
         padded = [0] * placed.start + list(keys)  # nobody looks at keys before the first missing
         held.expected = held.fleet.expected.add(at.slot, placed.start, padded)

@@ -32,7 +32,7 @@ TTL_S = 60.0
 LOAD = Load(free_blocks=500, total_blocks=500)
 SEEN = {
     "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Replicator.homes",
-    "OtherMasters._others", "Fleet.pending", "PredictedCache._expiry", "Registry.instances",
+    "OtherMasters._others", "CacheIndex.pending", "PredictedCache._expiry", "Registry.instances",
     "Pool.ids", "Charge objects",
 }  # fmt: skip
 TRANSIENT = {
