@@ -1,35 +1,45 @@
 """Configuration: a frozen dataclass per process, resolved once from file, environment and flags.
 
 Later sources win: defaults, then the file named by `--config` (YAML), then environment variables
-`TRIPTYCH_<NAME>`, then flags. A bad value is a `ConfigError` that names its source.
+`TRIPTYCH_<NAME>`, then flags. The values that won are checked in the order of the fields; the first
+bad one is a `ConfigError` that names its flag, its variable or its line of the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
+import difflib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 
 import yaml
 
 from protocol.errors import ConfigError
+from protocol.options import Rule, checked, option, rule_of
 
 _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
+NAMESPACE = "TRIPTYCH_NAMESPACE"  # read by connectors, in every role
+NO_URLS = ("", "none", "disable", "disabled")
+_SIMILAR = 0.9  # a slip of the pen; no two options of different roles are that close
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+logger = logging.getLogger(__name__)
 
 
-def option(
-    default: Any, help: str, *, env: str | None = None, choices: Any = None,
-    least: float | None = None, most: float | None = None,
-) -> Any:  # fmt: skip
-    """A dataclass field that is also a flag; `env` is a second name of its variable. Words are
-    one of `choices` in any case; numbers lie between `least` and `most`."""
-    metadata = {"help": help, "env": env, "choices": choices, "least": least, "most": most}
-    return dataclasses.field(default=default, metadata=metadata)
+class _Found(NamedTuple):
+    """A value as its source gives it."""
+
+    source: str
+    value: Any
+
+
+_Values = dict[str, _Found]
+_Fields = Mapping[str, dataclasses.Field[Any]]
 
 
 def resolve(
@@ -42,99 +52,159 @@ def resolve(
     """Build `kind` from all sources. Flags are the field names with dashes."""
     types = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    flags = vars(_parser(fields, types, prog).parse_args(argv))
-    values: dict[str, Any] = {}
-    path = flags.pop("config", None)
-    if path:
-        values |= _from_file(Path(path), fields)
-    values |= _from_environment(environ if environ is not None else os.environ, fields)
-    values |= flags
-    for name, value in values.items():
-        values[name] = _cast(name, value, types[name], fields[name].metadata)
+    flags, path = _from_flags(argv, fields, types, prog)
+    found = _from_file(Path(path), fields) if path else {}
+    found |= _from_environment(os.environ if environ is None else environ, fields, types)
+    found |= flags
+    values = {
+        name: _checked(name, found[name], types[name], rule_of(fields[name]))
+        for name in fields
+        if name in found
+    }
     return kind(**values)
 
 
-def _parser(
-    fields: Mapping[str, dataclasses.Field[Any]], types: Mapping[str, Any], prog: str
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog or None, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--config", help="YAML file with the same names")
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _checked(name: str, found: _Found, kind: Any, rule: Rule) -> Any:
+    try:
+        return checked(found.source, found.value, kind, rule)
+    except ConfigError as error:
+        reason = error.message
+        for prefix in (found.source, flag_of(name), ""):
+            reason = reason.removeprefix(f"{prefix}: ")
+        raise ConfigError(f"{found.source}: {reason}") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one line each, and end nothing by themselves."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def _from_flags(
+    argv: Sequence[str], fields: _Fields, types: Mapping[str, Any], prog: str
+) -> tuple[_Values, str | None]:
+    """The values of flags, and the path of the file."""
+    parser = _parser(fields, types, prog)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        what = "flag" if unknown[0].startswith("-") else "argument"
+        word = unknown[0].partition("=")[0]
+        raise ConfigError(f"unknown {what} {word}{_hint(word, known)}")
+    values = vars(given)
+    path = values.pop("config", None)
+    return {name: _Found(flag_of(name), value) for name, value in values.items()}, path
+
+
+def _parser(fields: _Fields, types: Mapping[str, Any], prog: str) -> _Parser:
+    # Abbreviations would change their meaning with every option that is added.
+    parser = _Parser(prog=prog or None, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser.add_argument("--config", metavar="PATH", help="YAML file with options by name.")
     for name, field in fields.items():
-        flag = "--" + name.replace("_", "-")
-        default = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace(
-            "%", "%%"
-        )
+        rule = rule_of(field)
+        text = _help(name, field, rule).replace("%", "%%")
         if types[name] is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=default)
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag_of(name), action=action, help=text)
         else:
-            parser.add_argument(flag, help=default, metavar=name.upper())
+            metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
+            parser.add_argument(flag_of(name), help=text, metavar=metavar)
     return parser
 
 
-def _from_file(path: Path, fields: Mapping[str, dataclasses.Field[Any]]) -> dict[str, Any]:
+def _help(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:
+    """The sentence, then unit and range, the default and the variable."""
+    default = str(field.default)
+    default = default.lower() if isinstance(field.default, bool) else default
+    facts = [f"{rule.unit} {rule.range()}".strip()] if rule.range() else []
+    facts.append(f"default {default or 'empty'}")
+    facts.append(" or ".join(_variables(name, rule)))
+    return f"{rule.help} [{'; '.join(facts)}]"
+
+
+def _variables(name: str, rule: Rule) -> list[str]:
+    """The environment variables of an option; the later one wins."""
+    return [variable for variable in (rule.env, ENV_PREFIX + name.upper()) if variable]
+
+
+def _from_file(path: Path, fields: _Fields) -> _Values:
+    found: _Values = {}
+    for key, value in _lines(path):
+        line = f"{path}, line {key.start_mark.line + 1}"
+        name = str(key.value).replace("-", "_")
+        if name not in fields:
+            raise ConfigError(f"{line}: unknown name {name}{_hint(name, fields)}")
+        if name in found:
+            raise ConfigError(f"{line}: {name} is given twice")
+        found[name] = _Found(f"{line}: {name}", value)
+    return found
+
+
+def _lines(path: Path) -> list[tuple[yaml.Node, Any]]:
+    """(node of the key, value) of each entry of a YAML mapping."""
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config {path}: a mapping of names to values is expected")
-    values = {str(name).replace("-", "_"): value for name, value in content.items()}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ConfigError(f"--config {path}: unknown names {', '.join(unknown)}")
-    return values
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        if root is None:
+            return []
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"--config: {path} holds no mapping of names to values")
+        return [(key, _plain(loader, value)) for key, value in root.value]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error}") from None
+
+
+def _plain(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    """A scalar as it is written: YAML takes `on` for true, where it may be a choice."""
+    null = node.tag == "tag:yaml.org,2002:null"
+    if isinstance(node, yaml.ScalarNode) and not null:
+        return node.value
+    return loader.construct_object(node, deep=True)
 
 
 def _from_environment(
-    environ: Mapping[str, str], fields: Mapping[str, dataclasses.Field[Any]]
-) -> dict[str, Any]:
-    values = {}
+    environ: Mapping[str, str], fields: _Fields, types: Mapping[str, Any]
+) -> _Values:
+    found: _Values = {}
     for name, field in fields.items():
-        for variable in (field.metadata.get("env"), ENV_PREFIX + name.upper()):
-            if variable and variable in environ:
-                values[name] = environ[variable]
-    return values
+        for variable in _variables(name, rule_of(field)):
+            if variable not in environ:
+                continue
+            if types[name] is not str and _SERVICE_URL.fullmatch(environ[variable]):
+                # Kubernetes sets NAME_PORT to the URL of a service that is called NAME.
+                logger.warning("%s is the address of a service, not an option: ignored", variable)
+                continue
+            found[name] = _Found(variable, environ[variable])
+    _check_spelling(environ, fields)
+    return found
 
 
-def _cast(name: str, value: Any, kind: Any, metadata: Mapping[str, Any]) -> Any:
-    try:
-        result = _cast_bool(value) if kind is bool else kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name}: {value!r} is not {_words(kind)}") from None
-    if metadata.get("choices"):
-        return _choose(name, result, metadata["choices"])
-    least, most = metadata.get("least"), metadata.get("most")
-    if least is not None or most is not None:
-        _check_range(name, result, -math.inf if least is None else least, most)
-    return result
+def _check_spelling(environ: Mapping[str, str], fields: _Fields) -> None:
+    """`ConfigError` for a variable that is nearly one of ours; those of other roles do no harm."""
+    for variable in sorted(environ):
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name == variable.lower() or name in fields or variable == NAMESPACE:
+            continue
+        if meant := misspelt(name, fields):
+            right = ENV_PREFIX + meant.upper()
+            raise ConfigError(f"unknown variable {variable}; did you mean {right}?")
 
 
-def _choose(name: str, value: Any, choices: Sequence[Any]) -> Any:
-    found = {str(choice).lower(): choice for choice in choices}
-    if str(value).lower() not in found:
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, choices))}")
-    return found[str(value).lower()]
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Which of `known` is meant; the first letter is right: encode is not a misspelt decode."""
+    alike = [other for other in known if other[:1] == name[:1]]
+    close = difflib.get_close_matches(name, alike, n=1, cutoff=_SIMILAR)
+    return close[0] if close else None
 
 
-def _check_range(name: str, value: float, least: float, most: float | None) -> None:
-    """No range has room for what is not a number."""
-    most = math.inf if most is None else most
-    if not least <= value <= most:
-        raise ConfigError(f"{name}: {value!r} is not between {least} and {most}")
-
-
-def _cast_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("1", "true", "yes", "on"):
-        return True
-    if str(value).lower() in ("0", "false", "no", "off", ""):
-        return False
-    raise ValueError
-
-
-def _words(kind: Any) -> str:
-    return {bool: "a boolean", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
+def _hint(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def describe(config: Any) -> str:
@@ -150,3 +220,13 @@ def parse_urls(flag: str, text: str) -> list[str]:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{flag}: '{url}' is not an http(s) URL")
     return list(dict.fromkeys(urls))
+
+
+def urls(help: str, default: str = "", unit: str = "URLs") -> Any:
+    """An option that is a comma-separated list of http(s) URLs; none or disable for no URL."""
+    return option(default, help, unit, check=_check_urls)
+
+
+def _check_urls(text: str) -> None:
+    if text.strip().lower() not in NO_URLS:
+        parse_urls("", text)

@@ -5,58 +5,140 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
-from protocol.settings import option, parse_urls
+from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.settings import parse_urls, urls
 from services.frontend.options import FrontendOptions
+
+
+def _check_header(key: str) -> None:
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("only printable ASCII characters fit into a header")
 
 
 @dataclass(frozen=True)
 class ProxyConfig(FrontendOptions):
-    """Resolved once at start; times are seconds. URL lists are comma-separated."""
+    """Resolved once at start."""
 
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on, 0 for any free one", env="PROXY_PORT")
-    encode_servers_urls: str = option("", "encode workers; disable, none or empty for none")
-    prefill_servers_urls: str = option("", "prefill workers; disable, none or empty for none")
-    decode_servers_urls: str = option("", "decode workers, or workers that do it all")
-    master_url: str = option("", "masters that place requests, comma-separated")
-    admin_api_key: str = option("", "X-API-Key of /instances; closed if empty", env="ADMIN_API_KEY")
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
+    )
+    port: int = port_option(8000, "TCP port to listen on. 0: any free port.", env="PROXY_PORT")
+    encode_servers_urls: str = urls(
+        "Comma-separated URLs of encode workers. none, disable or empty: there are none."
+    )
+    prefill_servers_urls: str = urls(
+        "Comma-separated URLs of prefill workers. none, disable or empty: decode workers prefill."
+    )
+    decode_servers_urls: str = urls(
+        "Comma-separated URLs of decode workers, or of workers that serve all stages."
+    )
+    master_url: str = urls(
+        "Comma-separated URLs of the masters that place requests; the next one is asked when one"
+        " fails. Empty: the proxy places requests itself."
+    )
+    admin_api_key: str = option(
+        "",
+        "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
+        "key",
+        env="ADMIN_API_KEY",
+    )
     worker_api_key: str = option(
-        "", "the workers' --api-key, for what is asked without a client's", env="WORKER_API_KEY"
+        "",
+        "Key for workers that ask for one, used for the proxy's own calls and for clients that"
+        " send no Authorization header.",
+        "key",
+        env="WORKER_API_KEY",
+        check=_check_header,
     )
-    dialect: str = option("auto", "how workers are spoken to", choices=("auto", "tokens", "openai"))
-    allow_media_references: bool = option(False, "let clients name media by uuid alone")
+    dialect: str = option(
+        "auto",
+        "Protocol of the workers: auto (probe each worker), tokens (Triptych workers), openai (vLLM"
+        " and compatible workers).",
+        choices=("auto", "tokens", "openai"),
+    )
+    allow_media_references: bool = option(
+        False, "Let a client name a picture of an earlier request by its uuid, without its bytes."
+    )
     send_media: bool = option(
-        False, "media go to all stages, not to encoders only (openai dialect)"
+        False,
+        "In the openai dialect, send the bytes of media to prefill and decode workers too, not to"
+        " encode workers alone.",
     )
-    max_body_bytes: int = option(128 << 20, "largest request body")
-    max_in_flight: int = option(4096, "requests at once before the proxy answers 503")
-    max_per_worker: int = option(0, "requests under way per decode worker, 0: twice its batch")
-    max_queue: int = option(1024, "requests that wait until fewer are under way")
-    max_queue_wait: float = option(5.0, "foreseen wait there at which a request is refused at once")
-    queue_timeout: float = option(60.0, "longest wait there")
-    request_timeout: float = option(600.0, "a whole request")
-    encode_timeout: float = option(60.0, "one encode call")
-    prefill_timeout: float = option(120.0, "one prefill call")
-    first_token_timeout: float = option(120.0, "to a stream's first event")
-    decode_timeout: float = option(300.0, "one answer that is not streamed")
-    stall_timeout: float = option(60.0, "between events of a stream")
-    connect_timeout: float = option(2.0, "connecting to a worker")
-    max_retries: int = option(3, "further tries, in a row without progress")
-    failover_wait: float = option(30.0, "for a worker to be up, of a request that has begun")
-    retry_backoff: float = option(0.05, "before the first further try, then doubled")
-    breaker_failures: int = option(5, "failures in a row before a worker is left alone")
-    breaker_cooldown: float = option(10.0, "for how long it is left alone")
-    encode_at_once: int = option(32, "encode calls at one encoder of another engine at once")
-    max_answer_bytes: int = option(64 << 20, "largest answer of a worker, not streamed")
-    probe_interval: float = option(1.0, "between health probes of a worker")
-    log_level: str = option("info", "debug, info, warning or error")
+    max_body_bytes: int = size(128 << 20, "Largest body of a request.")
+    max_in_flight: int = count(
+        4096, "Requests in the proxy beyond which a new one is answered with 503.", "requests"
+    )
+    max_per_worker: int = count(
+        0,
+        "Requests in progress per decode worker beyond which further ones wait in the queue. 0:"
+        " twice the worker's own batch.",
+        "requests",
+        minimum=0,
+    )
+    max_queue: int = count(
+        1024,
+        "Requests that may wait in the proxy's queue; further ones are answered with 503. 0: none"
+        " waits.",
+        "requests",
+        minimum=0,
+    )
+    max_queue_wait: float = seconds(
+        5.0, "Predicted wait in the proxy's queue beyond which a request is answered with 503."
+    )
+    queue_timeout: float = seconds(
+        60.0, "How long a request may wait in the proxy's queue before it is answered with 503."
+    )
+    request_timeout: float = seconds(600.0, "How long a whole request may take.")
+    encode_timeout: float = seconds(60.0, "How long one call of an encode worker may take.")
+    prefill_timeout: float = seconds(120.0, "How long one call of a prefill worker may take.")
+    first_token_timeout: float = seconds(
+        120.0, "How long a worker may take to send the first event of a stream."
+    )
+    decode_timeout: float = seconds(
+        300.0, "How long one call of a decode worker may take whose answer is not streamed."
+    )
+    stall_timeout: float = seconds(60.0, "Longest silence between two events of a stream.")
+    connect_timeout: float = seconds(2.0, "How long connecting to a worker may take.")
+    max_retries: int = count(
+        3,
+        "Attempts after the first one that a stage gets in a row without progress.",
+        "attempts",
+        minimum=0,
+        maximum=1000,
+    )
+    failover_wait: float = seconds(
+        30.0,
+        "How long a request that has begun waits for a worker to be up, before it fails.",
+        minimum=0,
+    )
+    retry_backoff: float = seconds(
+        0.05, "Pause before the second attempt; each further pause is twice as long.", minimum=0
+    )
+    breaker_failures: int = count(
+        5, "Failures in a row after which a worker gets no requests for a while.", "failures"
+    )
+    breaker_cooldown: float = seconds(
+        10.0, "How long a worker gets no requests after --breaker-failures.", minimum=0
+    )
+    encode_at_once: int = count(
+        32,
+        "In the openai dialect, calls that one encode worker gets at once.",
+        "calls",
+        maximum=65536,
+    )
+    max_answer_bytes: int = size(
+        64 << 20, "Largest answer of a worker that is not streamed; a larger one fails the call."
+    )
+    probe_interval: float = seconds(
+        1.0, "Time between two health probes of a worker.", minimum=0.01
+    )
+    log_level: str = log_level_option()
 
     @property
     def authorization(self) -> str:
         """What workers are sent if a client sent nothing. `ConfigError` if it is no header."""
         key = self.worker_api_key
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError("--worker-api-key must be printable ASCII characters")
+        _check_header(key)
         return f"Bearer {key}" if key else ""
 
     def urls_of_masters(self) -> list[str]:

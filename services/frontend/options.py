@@ -5,28 +5,70 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.settings import option
+from protocol.options import count, option, seconds, size
 from services.frontend.config import FrontendConfig, MediaConfig
 
 
 @dataclass(frozen=True)
 class FrontendOptions:
-    """Named as vLLM's; `to_config` checks them."""
+    """Named as vLLM's; `to_config` checks what concerns the file system."""
 
-    model: str = option("models/demo", "model directory", env="MODEL")
-    served_model_name: str = option("", "names clients use, comma-separated; the path if empty")
-    max_model_len: int = option(0, "prompt and output together, 0 for the model's own limit")
-    limit_mm_per_prompt: int = option(32, "media items of one request")
-    allowed_local_media_path: str = option("", "folder that file:// media may come from")
-    allowed_media_domains: str = option("", "hosts media may come from, comma-separated")
-    allow_private_media: bool = option(False, "fetch media from private addresses too")
-    max_media_bytes: int = option(64 << 20, "largest media item")
-    max_media_pixels: int = option(64_000_000, "largest picture")
-    allow_media_references: bool = option(True, "let clients name media by uuid alone")
-    chat_template: str = option("", "chat template, a file or the text itself")
-    media_timeout: float = option(10.0, "seconds to fetch one media item")
-    media_memory_bytes: int = option(1 << 30, "media of requests under way, more goes to files")
-    media_spill_path: str = option("", "folder for those files; that of the system if empty")
+    model: str = option(
+        "models/demo",
+        "Directory of the model: config.json, tokenizer.json and weights, as the hub has them.",
+        "path",
+        env="MODEL",
+    )
+    served_model_name: str = option(
+        "",
+        "Comma-separated names by which clients may call the model; the first one is shown in"
+        " answers. Empty: the value of --model.",
+        "names",
+    )
+    max_model_len: int = count(
+        0,
+        "Longest request, prompt and output together. 0: the limit in the model's configuration.",
+        "tokens",
+        minimum=0,
+    )
+    limit_mm_per_prompt: int = count(
+        32, "Media items that one request may bring.", "items", minimum=0, maximum=4096
+    )
+    allowed_local_media_path: str = option(
+        "", "Folder that file:// URLs of media may name files of. Empty: they are refused.", "path"
+    )
+    allowed_media_domains: str = option(
+        "",
+        "Comma-separated hosts that media may be fetched from. Empty: any public host.",
+        "hosts",
+    )
+    allow_private_media: bool = option(
+        False, "Also fetch media from private, loopback and link-local addresses."
+    )
+    max_media_bytes: int = size(
+        64 << 20, "Largest media item, as fetched or decoded from a data URL."
+    )
+    max_media_pixels: int = count(
+        64_000_000, "Largest picture, width times height; a larger one is refused.", "pixels"
+    )
+    allow_media_references: bool = option(
+        True, "Let a client name a picture of an earlier request by its uuid, without its bytes."
+    )
+    chat_template: str = option(
+        "", "Chat template: a file, or the Jinja text itself. Empty: the model's own.", "template"
+    )
+    media_timeout: float = seconds(10.0, "How long fetching one media item may take.")
+    media_memory_bytes: int = size(
+        1 << 30,
+        "Memory for the media of all requests in progress; what exceeds it is held in files of"
+        " --media-spill-path.",
+        minimum=0,
+    )
+    media_spill_path: str = option(
+        "",
+        "Folder for media that exceed --media-memory-bytes. Empty: the system's temporary folder.",
+        "path",
+    )
 
     def to_config(self) -> FrontendConfig:
         """`ConfigError` names what is wrong."""

@@ -24,16 +24,18 @@ def version() -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; port 0 takes any free one. `ConfigError` if the address is taken."""
+    """A bound TCP socket; port 0 takes any free one. `ConfigError` if the address is taken or is
+    none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's algorithm off; answers would wait for it else.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--host, --port: cannot listen on {host}:{port}: {reason}") from None
     return listener
 
 

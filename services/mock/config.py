@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.options import count as count_option
+from protocol.options import log_level_option, milliseconds, option, port_option, seconds, size
 from protocol.registry import InstanceRole
-from protocol.settings import option, parse_urls
+from protocol.settings import parse_urls, urls
 from services.frontend.model_info import ModelInfo
 from services.mock.settings import EngineSettings
 from services.mock.timing import Timing
@@ -18,61 +21,126 @@ ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion")
 
 @dataclass(frozen=True)
 class MockConfig:
-    """Resolved once at start. Sizes are tokens unless the name says bytes; times are seconds unless
-    the name says ms."""
+    """Resolved once at start."""
 
-    role: str = option("decode", "what to be", choices=ROLES)
-    count: int = option(1, "workers in this process")
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port of the first worker, the others follow; 0 for any free ones")
-    dialect: str = option("tokens", "openai: no token routes", choices=("tokens", "openai"))
-    model: str = option("mock", "a name, or a model directory to take content keys from")
-    served_model_name: str = option("", "name clients use; the model if empty")
-    revision: str = option("", "name of the weights; found from the directory if empty")
-    max_model_len: int = option(32768, "prompt and answer together")
-    block_size: int = option(16, "tokens of a KV block")
-    num_gpu_blocks_override: int = option(4096, "KV blocks")
-    enable_prefix_caching: bool = option(True, "reuse KV of shared prefixes")
-    max_num_seqs: int = option(64, "requests that run at once")
-    max_num_batched_tokens: int = option(2048, "tokens of one step")
-    steps_at_once: int = option(1, "decode steps between answers while nobody waits")
-    max_num_queued: int = option(1024, "requests in a worker before it answers 503")
-    max_encoder_patches: int = option(16384, "patches of one encoder run")
-    embedding_cache_bytes: int = option(256 << 20, "embeddings kept")
-    embedding_row_bytes: int = option(4096, "bytes of one token's embedding")
-    kv_bytes_per_token: int = option(4096, "told to the master, for the price of moving KV")
-    kv_lease: float = option(30.0, "how long KV is held for a worker that does not ask")
-    kv_load_failure_policy: str = option("recompute", "or fail", choices=("recompute", "fail"))
-    growing_kv: bool = option(True, "let decode ask for KV that is still being computed")
-    encode_servers_urls: str = option("", "encoders to ask for embeddings; assumed there if empty")
-    first_token: int = option(97, "answers are made of this token id and those that follow")
-    num_tokens: int = option(26, "how many token ids answers are made of")
-    eos_token_id: int = option(-1, "token id that ends an answer, -1 for none")
-    media_tokens: int = option(64, "placeholders of an item whose grid nobody says")
-    default_max_tokens: int = option(128, "of an OpenAI request that does not say")
-    max_body_bytes: int = option(256 << 20, "largest request body")
-    encode_base_ms: float = option(5.0, "of an encoder run")
-    encode_patch_ms: float = option(0.02, "and for each patch")
-    encode_token_ms: float = option(0.0, "and for each token of an item")
-    prefill_base_ms: float = option(5.0, "of a step with prompt tokens")
-    prefill_token_ms: float = option(0.1, "and for each of them that is computed")
-    prefill_cached_ms: float = option(0.001, "and for each that is reused")
-    decode_base_ms: float = option(10.0, "of a step that decodes")
-    decode_request_ms: float = option(0.1, "and for each choice in it")
-    decode_context_ms: float = option(0.0002, "and for each token of their contexts")
-    kv_block_ms: float = option(0.05, "to copy a KV block from another worker")
-    ec_token_ms: float = option(0.002, "to copy an embedding, for each token")
-    speed: float = option(1.0, "every duration is divided by it; inf for no time at all")
-    jitter: float = option(0.0, "durations vary by up to this share, 0 to 1")
-    seed: int = option(0, "of jitter and of the faults' draws")
-    faults: str = option("", "rules as JSON, as for POST /faults")
-    kv_events: str = option(
-        "auto", "publish cache events; auto: with a master", choices=("auto", "on", "off")
+    role: str = option("decode", "Role of the workers.", choices=ROLES)
+    count: int = count_option(1, "Workers in this process.", "workers", maximum=65535)
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
     )
-    master_url: str = option("", "masters to register with, comma-separated")
-    heartbeat_interval: float = option(1.0, "between reports to the master")
-    enable_request_id_headers: bool = option(True, "echo X-Request-Id")
-    log_level: str = option("info", "debug, info, warning or error")
+    port: int = port_option(
+        8000, "TCP port of the first worker; the others take those that follow. 0: any free ports."
+    )
+    dialect: str = option(
+        "tokens",
+        "Protocol of the workers: tokens (as Triptych's), openai (without the token routes).",
+        choices=("tokens", "openai"),
+    )
+    model: str = option(
+        "mock", "Name of the model, or a model directory that content keys are taken from.", "model"
+    )
+    served_model_name: str = option(
+        "", "Name by which clients call the model. Empty: the value of --model.", "name"
+    )
+    revision: str = option(
+        "", "Name of the weights in content keys. Empty: derived from the model's files.", "name"
+    )
+    max_model_len: int = count_option(
+        32768, "Longest request, prompt and output together.", "tokens"
+    )
+    block_size: int = count_option(16, "Tokens in one KV block.", "tokens", maximum=65536)
+    num_gpu_blocks_override: int = count_option(4096, "Blocks of the KV cache.", "blocks")
+    enable_prefix_caching: bool = option(
+        True, "Reuse the KV of prompts that start as earlier ones did."
+    )
+    max_num_seqs: int = count_option(
+        64, "Requests that a worker computes at once; others wait.", "requests"
+    )
+    max_num_batched_tokens: int = count_option(
+        2048, "Tokens that one step computes at most.", "tokens"
+    )
+    steps_at_once: int = count_option(
+        1, "Decode steps whose tokens are sent together while no request waits.", "steps"
+    )
+    max_num_queued: int = count_option(
+        1024, "Requests in a worker beyond which a new one is answered with 503.", "requests"
+    )
+    max_encoder_patches: int = count_option(16384, "Patches that one encoder run takes.", "patches")
+    embedding_cache_bytes: int = size(256 << 20, "Memory for embeddings.", minimum=0)
+    embedding_row_bytes: int = size(4096, "Size of one token's embedding.")
+    kv_bytes_per_token: int = size(
+        4096, "Size of one token's KV, from which a master prices transfers.", minimum=0
+    )
+    kv_lease: float = seconds(30.0, "How long KV is kept for a worker that has not asked for it.")
+    kv_load_failure_policy: str = option(
+        "recompute",
+        "What follows a failed KV transfer: recompute (compute the prompt), fail (the request).",
+        choices=("recompute", "fail"),
+    )
+    growing_kv: bool = option(True, "Let decode workers ask for KV that is still being computed.")
+    encode_servers_urls: str = urls(
+        "Comma-separated URLs of encode workers to fetch embeddings from. Empty: they are assumed"
+        " to be there."
+    )
+    first_token: int = count_option(
+        97, "Answers consist of this token id and those that follow.", "token id", minimum=0
+    )
+    num_tokens: int = count_option(26, "How many token ids answers consist of.", "token ids")
+    eos_token_id: int = count_option(
+        -1, "Token id that ends an answer. -1: none does.", "token id", minimum=-1
+    )
+    media_tokens: int = count_option(64, "Placeholders of a media item without a grid.", "tokens")
+    default_max_tokens: int = count_option(
+        128, "Output of an OpenAI request that sets no max_tokens.", "tokens"
+    )
+    max_body_bytes: int = size(256 << 20, "Largest body of a request.")
+    encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.")
+    encode_patch_ms: float = milliseconds(0.02, "Time of a run's patch, added to its base.")
+    encode_token_ms: float = milliseconds(0.0, "Time of an item's token, added to the run's base.")
+    prefill_base_ms: float = milliseconds(5.0, "Time of a step that computes prompt tokens.")
+    prefill_token_ms: float = milliseconds(0.1, "Time of a computed prompt token, added to it.")
+    prefill_cached_ms: float = milliseconds(0.001, "Time of a reused prompt token, added to it.")
+    decode_base_ms: float = milliseconds(10.0, "Time of a step that decodes.")
+    decode_request_ms: float = milliseconds(0.1, "Time of a choice in the step, added to it.")
+    decode_context_ms: float = milliseconds(
+        0.0002, "Time of a token of the choices' contexts, added to the step."
+    )
+    kv_block_ms: float = milliseconds(0.05, "Time to copy a KV block from another worker.")
+    ec_token_ms: float = milliseconds(0.002, "Time to copy the embedding of one token.")
+    speed: float = option(
+        1.0,
+        "Every duration is divided by it; inf for no time at all.",
+        "factor",
+        above=0,
+        maximum=math.inf,
+    )
+    jitter: float = option(
+        0.0, "Share by which durations vary at random.", "share", minimum=0, below=1
+    )
+    seed: int = option(
+        0,
+        "Seed of the random choices of --jitter and --faults.",
+        "number",
+        minimum=-(1 << 63),
+        maximum=(1 << 63) - 1,
+    )
+    faults: str = option("", "Rules of faults, as the JSON that POST /faults takes.", "JSON")
+    kv_events: str = option(
+        "auto",
+        "Whether cache events are published: on, off, auto (if --master-url is given).",
+        choices=("auto", "on", "off"),
+    )
+    master_url: str = urls("Comma-separated URLs of the masters that the workers register with.")
+    heartbeat_interval: float = seconds(
+        1.0,
+        "Time between load reports to a master; a master's lease shortens it to a third of the"
+        " lease.",
+        minimum=0.01,
+    )
+    enable_request_id_headers: bool = option(
+        True, "Return the X-Request-Id header of a request with its answer."
+    )
+    log_level: str = log_level_option()
 
     @property
     def name(self) -> str:

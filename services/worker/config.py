@@ -4,44 +4,136 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.settings import option
+from connectors.config import parse_ec, parse_kv
+from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.settings import urls
 from services.frontend.options import FrontendOptions
+from services.membership.config import parse_events
+
+_DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
+
+
+def _check_ec(text: str) -> None:
+    if text:
+        parse_ec(text)
+
+
+def _check_kv(text: str) -> None:
+    if text:
+        parse_kv(text)
+
+
+def _check_events(text: str) -> None:
+    parse_events(text, "", default=False)
 
 
 @dataclass(frozen=True)
 class WorkerConfig(FrontendOptions):
-    """Resolved once at start. Sizes are tokens unless the name says bytes; times are seconds."""
+    """Resolved once at start."""
 
-    revision: str = option("", "name of the weights; found from the files if empty")
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on, 0 for any free one")
+    revision: str = option(
+        "", "Name of the weights in content keys. Empty: derived from the model's files.", "name"
+    )
+    host: str = option(
+        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
+    )
+    port: int = port_option(8000, "TCP port to listen on. 0: any free port.")
     dtype: str = option(
-        "auto", "weights and cache", choices=("auto", "float32", "float16", "bfloat16")
+        "auto",
+        "Element type of weights and KV cache. auto: bfloat16 on a GPU, float32 on a CPU.",
+        choices=("auto", "float32", "float16", "bfloat16"),
     )
-    device: str = option("auto", "cpu, cuda or cuda:N; a GPU if there is one")
-    block_size: int = option(16, "tokens of a KV block")
-    num_gpu_blocks_override: int = option(0, "KV blocks, 0 to size by memory")
-    kv_cache_memory_bytes: int = option(0, "bytes of the KV cache, 0 for the default")
-    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory to use")
-    max_num_seqs: int = option(64, "requests that run at once")
-    max_num_batched_tokens: int = option(2048, "tokens of one step")
-    max_num_queued: int = option(1024, "requests in the worker before it answers 503")
-    max_encoder_patches: int = option(16384, "patches of one encoder run")
-    embedding_cache_bytes: int = option(256 << 20, "embeddings kept beside the engine")
-    max_body_bytes: int = option(256 << 20, "largest request body")
-    enable_prefix_caching: bool = option(True, "reuse KV of shared prefixes")
-    enforce_eager: bool = option(False, "no CUDA graphs")
-    mm_encoder_only: bool = option(False, "accepted for vLLM's scripts: the role decides")
-    enable_request_id_headers: bool = option(True, "echo X-Request-Id")
-    ec_transfer_config: str = option("", "connector of embeddings: a transport's name or JSON")
-    kv_transfer_config: str = option("", "connector of KV blocks: a transport's name or JSON")
-    master_url: str = option("", "masters to register with, comma-separated")
-    advertise_url: str = option("", "URL that others reach this worker by, if host does not say it")
-    heartbeat_interval: float = option(
-        1.0, "between reports to a master, at most a third of its lease"
+    device: str = option(
+        "auto",
+        "Device of the model: auto, cpu, cuda or cuda:N. auto: a GPU if there is one.",
+        "one of auto, cpu, cuda, cuda:N",
+        pattern=_DEVICE,
     )
-    kv_events_config: str = option("", "vLLM's JSON; events are published if there is a master")
-    seed: int = option(0, "not used for sampling: requests bring their own")
-    num_threads: int = option(0, "CPU threads of the engine, 0 for the default")
-    start_timeout: float = option(600.0, "seconds the engine may take to load")
-    log_level: str = option("info", "debug, info, warning or error")
+    block_size: int = count(16, "Tokens in one KV block.", "tokens", maximum=65536)
+    num_gpu_blocks_override: int = count(
+        0, "Blocks of the KV cache. 0: as many as its memory holds.", "blocks", minimum=0
+    )
+    kv_cache_memory_bytes: int = size(
+        0,
+        "Memory of the KV cache. 0: on a GPU what --gpu-memory-utilization leaves, on a CPU up to"
+        " 256 MiB.",
+        minimum=0,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of the GPU's memory that weights and KV cache may use together.",
+        "share",
+        above=0,
+        maximum=1,
+    )
+    max_num_seqs: int = count(
+        64, "Requests that the engine computes at once; others wait.", "requests", maximum=65536
+    )
+    max_num_batched_tokens: int = count(
+        2048, "Tokens that one step of the engine computes at most.", "tokens", maximum=1 << 24
+    )
+    max_num_queued: int = count(
+        1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"
+    )
+    max_encoder_patches: int = count(
+        16384, "Patches that one run of the vision model takes; one picture always fits.", "patches"
+    )
+    embedding_cache_bytes: int = size(
+        256 << 20, "Memory for the embeddings that requests of the engine use.", minimum=0
+    )
+    max_body_bytes: int = size(256 << 20, "Largest body of a request.")
+    enable_prefix_caching: bool = option(
+        True, "Reuse the KV of prompts that start as earlier ones did."
+    )
+    enforce_eager: bool = option(False, "Run without CUDA graphs.")
+    mm_encoder_only: bool = option(
+        False, "No effect: accepted for scripts made for vLLM. The role decides what is loaded."
+    )
+    enable_request_id_headers: bool = option(
+        True, "Return the X-Request-Id header of a request with its answer."
+    )
+    ec_transfer_config: str = option(
+        "",
+        "Connector of embeddings: local, shm, shared_storage, nixl, ucx, or vLLM's JSON object."
+        " Empty: the role's default.",
+        "connector",
+        check=_check_ec,
+    )
+    kv_transfer_config: str = option(
+        "",
+        "Connector of KV blocks: local, shm, shared_storage, nixl, ucx, or vLLM's JSON object."
+        " Empty: the role's default.",
+        "connector",
+        check=_check_kv,
+    )
+    master_url: str = urls("Comma-separated URLs of the masters that the worker registers with.")
+    advertise_url: str = urls(
+        "URL by which masters and other workers reach this worker. Empty: derived from --host and"
+        " --port.",
+        unit="URL",
+    )
+    heartbeat_interval: float = seconds(
+        1.0,
+        "Time between load reports to a master; a master's lease shortens it to a third of the"
+        " lease.",
+        minimum=0.01,
+    )
+    kv_events_config: str = option(
+        "",
+        "Cache events, as vLLM's JSON object. Empty: published on free ports if --master-url is"
+        " given.",
+        "JSON",
+        check=_check_events,
+    )
+    seed: int = option(
+        0,
+        "No effect: accepted for scripts made for vLLM. Requests bring their own seeds.",
+        "number",
+        minimum=-(1 << 63),
+        maximum=(1 << 63) - 1,
+    )
+    num_threads: int = count(
+        0, "CPU threads of the engine. 0: PyTorch's default.", "threads", minimum=0, maximum=4096
+    )
+    start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
+    log_level: str = log_level_option()

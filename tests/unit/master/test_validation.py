@@ -123,10 +123,11 @@ def test_without_a_name_the_only_model_with_workers_is_meant() -> None:
 )  # fmt: skip
 def test_a_value_out_of_range_is_named(flag: str) -> None:
     name, value = flag.split("=")
-    with pytest.raises(ConfigError, match=name):
-        resolve(MasterConfig, [f"--{name.replace('_', '-')}={value}"], {})
-    with pytest.raises(ConfigError, match=name):
-        resolve(MasterConfig, [], {f"TRIPTYCH_{name.upper()}": value})
+    flag, variable = f"--{name.replace('_', '-')}", f"TRIPTYCH_{name.upper()}"
+    with pytest.raises(ConfigError, match=f"^{flag}: "):
+        resolve(MasterConfig, [f"{flag}={value}"], {})
+    with pytest.raises(ConfigError, match=f"^{variable}: "):
+        resolve(MasterConfig, [], {variable: value})
 
 
 def test_what_nought_switches_off_and_other_edges_are_taken() -> None:

@@ -132,10 +132,8 @@ def test_a_grid_becomes_as_many_tokens_as_asked_for(tokens: int) -> None:
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str]) -> None:
-    config = resolve(MockConfig, flags, {})
-    with pytest.raises(ConfigError, match=flags[0].strip("-").replace("-", "[-_]")):
-        config.timing()
-        config.settings()
+    with pytest.raises(ConfigError, match=f"^{flags[0]}: "):
+        resolve(MockConfig, flags, {})
 
 
 def test_a_wrong_role_ends_the_process_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,176 @@
+"""Options of every role: each has bounds or choices, and a bad value is one line that names it."""
+
+import dataclasses
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.options import Rule, count, option, port_option, rule_of, seconds
+from protocol.settings import misspelt, resolve, urls
+from proxy.config import ProxyConfig
+from services.master.config import MasterConfig
+from services.mock.config import MockConfig
+from services.worker.config import WorkerConfig
+
+ROLES: tuple[type[Any], ...] = (ProxyConfig, MasterConfig, WorkerConfig, MockConfig)
+OPTIONS = [
+    pytest.param(
+        get_type_hints(role)[field.name], rule_of(field), id=f"{role.__name__}-{field.name}"
+    )
+    for role in ROLES
+    for field in dataclasses.fields(role)
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    max_num_seqs: int = count(64, "Requests at once.", "requests")
+    timeout: float = seconds(1.0, "How long it may take.")
+    share: float = option(0.5, "Share of it.", "share", above=0, below=1)
+    port: int = port_option(8000, "TCP port.", env="PROXY_PORT")
+    mode: str = option("auto", "What is done.", choices=("auto", "on", "off"))
+    eager: bool = option(False, "Do it at once.")
+    master_url: str = urls("URLs of masters.")
+
+
+def message(argv: list[str], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(Config, argv, environ or {})
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
+def test_every_number_has_bounds_and_a_unit_and_every_text_says_what_it_is(
+    kind: type, rule: Rule
+) -> None:
+    if kind in (int, float):
+        assert rule.bounded and rule.unit
+    elif kind is str:
+        assert rule.choices or rule.unit
+    else:
+        assert kind is bool
+
+
+@pytest.mark.parametrize(("kind", "rule"), OPTIONS)
+def test_every_option_is_explained_in_a_sentence(kind: type, rule: Rule) -> None:
+    assert rule.help.endswith(".") and len(rule.help.split()) >= 3
+    assert rule.help[0].isupper() or ": " in rule.help[:16]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_a_choice_in_one_role_is_one_in_all(role: type[Any]) -> None:
+    enumerated = {
+        field.name for kind in ROLES for field in dataclasses.fields(kind) if rule_of(field).choices
+    }
+    for field in dataclasses.fields(role):
+        assert field.name not in enumerated or rule_of(field).choices
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_are_admitted(role: type[Any]) -> None:
+    given = {f"TRIPTYCH_{f.name.upper()}": str(f.default) for f in dataclasses.fields(role)}
+    assert resolve(role, [], given) == role()
+
+
+def test_no_option_of_one_role_passes_for_a_misspelt_one_of_another() -> None:
+    names = [{field.name for field in dataclasses.fields(role)} for role in ROLES]
+    for ours, theirs in itertools.permutations(names, 2):
+        for foreign in theirs - ours:
+            assert misspelt(foreign, ours) is None, foreign
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("max-num-seqs", "-3", "a whole number from 1"),
+        ("max-num-seqs", "1.5", "not a whole number"),
+        ("timeout", "nan", "out of range"),
+        ("timeout", "inf", "out of range"),
+        ("timeout", "-1", "out of range"),
+        ("share", "0", "above 0, below 1"),
+        ("share", "1", "above 0, below 1"),
+        ("port", "99999", "from 0 to 65535"),
+        ("mode", "loud", "auto, on, off"),
+        ("master-url", "http://a,b", "'b' is not"),
+    ],
+)
+def test_a_bad_value_names_its_source(tmp_path: Path, flag: str, value: str, reason: str) -> None:
+    name = flag.replace("-", "_")
+    variable = f"TRIPTYCH_{name.upper()}"
+    file = tmp_path / "c.yaml"
+    file.write_text(f"eager: yes\n\n{name}: {value}\n")
+    for start, argv, environ in (
+        (f"--{flag}: ", [f"--{flag}={value}"], {}),
+        (f"{variable}: ", [], {variable: value}),
+        (f"{file}, line 3: {name}: ", ["--config", str(file)], {}),
+    ):
+        said = message(argv, environ)
+        assert said.startswith(start) and said.count(": ") < 4 and reason in said
+
+
+def test_the_first_of_several_bad_values_is_named() -> None:
+    assert message(["--port=-1", "--timeout=0", "--max-num-seqs=0"]).startswith("--max-num-seqs")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--max-num-seq", "3"], "unknown flag --max-num-seq; did you mean --max-num-seqs?"),
+        (["--no-eagre"], "unknown flag --no-eagre; did you mean --no-eager?"),
+        (["--max", "3"], "unknown flag --max"),
+        (["--mod=on"], "unknown flag --mod; did you mean --mode?"),
+        (["all"], "unknown argument all"),
+        (["--port"], "--port: expected one argument"),
+    ],
+)
+def test_a_flag_that_is_none_is_named_and_the_right_one_is_too(argv: list[str], said: str) -> None:
+    assert message(argv) == said
+
+
+def test_a_misspelt_variable_is_named_and_those_of_other_roles_are_not() -> None:
+    said = message([], {"TRIPTYCH_MAX_NUM_SEQ": "3"})
+    assert said == "unknown variable TRIPTYCH_MAX_NUM_SEQ; did you mean TRIPTYCH_MAX_NUM_SEQS?"
+    others = {"TRIPTYCH_NAMESPACE": "a", "TRIPTYCH_BREAKER_COOLDOWN": "3", "MAX_NUM_SEQ": "x"}
+    assert resolve(Config, [], others) == Config()
+
+
+@pytest.mark.parametrize("variable", ["PROXY_PORT", "TRIPTYCH_PORT"])
+def test_the_address_of_a_kubernetes_service_is_passed_over_with_a_line(
+    variable: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert resolve(Config, [], {variable: "tcp://10.0.0.1:80"}).port == 8000
+    assert [record.getMessage().split()[0] for record in caplog.records] == [variable]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("- port", "no mapping"),
+        ("port: [1", "line 1"),
+        ("prot: 1", "did you mean port"),
+        ("port: 1\nport: 2", "line 2: port is given twice"),
+        ("port:", "nothing is not a whole number"),
+        ("mode: [on]", "is not text"),
+    ],
+)
+def test_a_bad_file_names_the_place(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml") as caught:
+        resolve(Config, ["--config", str(file)], {})
+    assert reason in caught.value.message
+
+
+def test_words_of_yaml_are_taken_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("mode: on\neager: on\nport: 81\n")
+    assert resolve(Config, ["--config", str(file)], {}) == Config(mode="on", eager=True, port=81)
+    assert resolve(Config, ["--config", str(file), "--port=5"], {"PROXY_PORT": "4"}).port == 5
+    assert resolve(Config, ["--config", str(file)], {"PROXY_PORT": "4"}).port == 4
