@@ -178,6 +178,8 @@ def from_info(info: ErrorInfo) -> TriptychError:
 
     An unknown status becomes `UpstreamError`.
     """
+    if info.code == ConfigError.code:
+        return ConfigError(info.message)
     for kind in _tree(TriptychError):
         if vars(kind).get("status") == info.status:
             return kind(info.message, param=info.param, code=info.code)

@@ -249,12 +249,25 @@ def _resolved(config: EngineConfig) -> EngineConfig:
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(device)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype '{dtype}': known are {', '.join(DTYPES)}")
+        raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(config, device=device, dtype=dtype)
+
+
+def _check_device(device: str) -> None:
+    """`ConfigError` if it is a GPU that is not here."""
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device: {device} cannot be used: PyTorch finds no CUDA driver or GPU here"
+        )
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device: there is no {device}: {torch.cuda.device_count()} GPUs found")
 
 
 def _compatibility(config: EngineConfig, layout: KVLayout) -> str:

@@ -20,7 +20,7 @@ import zmq
 
 from connectors.config import drop_namespace
 from connectors.node import Readable
-from protocol.errors import TriptychError, error_info
+from protocol.errors import ConfigError, TriptychError, error_info
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
 from services.engine.compile_cache import ensure_writable
@@ -61,7 +61,7 @@ class EngineProcess:
         self._start = start
 
     def run(self) -> None:
-        """Serve until stopped. `ConfigError` reaches the worker as a `Fatal` event.
+        """Serve until stopped. An error at the start reaches the worker as a `Fatal` event.
 
         Ctrl-C in a terminal reaches every process of the group: it is the worker that reacts.
         """
@@ -70,7 +70,7 @@ class EngineProcess:
         try:
             ensure_writable()
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))
-        except TriptychError as error:
+        except Exception as error:
             drop_namespace()
             self._say_last(messages.Fatal(error_info(error)))
             raise
@@ -192,6 +192,8 @@ def main() -> int:
         torch.set_num_threads(start.config.num_threads)
     try:
         EngineProcess(start).run()
+    except ConfigError:
+        return 2  # the worker prints what is wrong
     except TriptychError as error:
         logger.error("%s", error.message)
         return 1

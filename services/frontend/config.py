@@ -31,16 +31,20 @@ class MediaConfig:
     spill_folder: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive")
+        for name, value in (
+            ("--max-media-bytes", self.max_bytes),
+            ("--max-media-pixels", self.max_pixels),
+            ("--media-timeout", self.timeout_s),
+        ):
+            if value <= 0:
+                raise ConfigError(f"{name}: {value} is not positive")
         if self.max_redirects < 0:
-            raise ConfigError("max_redirects must not be negative")
+            raise ConfigError(f"max_redirects: {self.max_redirects} is negative")
         if self.memory_bytes < 0:
-            raise ConfigError("media_memory_bytes must not be negative")
+            raise ConfigError(f"--media-memory-bytes: {self.memory_bytes} is negative")
         for name, path in (
-            ("allowed_local_media_path", self.allowed_local_path),
-            ("media_spill_path", self.spill_folder),
+            ("--allowed-local-media-path", self.allowed_local_path),
+            ("--media-spill-path", self.spill_folder),
         ):
             if path is not None and not path.is_dir():
                 raise ConfigError(f"{name}: {path} is not a folder")
@@ -70,12 +74,21 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
-            raise ConfigError(f"model: {self.model} is not a directory")
+            raise ConfigError(
+                f"--model: {self.model} is not a directory{_where_to_get(self.model)}"
+            )
         if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError("max_model_len must be positive")
+            raise ConfigError(f"--max-model-len: {self.max_model_len} is not positive")
         if self.limit_mm_per_prompt < 0:
-            raise ConfigError("limit_mm_per_prompt must not be negative")
+            raise ConfigError(f"--limit-mm-per-prompt: {self.limit_mm_per_prompt} is negative")
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.served_model_names or (str(self.model),)
+
+
+def _where_to_get(model: Path) -> str:
+    """What to do about a name of the hub, which looks like a path that is not there."""
+    if model.is_absolute() or len(model.parts) != 2 or model.parent.exists():
+        return ""
+    return f"; to download it: hf download {model} --local-dir DIR, then --model DIR"

@@ -74,7 +74,7 @@ class ModelInfo:
         """Read the directory `path`; `ConfigError` names a file that is missing or wrong."""
         config = _read(path / "config.json")
         if not config:
-            raise ConfigError(f"{path} has no config.json")
+            raise ConfigError(f"--model: {path} has no config.json")
         text = _text_config(config)
         tokenizer_config = _read(path / "tokenizer_config.json")
         processor_config = _read(path / "processor_config.json")
@@ -89,8 +89,8 @@ class ModelInfo:
             tokenizer_config=tokenizer_config,
             special_tokens=_special_tokens(path, tokenizer_config),
             templates=_templates(path, chat_template, tokenizer_config, processor_config),
-            generation_defaults=_defaults(generation) if generation_defaults else {},
-            eos_token_ids=_eos(generation, config, text),
+            generation_defaults=_defaults(path, generation) if generation_defaults else {},
+            eos_token_ids=_eos(path, generation, config, text),
             vocab_size=_vocab_size(path, config, text),
             max_model_len=_max_model_len(path, text, tokenizer_config, max_model_len),
         )
@@ -148,10 +148,10 @@ def _templates(
     if given is not None:
         return {"default": _given_template(given)}
     extra = sorted((path / "additional_chat_templates").glob("*.jinja"))
-    templates = {file.stem: file.read_text(encoding="utf-8") for file in extra}
+    templates = {file.stem: _text(file) for file in extra}
     file = path / "chat_template.jinja"
     if file.is_file():
-        return {"default": file.read_text(encoding="utf-8"), **templates}
+        return {"default": _text(file), **templates}
     legacy = _read(path / "chat_template.json").get("chat_template")
     found = legacy or processor_config.get("chat_template") or tokenizer_config.get("chat_template")
     if isinstance(found, list):
@@ -163,27 +163,40 @@ def _templates(
     return templates
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
 def _given_template(given: str) -> str:
     if "{" in given or "\n" in given:
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"chat_template: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template: {error}") from None
 
 
-def _defaults(generation: Json) -> dict[str, Any]:
-    return {name: generation[name] for name in _DEFAULTS if generation.get(name) is not None}
+def _defaults(path: Path, generation: Json) -> dict[str, Any]:
+    found = {name: generation[name] for name in _DEFAULTS if generation.get(name) is not None}
+    for name, value in found.items():
+        if not isinstance(value, int | float):
+            raise ConfigError(f"{path / 'generation_config.json'}: {name} is not a number")
+    return found
 
 
-def _eos(generation: Json, config: Json, text: Json) -> tuple[int, ...]:
+def _eos(path: Path, generation: Json, config: Json, text: Json) -> tuple[int, ...]:
     """The ids at which `generate()` would stop."""
     for source in (generation, text, config):
         value = source.get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if value:
-            return tuple(value)
+        ids = value if isinstance(value, list) else [value]
+        if value in (None, []):
+            continue
+        if not all(isinstance(n, int) for n in ids):
+            raise ConfigError(f"{path}: eos_token_id is not a list of token ids")
+        return tuple(ids)
     return ()
 
 
@@ -200,9 +213,9 @@ def _max_model_len(path: Path, text: Json, tokenizer_config: Json, given: int | 
     if not isinstance(length, int) or length < 1:
         length = None
     if given is None and length is None:
-        raise ConfigError(f"{path}: its maximum length is not written down; set max_model_len")
+        raise ConfigError(f"{path}: its files state no maximum length: set --max-model-len")
     if given is not None and length is not None and given > length * _rope_factor(text):
-        raise ConfigError(f"max_model_len {given} is more than the model's {length}")
+        raise ConfigError(f"--max-model-len: {given} is more than the model's {length}")
     return given or int(length or 0)
 
 

@@ -33,6 +33,7 @@ from services.engine.config import EngineConfig
 logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _QUERY_S = 10.0
+_LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
 
 
@@ -110,7 +111,9 @@ class EngineClient:
         try:
             await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
         except TimeoutError:
-            raise Unavailable(f"the engine was not ready within {timeout_s:.0f} s") from None
+            raise Unavailable(
+                f"the engine was not ready within {timeout_s:g} s: raise --start-timeout"
+            ) from None
 
     @property
     def ready(self) -> messages.Ready:
@@ -143,7 +146,10 @@ class EngineClient:
 
     async def _watch(self) -> None:
         code = await self._process.wait()
-        self._fail(NotServing(f"the engine process ended with status {code}"))
+        if not self._ready.done():  # its own reason may still be on the way
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.dead.wait(), _LAST_WORDS_S)
+        self._fail(NotServing(f"the engine process ended with exit status {code}"))
 
     def _fail(self, error: TriptychError) -> None:
         """Everything that waits for the engine gets `error`."""

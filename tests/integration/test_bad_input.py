@@ -3,6 +3,8 @@
 import base64
 import http.server
 import io
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import ModelDir
@@ -211,5 +214,30 @@ def test_unknown_routes_and_methods_answer_in_the_same_form(served: Served) -> N
 def test_a_bad_flag_stops_a_worker_at_once(flags: tuple[str, str], model_dir: ModelDir) -> None:
     with running(model_dir("llama")) as stack:
         process = stack.start("services.decode", *flags)
-        assert process.process.wait(60) == 2
-        assert "error: " in "".join(process.log)
+        status, lines = process.refusal()
+        assert status == 2 and lines[-1].startswith(f"error: {flags[0]}: ")
+
+
+@pytest.mark.parametrize("size", [None, 3, 1000])
+def test_weights_that_are_missing_or_cut_short_stop_a_worker_with_one_line(
+    size: int | None, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_dir("llama"), model)
+    for file in model.glob("*.safetensors"):
+        if size is None:
+            file.unlink()
+        else:
+            os.truncate(file, size)
+    with running(model) as stack:
+        process = stack.start("services.decode", "--log-level", "error")
+        status, (line,) = process.refusal()
+        assert status == 2 and line.startswith("error: --model: cannot read the weights")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_stops_a_worker_with_one_line(model_dir: ModelDir) -> None:
+    with running(model_dir("llama")) as stack:
+        process = stack.start("services.decode", "--device", "cuda", "--log-level", "error")
+        status, (line,) = process.refusal()
+        assert status == 2 and line.startswith("error: --device: cuda cannot be used")

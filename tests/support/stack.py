@@ -52,8 +52,10 @@ class Process:
                 env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
-        reader = threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True)
-        reader.start()
+        self._reader = threading.Thread(
+            target=self._read, args=(self.process, self._lines), daemon=True
+        )
+        self._reader.start()
 
     def _read(self, process: Service | subprocess.Popen[str], lines: queue.Queue[str]) -> None:
         assert process.stdout is not None
@@ -73,6 +75,12 @@ class Process:
         assert line, f"{self.module} did not start:\n{''.join(self.log)}"
         self.url = line.split(" ready on ")[1].strip()
         return self.url
+
+    def refusal(self) -> tuple[int, list[str]]:
+        """(exit status, lines written) of a process that is expected to end by itself."""
+        status = self.process.wait(START_S)
+        self._reader.join(STOP_S)
+        return status, "".join(self.log).splitlines()
 
     def kill(self) -> None:
         self.process.kill()

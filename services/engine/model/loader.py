@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -27,7 +28,9 @@ def read_config(model_dir: Path) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(model_dir)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot read the model configuration in {model_dir}: {error}") from error
+        raise ConfigError(
+            f"--model: cannot read the configuration in {model_dir}: {error}"
+        ) from error
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
@@ -42,19 +45,43 @@ def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> P
     """
     config = read_config(model_dir)
     if part == "vision" and not has_vision(config):
-        raise ConfigError(f"{model_dir}: model type '{config.model_type}' has no vision part")
+        raise ConfigError(
+            f"--model: model type '{config.model_type}' of {model_dir} has no vision part"
+        )
     partial = _partial_class(_model_class(config), part)
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
-    model, report = partial.from_pretrained(
-        model_dir, config=config, dtype=dtype, output_loading_info=True
-    )
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ConfigError(f"{model_dir}: {len(missing)} weights are missing, first {missing[0]}")
+    model = _with_weights(partial, model_dir, config, dtype)
     if part == "language" and has_vision(config):
         # Initialization touches them (LLaVA-OneVision's image_newline), so they go last.
         model.model._parameters.clear()
-    return model.to(device).eval().requires_grad_(False)
+    return _moved(model, device).eval().requires_grad_(False)
+
+
+def _with_weights(
+    cls: type[PreTrainedModel], model_dir: Path, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    try:
+        model, report = cls.from_pretrained(
+            model_dir, config=config, dtype=dtype, output_loading_info=True
+        )
+    except (OSError, EOFError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"--model: cannot read the weights in {model_dir}: {reason}") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(
+            f"--model: {model_dir} lacks {len(missing)} weights, the first is {missing[0]}"
+        )
+    return model
+
+
+def _moved(model: PreTrainedModel, device: str) -> Any:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"--device: the weights do not fit into the memory of {device}"
+        ) from error
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -64,7 +91,7 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         else (MODEL_FOR_CAUSAL_LM_MAPPING)
     )
     if type(config) not in mapping:
-        raise ConfigError(f"model type '{config.model_type}' is not a generating model")
+        raise ConfigError(f"--model: model type '{config.model_type}' does not generate text")
     return mapping[type(config)]  # type: ignore[no-any-return]
 
 
@@ -99,7 +126,8 @@ def _drop_language(model: Any) -> None:
 def _drop_vision(model: Any) -> None:
     inner = model.model
     if getattr(inner, LANGUAGE_MODEL, None) is None:
-        raise ConfigError(f"model type '{model.config.model_type}' has no '{LANGUAGE_MODEL}' part")
+        kind = model.config.model_type
+        raise ConfigError(f"--model: model type '{kind}' has no '{LANGUAGE_MODEL}' part")
     others = [name for name, _ in inner.named_children() if name != LANGUAGE_MODEL]
     for name in others:
         setattr(inner, name, None)

@@ -62,7 +62,7 @@ def test_an_engine_that_refuses_its_model_says_why_and_leaves_nothing(
         assert events.poll(round(BOUND_S * 1000))
         said = decode_event(events.recv())
         assert isinstance(said, Fatal) and "qwen3_next" in said.error.message, said
-        assert engine.wait(BOUND_S) == 1
+        assert engine.wait(BOUND_S) == 2
     finally:
         engine.kill()
         events.close(0)

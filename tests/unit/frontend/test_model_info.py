@@ -79,7 +79,7 @@ def test_a_missing_length_is_an_error(tmp_path: Path) -> None:
     model = write_model("llama", tmp_path)
     change(model, "config.json", max_position_embeddings=None)
     change(model, "tokenizer_config.json", model_max_length=None)
-    with pytest.raises(ConfigError, match="max_model_len"):
+    with pytest.raises(ConfigError, match="--max-model-len"):
         ModelInfo.load(model)
     assert ModelInfo.load(model, max_model_len=64).max_model_len == 64
 
@@ -116,7 +116,7 @@ def test_templates_have_an_order(model: Path) -> None:
     file = model / "mine.jinja"
     file.write_text("mine")
     assert ModelInfo.load(model, chat_template=str(file)).templates == {"default": "mine"}
-    with pytest.raises(ConfigError, match="chat_template"):
+    with pytest.raises(ConfigError, match="--chat-template"):
         ModelInfo.load(model, chat_template="/no/such/file")
 
 
@@ -143,6 +143,6 @@ def test_revisions_tell_processors_apart(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         FrontendConfig(model=tmp_path / "missing")
-    with pytest.raises(ConfigError, match="max_model_len"):
+    with pytest.raises(ConfigError, match="--max-model-len"):
         FrontendConfig(model=model, max_model_len=0)
     assert FrontendConfig(model=model).names == (str(model),)

@@ -42,9 +42,9 @@ def test_a_place_without_room_refuses(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="media"):
         store.keep(b"x")
     assert (store.in_memory, store.in_files) == (0, 0)
-    with pytest.raises(ConfigError, match="media_spill_path"):
+    with pytest.raises(ConfigError, match="--media-spill-path"):
         MediaConfig(spill_folder=tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="media_memory_bytes"):
+    with pytest.raises(ConfigError, match="--media-memory-bytes"):
         MediaConfig(memory_bytes=-1)
 
 

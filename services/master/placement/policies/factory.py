@@ -39,11 +39,13 @@ def load_policy(config: MasterConfig, rng: random.Random) -> Policy:
 def _imported(path: str) -> type[Policy]:
     module, colon, name = path.partition(":")
     if not colon:
-        raise ConfigError(f"policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class")
+        raise ConfigError(
+            f"--policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class"
+        )
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"policy: {error}") from None
+        raise ConfigError(f"--policy: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ConfigError(f"policy: '{path}' is no subclass of {Policy.__module__}.Policy")
+        raise ConfigError(f"--policy: '{path}' is no subclass of {Policy.__module__}.Policy")
     return found
