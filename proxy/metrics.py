@@ -25,24 +25,44 @@ class ProxyMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(PREFIX + name, text, buckets=buckets, registry=self._registry)
 
-        self.ttft = histogram("time_to_first_token_seconds", "time to first token", _SECONDS)
-        self.itl = histogram("inter_token_latency_seconds", "time between steps", _GAPS)
-        self.e2e = histogram("e2e_request_latency_seconds", "whole request", _SECONDS)
+        self.ttft = histogram(
+            "time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first output.",
+            _SECONDS,
+        )
+        self.itl = histogram(
+            "inter_token_latency_seconds", "Seconds between two outputs of a stream.", _GAPS
+        )
+        self.e2e = histogram(
+            "e2e_request_latency_seconds",
+            "Seconds from the arrival of a request to its end.",
+            _SECONDS,
+        )
         self._in_flight = Gauge(
-            PREFIX + "requests_in_flight", "requests in the proxy", registry=self._registry
+            PREFIX + "requests_in_flight",
+            "Requests in the proxy that are not answered yet, of both dialects.",
+            registry=self._registry,
         )
         self.errors = Counter(
-            PREFIX + "request_errors", "errors by code", ["code"], registry=self._registry
+            PREFIX + "request_errors",
+            "Requests that were answered with an error, by error code.",
+            ["code"],
+            registry=self._registry,
         )
         self.aborted = Counter(
-            PREFIX + "request_aborted", "clients that left", registry=self._registry
+            PREFIX + "request_aborted",
+            "Requests whose client left before the answer was complete.",
+            registry=self._registry,
         )
         self._up = Gauge(
-            PREFIX + "instance_up", "1 if healthy", ["role", "url"], registry=self._registry
+            PREFIX + "instance_up",
+            "1 while the worker answers health probes, else 0.",
+            ["role", "url"],
+            registry=self._registry,
         )
         self._load = Gauge(
             PREFIX + "instance_in_flight",
-            "requests there",
+            "Requests of this proxy that the worker has in progress.",
             ["role", "url"],
             registry=self._registry,
         )
@@ -58,36 +78,53 @@ class ProxyMetrics:
 
         self.per_event = Histogram(
             PREFIX + "request_time_per_output_event_seconds",
-            "mean time between events of a relayed stream",
+            "Mean seconds between the events of one relayed stream.",
             buckets=_GAPS,
             registry=registry,
         )
         stage = Histogram(
             PREFIX + "stage_seconds",
-            "Seconds that a call to a worker took which ended well, by stage.",
+            "Seconds that a successful call to a worker took, by stage.",
             ["stage"],
             buckets=_SECONDS,
             registry=registry,
         )
         self._stages = {name: stage.labels(name) for name in ("encode", "prefill", "decode")}
-        self._client_bytes = counter("client_bytes", "bytes of relayed requests")
-        self._upstream_bytes = counter("upstream_bytes", "bytes sent to workers for them")
+        self._client_bytes = counter(
+            "client_bytes", "Bytes of the bodies of relayed requests, as received from clients."
+        )
+        self._upstream_bytes = counter(
+            "upstream_bytes", "Bytes sent to workers for relayed requests."
+        )
         self._received = self._sent = 0
-        self.retries = counter("retries", "further tries", "stage")
-        self.upstream_failures = counter("upstream_failures", "by role and kind", "role", "kind")
+        self.retries = counter("retries", "Attempts after the first one, by stage.", "stage")
+        self.upstream_failures = counter(
+            "upstream_failures",
+            "Calls to workers that failed, by worker role and failure kind.",
+            "role",
+            "kind",
+        )
         self._master = Gauge(
-            PREFIX + "master_present", "1 while a master answers", registry=registry
+            PREFIX + "master_present", "1 while a master answers, else 0.", registry=registry
         )
         self._waiting = Gauge(
-            PREFIX + "requests_waiting", "requests in the proxy's own queue", registry=registry
+            PREFIX + "requests_waiting",
+            "Requests that wait in the proxy's own queue.",
+            registry=registry,
         )
-        self._failovers = counter("master_failovers", "masters that failed and were replaced")
+        self._failovers = counter(
+            "master_failovers", "Times that the proxy turned to another master because one failed."
+        )
         self._failed_over: Callable[[], int] = lambda: 0
         self._counted_failovers = 0
-        self.placements = counter("placements", "plans of requests, by who made them", "by")
+        self.placements = counter(
+            "placements",
+            "Requests that were placed, by who placed them (master or proxy).",
+            "by",
+        )
         self._breaker = Gauge(
             PREFIX + "instance_breaker_open",
-            "1 if left alone",
+            "1 while the worker gets no requests because its calls failed, else 0.",
             ["role", "url"],
             registry=registry,
         )
