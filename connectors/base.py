@@ -80,7 +80,9 @@ class ECConnector(ABC):
     def check_name(self, mm_hash: str) -> None:
         """`InvalidRequest` if an entry cannot have this name."""
         if not 0 < len(mm_hash) <= MAX_HASH:
-            raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
+            raise InvalidRequest(
+                f"mm_hash: '{mm_hash[:64]}' is not the name of a media item", param="mm_hash"
+            )
 
     @abstractmethod
     def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ def namespace_dir(name: str | None = None) -> Path:
     it can share memory. `ConfigError` if the name is none."""
     name = os.environ.get("TRIPTYCH_NAMESPACE", "default") if name is None else name
     if not name.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError("TRIPTYCH_NAMESPACE: letters, digits, '-' and '_' only")
+        raise ConfigError("TRIPTYCH_NAMESPACE: only letters, digits, '-' and '_' are allowed")
     usable = os.access(_SHM, os.W_OK | os.X_OK)
     return (_SHM if usable else Path(tempfile.gettempdir())) / f"triptych-{os.getuid()}-{name}"
 
@@ -170,13 +170,13 @@ def _object(flag: str, text: str, name: str) -> dict[str, Any]:
 def _extra(flag: str, fields: dict[str, Any], name: str) -> dict[str, Any]:
     extra = fields.get(name)
     if extra is not None and not isinstance(extra, dict):
-        raise ConfigError(f"{flag}: {name} is an object, not {extra!r}")
+        raise ConfigError(f"{flag}: {name} must be an object, not {extra!r}")
     return extra or {}
 
 
 def _transport(flag: str, name: object, names: dict[str, Transport]) -> Transport:
     if not isinstance(name, str) or name not in names:
-        raise ConfigError(f"{flag}: unknown connector {name!r}, known are {', '.join(names)}")
+        raise ConfigError(f"{flag}: connector {name!r} is not one of {', '.join(names)}")
     return names[name]
 
 

@@ -85,4 +85,4 @@ class Refusals:
         self.count += 1
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.warning("refused a message, %s: %s", kind, str(detail)[:500])
+            logger.warning("a message of a peer was refused, %s: %s", kind, str(detail)[:500])

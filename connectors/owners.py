@@ -30,7 +30,7 @@ def create_locked(path: Path) -> int:
             if os.fstat(descriptor).st_nlink:
                 return descriptor
         os.close(descriptor)
-    raise OSError(errno.ETIMEDOUT, "somebody else holds its lock")
+    raise OSError(errno.ETIMEDOUT, "another process holds its lock")
 
 
 def locked(path: Path) -> bool:

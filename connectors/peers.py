@@ -110,10 +110,12 @@ class Peers:
         handshake.advance()
         if handshake.error is None and handshake.peer is None:
             if self._client.broken(address):
-                handshake.error = TransferError(f"no connection to {address[0]}:{address[1]}")
+                handshake.error = TransferError(
+                    f"the side channel cannot connect to {address[0]}:{address[1]}"
+                )
             elif time.monotonic() > handshake.deadline:
                 handshake.error = TransferTimeout(
-                    f"{address[0]}:{address[1]} did not answer a handshake"
+                    f"the peer at {address[0]}:{address[1]} did not answer the handshake"
                 )
         if handshake.error is not None:
             handshake.cancel()
@@ -145,7 +147,9 @@ class Peers:
         deadline = time.monotonic() + self._timeout
         handshake = _Handshake(query, self._client.life(address), region, deadline)
         if not sent:
-            handshake.error = TransferError(f"nothing can be sent to {address[0]}:{address[1]}")
+            handshake.error = TransferError(
+                f"the side channel cannot send to {address[0]}:{address[1]}"
+            )
         return handshake
 
     def _find(self, address: Address, query: int) -> _Handshake | None:

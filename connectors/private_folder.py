@@ -23,7 +23,9 @@ def make_private(folder: Path, remedy: str) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise ConfigError(f"cannot create folder {folder}: {error.strerror}: {remedy}") from None
+        raise ConfigError(
+            f"folder {folder} cannot be created: {error.strerror}: {remedy}"
+        ) from None
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{folder} is not a folder: remove it, or {remedy}")
     if found.st_uid != os.geteuid():
@@ -32,4 +34,4 @@ def make_private(folder: Path, remedy: str) -> None:
             f"{remedy}"
         )
     if found.st_mode & _WRITABLE_BY_OTHERS:
-        raise ConfigError(f"{folder} can be written to by other users: chmod 700 {folder}")
+        raise ConfigError(f"other users can write to {folder}: chmod 700 {folder}")

@@ -64,7 +64,7 @@ class SideServer:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self._socket.close()
-            raise ConfigError(f"cannot bind the side channel to {host}:{port}: {error}") from None
+            raise ConfigError(f"the side channel cannot listen on {host}:{port}: {error}") from None
         endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])
 
@@ -94,7 +94,7 @@ class SideServer:
             return self._refuse_version(identity, message)
         handler = self._handlers.get(type(message))
         if handler is None:
-            return self._refusals.add("not served here", type(message).__name__)
+            return self._refusals.add("this instance does not serve that", type(message).__name__)
         return handler(message, Sender(identity, self._send))
 
     def _refuse_version(self, identity: bytes, message: FromConsumer) -> None:
@@ -107,7 +107,7 @@ class SideServer:
         try:
             self._socket.send_multipart([identity, msgspec.msgpack.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            logger.warning("side channel: an answer is lost: %s", error)
+            logger.warning("the side channel lost an answer: %s", error)
 
     def close(self) -> None:
         self._socket.close()
@@ -252,7 +252,7 @@ def _event(frames: list[bytes]) -> int:
 
 def _body(frames: list[bytes]) -> bytes:
     if len(frames) != 1 or len(frames[0]) > _MAX_BYTES:
-        raise TransferError(f"{len(frames)} frames, {sum(map(len, frames))} bytes")
+        raise TransferError(f"a message has {len(frames)} frames and {sum(map(len, frames))} bytes")
     return frames[0]
 
 

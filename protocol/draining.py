@@ -19,5 +19,7 @@ async def held_only(
     outputs = await encode(msgspec.structs.replace(request, items=asked))
     brought = {item.mm_hash for item in request.items if item.data is not None}
     if any(output.missing and output.mm_hash in brought for output in outputs):
-        raise NotServing("this worker takes no more requests", retry_after_s=1.0)
+        raise NotServing(
+            "this worker is draining or stopping and accepts no requests", retry_after_s=1.0
+        )
     return outputs

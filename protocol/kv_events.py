@@ -188,7 +188,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     try:
         raw = _batch_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"not a batch of cache events: {error}") from None
+        raise InvalidRequest(f"the payload is not a batch of cache events: {error}") from None
     batch = EventBatch(raw.ts, [], raw.dp_rank)
     for data in raw.events:
         try:
@@ -221,12 +221,12 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     it: only the last two frames count. Raises `InvalidRequest` for anything else.
     """
     if len(frames) < 2 or len(frames[-2]) != _SEQ_BYTES:
-        raise InvalidRequest("not an event message: [topic, 8-byte sequence number, payload]")
+        raise InvalidRequest("an event message must be [topic, 8-byte sequence number, payload]")
     sequence = int.from_bytes(frames[-2], "big", signed=True)
     if sequence == _END:
         return None
     if sequence < 0:
-        raise InvalidRequest(f"a sequence number of {sequence}")
+        raise InvalidRequest(f"the sequence number {sequence} is negative")
     return sequence, frames[-1]
 
 
@@ -244,8 +244,8 @@ def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
     Answer with `[address, b"", *event_frames(...)]`. Raises `InvalidRequest` if malformed.
     """
     if len(frames) < 2 or len(frames[-1]) != _SEQ_BYTES:
-        raise InvalidRequest("a replay request is an 8-byte sequence number")
+        raise InvalidRequest("a replay request must be an 8-byte sequence number")
     start = int.from_bytes(frames[-1], "big", signed=True)
     if start < SNAPSHOT or start == _END:
-        raise InvalidRequest(f"a replay cannot start at {start}")
+        raise InvalidRequest(f"a replay cannot start at sequence number {start}")
     return frames[0], start

@@ -94,7 +94,7 @@ class ArenaEC(ECConnector):
     @property
     def store(self) -> ECStore:
         if self._store is None:
-            raise TransferError("this worker's ec_role is ec_consumer: it stores no embeddings")
+            raise TransferError("this worker stores no embeddings: its ec_role is ec_consumer")
         return self._store
 
     def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:

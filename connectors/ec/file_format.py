@@ -22,7 +22,7 @@ def save(path: Path, tensors: Tensors) -> int:
         save_file(host, path, metadata={_CHECKSUM: _checksum(host)})
         return path.stat().st_size
     except (OSError, SafetensorError) as error:
-        raise TransferError(f"cannot write an EC file: {error}") from error
+        raise TransferError(f"the EC file cannot be written: {error}") from error
 
 
 def load(path: Path) -> Tensors:
@@ -39,10 +39,10 @@ def load(path: Path) -> Tensors:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise TransferError(f"EC file {path.parent.name[:16]} cannot be read: {error}") from error
     if EC_TENSOR not in tensors:
-        raise TransferError(f"EC file {path.parent.name[:16]} has no '{EC_TENSOR}'")
+        raise TransferError(f"EC file {path.parent.name[:16]} holds no tensor '{EC_TENSOR}'")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if any(len(shape) != 2 for shape in shapes.values()):
-        raise TransferError(f"EC file {path.parent.name[:16]}: {shapes} are no embeddings")
+        raise TransferError(f"EC file {path.parent.name[:16]} holds no embeddings: {shapes}")
     expected = metadata.get(_CHECKSUM)
     if expected is not None and _checksum(tensors) != expected:
         raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")

@@ -32,7 +32,7 @@ class FileLoad(ECLoad):
             return self._read()
         if time.monotonic() > self._deadline:
             name = self._path.parent.name[:16]
-            raise TransferTimeout(f"no embedding for media item {name} in time")
+            raise TransferTimeout(f"no encoder stored the embedding of media item {name} in time")
         self._ask()
         return None
 

@@ -78,7 +78,9 @@ class FileEC(ECConnector):
 
     def check_name(self, mm_hash: str) -> None:
         if not _NAME.fullmatch(mm_hash):
-            raise InvalidRequest(f"'{mm_hash[:64]}' cannot name a media item", param="mm_hash")
+            raise InvalidRequest(
+                f"mm_hash: '{mm_hash[:64]}' is not the name of a media item", param="mm_hash"
+            )
 
     def put(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
         return self._put(mm_hash, entry, None)
@@ -99,7 +101,10 @@ class FileEC(ECConnector):
         if not self._holds(mm_hash):
             size = sum(tensor.nbytes for tensor in entry.tensors.values())
             if size > self._options.capacity:
-                raise TransferError(f"media item {mm_hash[:16]}: {size} bytes exceed the EC store")
+                raise TransferError(
+                    f"media item {mm_hash[:16]} needs {size} bytes, more than the EC "
+                    "store holds: raise ec_buffer_size"
+                )
             if not self._make_room(size) and (left is None or not self._push_out(size, left)):
                 return None
             stored = self._folders.save(mm_hash, entry.tensors)
@@ -222,10 +227,10 @@ class FileEC(ECConnector):
 
     def check_integrity(self) -> list[str]:
         missing = [name for name in self._entries if self._folders.lost(name)]
-        problems = [f"EC file of {name[:16]} is gone" for name in missing]
+        problems = [f"the EC file of media item {name[:16]} was removed" for name in missing]
         total = sum(entry.size for entry in self._entries.values())
         if total != self._size:
-            problems.append(f"EC files sum to {total} bytes, books say {self._size}")
+            problems.append(f"EC files have {total} bytes in all, {self._size} are accounted for")
         return problems
 
 

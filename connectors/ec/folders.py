@@ -67,10 +67,12 @@ class Folders:
                     temporary.replace(folder / FILE_NAME)
                     return size
         except OSError as error:
-            raise TransferError(f"cannot write {mm_hash[:16]}: {error}") from error
+            raise TransferError(f"media item {mm_hash[:16]} cannot be written: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
-        raise TransferError(f"the folder of {mm_hash[:16]} vanishes again and again")
+        raise TransferError(
+            f"another process keeps removing the EC folder of media item {mm_hash[:16]}"
+        )
 
     def _claim(self, folder: Path) -> None:
         """Answer for an entry from here on."""

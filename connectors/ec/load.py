@@ -65,7 +65,9 @@ class ArenaLoad(ECLoad):
 
     def poll(self) -> Tensors | None:
         if time.monotonic() > self._deadline:
-            raise TransferTimeout(f"no embedding for media item {self.mm_hash[:16]} in time")
+            raise TransferTimeout(
+                f"no encoder sent the embedding of media item {self.mm_hash[:16]} in time"
+            )
         if self._told is None:
             self._ask()
             return None
@@ -76,7 +78,9 @@ class ArenaLoad(ECLoad):
         if self.held is None:
             return None
         if not self.held:
-            raise TransferError(f"EC entry {self.mm_hash[:16]}: the lease lapsed while reading")
+            raise TransferError(
+                f"the lease of EC entry {self.mm_hash[:16]} expired while it was read"
+            )
         start, end = span(self._told.grant.tensors)
         self.reader.meter.moved(end - start, time.monotonic() - self._begun)
         self._finish()
@@ -111,7 +115,7 @@ class ArenaLoad(ECLoad):
         """Raise if a producer is gone, or was for a moment: it knows of no grant any more."""
         if self.reader.life(address) != self._asked.get(address):
             self.reader.check(address)
-            raise TransferError(f"EC entry {self.mm_hash[:16]}: the encoder is gone")
+            raise TransferError(f"the encoder that held EC entry {self.mm_hash[:16]} has ended")
 
     def _read(self, told: Told) -> bool:
         """Advance the copy; True once the tensors are here and the producer is asked whether they
@@ -147,7 +151,9 @@ class ArenaLoad(ECLoad):
     def _take(self, size: int, landing: Landing) -> bool:
         """Room in the region, best where the entry can stay; False if there is none now."""
         if size > landing.space.capacity:
-            raise TransferError(f"EC entry {self.mm_hash[:16]}: {size} bytes are too many")
+            raise TransferError(
+                f"EC entry {self.mm_hash[:16]} needs {size} bytes: raise landing_size"
+            )
         for room in (self.reader.keep, landing):
             offset = room.take(size)
             if offset is not None:

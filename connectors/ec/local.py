@@ -42,7 +42,10 @@ class LocalEC(ECConnector):
         if mm_hash not in self._entries:
             size = _nbytes(entry.tensors)
             if size > self._capacity:
-                raise TransferError(f"media item {mm_hash[:16]}: {size} bytes exceed the EC store")
+                raise TransferError(
+                    f"media item {mm_hash[:16]} needs {size} bytes, more than the EC "
+                    "store holds: raise ec_buffer_size"
+                )
             if not self._make_room(size) and (left is None or not self._push_out(size, left)):
                 return None
             self._entries[mm_hash] = entry.tensors
@@ -119,9 +122,9 @@ class LocalEC(ECConnector):
 
     def check_integrity(self) -> list[str]:
         held = sum(_nbytes(tensors) for tensors in self._entries.values())
-        problems = [f"EC entry {name[:16]} is still loaded" for name in self._loads]
+        problems = [f"EC entry {name[:16]} is still loading" for name in self._loads]
         if held != self._size:
-            problems.append(f"EC store holds {held} bytes, books say {self._size}")
+            problems.append(f"EC entries have {held} bytes in all, {self._size} are accounted for")
         return problems
 
 
@@ -137,7 +140,9 @@ class _LocalLoad(ECLoad):
         if tensors is not None:
             self.cancel()
         elif time.monotonic() > self._deadline:
-            raise TransferTimeout(f"no embedding for media item {self._mm_hash[:16]} in time")
+            raise TransferTimeout(
+                f"no encoder made the embedding of media item {self._mm_hash[:16]} in time"
+            )
         return tensors
 
     def cancel(self) -> None:

@@ -56,6 +56,10 @@ class Space:
         end = 0
         for offset, size in pieces:
             if offset != end:
-                return [f"EC space: {offset} follows {end}"]
+                return [f"EC range at {offset} does not follow the one that ends at {end}"]
             end = offset + size
-        return [] if end == self.capacity else [f"EC space ends at {end} of {self.capacity}"]
+        return (
+            []
+            if end == self.capacity
+            else [f"EC ranges end at {end}, the capacity is {self.capacity}"]
+        )

@@ -154,10 +154,12 @@ class ECReader:
 
     def check_integrity(self) -> list[str]:
         problems = [
-            f"EC entry {load.mm_hash[:16]} is still loaded" for load in self._loads.values()
+            f"EC entry {load.mm_hash[:16]} is still loading" for load in self._loads.values()
         ]
         if self.landing is not None and self.landing.space.used and not self.active:
-            problems.append(f"{self.landing.space.used} bytes of the EC landing are lost")
+            problems.append(
+                f"{self.landing.space.used} bytes of the EC landing area belong to no load"
+            )
         return problems + self.keep.check_integrity()
 
 

@@ -252,8 +252,10 @@ class ECStore:
             for tensor in entry.tensors
         )
         if held != self.space.used:
-            problems.append(f"EC entries sum to {held} bytes, {self.space.used} are taken")
+            problems.append(f"EC entries have {held} bytes in all, {self.space.used} are allocated")
         readers = sum(entry.readers for entry in (*self._entries.values(), *self._leaving))
         if not readers == len(self._granted) == len(self.grants):
-            problems.append(f"{readers} EC readers, {len(self.grants)} grants")
+            problems.append(
+                f"EC entries have {readers} readers, {len(self.grants)} grants are open"
+            )
         return problems

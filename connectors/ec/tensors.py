@@ -30,13 +30,13 @@ def check(mm_hash: str, tensors: Sequence[ECTensor]) -> None:
     among them, and they lie side by side where their dtypes may."""
     names = [tensor.name for tensor in tensors]
     if EC_TENSOR not in names or len(set(names)) != len(names):
-        raise TransferError(f"EC entry {mm_hash[:16]}: {names[:8]} are no entry")
+        raise TransferError(f"EC entry {mm_hash[:16]} has unknown tensors: {names[:8]}")
     start, end = span(tensors)
     for tensor in tensors:
         if not _possible(tensor, start):
-            raise TransferError(f"EC entry {mm_hash[:16]}: {tensor} are no embeddings")
+            raise TransferError(f"EC entry {mm_hash[:16]} holds no embeddings: {tensor}")
     if end - start > sum(aligned(tensor.nbytes) for tensor in tensors):
-        raise TransferError(f"EC entry {mm_hash[:16]}: its tensors do not lie together")
+        raise TransferError(f"the tensors of EC entry {mm_hash[:16]} are not contiguous")
 
 
 def _possible(tensor: ECTensor, start: int) -> bool:

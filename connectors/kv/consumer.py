@@ -74,7 +74,7 @@ class KVConsumer:
         being fetched, or were until a moment ago."""
         fetch = Fetch(self, ref, num_blocks)
         if _offer(fetch) in self._fetches or _offer(fetch) in self._leaving:
-            raise TransferError(f"the KV of request {ref.request_id} is being fetched already")
+            raise TransferError(f"request {ref.request_id} is fetching this KV already")
         self._fetches[_offer(fetch)] = fetch
         return fetch
 

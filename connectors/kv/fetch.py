@@ -62,7 +62,10 @@ class Fetch(KVLoad):
         if not self._is_meant(message.generation):
             return None
         if self._end is not None:
-            return self._fail(f"blocks {message.first}+{len(message.blocks)} told after the end")
+            return self._fail(
+                f"the producer offered blocks {message.first}+{len(message.blocks)} after it had "
+                "sealed the offer"
+            )
         if message.generation != self.generation and message.first == 0:
             self.generation = message.generation
             self._ready = []
@@ -70,8 +73,8 @@ class Fetch(KVLoad):
         fits = len(self._ready) + len(message.blocks) <= self._num_blocks
         if message.generation != self.generation or message.first != len(self._ready) or not fits:
             return self._fail(
-                f"blocks {message.first}+{len(message.blocks)} told, {len(self._ready)} of "
-                f"{self._num_blocks} known"
+                f"the producer offered blocks {message.first}+{len(message.blocks)}, "
+                f"{len(self._ready)} of {self._num_blocks} were offered before"
             )
         self._ready += message.blocks
         return None
@@ -82,7 +85,7 @@ class Fetch(KVLoad):
             return None
         self.generation = self.generation or message.generation
         if message.generation != self.generation:
-            return self._fail("the end of another life of this offer")
+            return self._fail("stale generation: the offer was begun again since this end was sent")
         self._end = message
         return None
 
@@ -96,7 +99,7 @@ class Fetch(KVLoad):
         """Whether a message is about the offer that the handle names, if it names one."""
         if self.ref.generation in (0, generation):
             return True
-        self._fail("the producer speaks of another offer of this name")
+        self._fail("the producer's message concerns another offer of the same request")
         return False
 
     def _fail(self, reason: str) -> None:
@@ -146,7 +149,9 @@ class Fetch(KVLoad):
         if self.held is None:
             return None
         if not self.held:
-            raise TransferError(f"request {self.ref.request_id}: the lease lapsed while copying")
+            raise TransferError(
+                f"request {self.ref.request_id}: the lease of the KV expired while it was copied"
+            )
         return self._arrived(self._end)
 
     def _arrived(self, end: KVEnd) -> KVArrival:
@@ -160,8 +165,8 @@ class Fetch(KVLoad):
         """Everything that was told is here; ask whether it was held all the time."""
         if len(self._ready) != self._num_blocks:
             raise TransferError(
-                f"request {self.ref.request_id}: told of {len(self._ready)} blocks, not of "
-                f"{self._num_blocks}"
+                f"request {self.ref.request_id}: the producer offered {len(self._ready)} blocks "
+                f"instead of {self._num_blocks}"
             )
         self._confirmed = time.monotonic()
         self._consumer.confirm(self)
@@ -196,12 +201,12 @@ class Fetch(KVLoad):
             return
         if peer != self.ref.instance_id:
             raise TransferError(
-                f"request {self.ref.request_id}: instance {self.ref.instance_id[:64]} is not at "
-                f"{self.address[0]}:{self.address[1]}, {peer} is"
+                f"request {self.ref.request_id}: instance {self.ref.instance_id[:64]} has left "
+                f"{self.address[0]}:{self.address[1]}, where instance {peer} listens"
             )
         want = KVWant(self.ref.request_id, self.ref.growing)
         if not self._consumer.client.send(self.address, want):
-            raise TransferError(f"request {self.ref.request_id}: the producer does not listen")
+            raise TransferError(f"request {self.ref.request_id}: the producer accepts no messages")
         self._peer, self._life = peer, self._consumer.client.life(self.address)
 
     def _check_peer(self) -> None:
@@ -213,11 +218,13 @@ class Fetch(KVLoad):
             silent_s = max(silent_s, now - self._confirmed)
         if client.broken(self.address):
             self._consumer.peers.lost(self.address)
-            self._error = self._error or TransferError("the producer is gone")
+            self._error = self._error or TransferError("the producer has ended or was disconnected")
         elif self._peer is not None and client.life(self.address) != self._life:
             self._error = self._error or TransferError("the connection to the producer broke")
         elif silent_s > self._consumer.options.silence_s:
-            self._error = self._error or TransferTimeout("the producer is silent")
+            self._error = self._error or TransferTimeout(
+                "the producer sent nothing before the timeout (kv_timeout)"
+            )
 
     def cancel(self) -> None:
         if self._over:

@@ -23,7 +23,9 @@ class LocalKV(KVConnector):
         return torch.zeros(num_blocks, elements, dtype=dtype, device=self._device)
 
     def open(self, request_id: str) -> None:
-        raise TransferError("this worker has no KV connector: it cannot hand a request over")
+        raise TransferError(
+            "this worker has no KV connector and cannot hand over KV: set --kv-transfer-config"
+        )
 
     def extend(self, request_id: str, blocks: Sequence[int]) -> None:
         raise AssertionError("nothing is open")
@@ -40,7 +42,9 @@ class LocalKV(KVConnector):
         pass
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:
-        raise IncompatiblePeer("this worker has no KV connector: it cannot fetch KV blocks")
+        raise IncompatiblePeer(
+            "this worker has no KV connector and cannot fetch KV: set --kv-transfer-config"
+        )
 
     def poll(self) -> list[str]:
         return []

@@ -25,7 +25,7 @@ from connectors.side_channel import Sender, SideServer
 
 logger = logging.getLogger(__name__)
 _MAX_EARLY = 10_000
-_NOTHING = "nothing is held for this worker under this name"
+_NOTHING = "the producer holds no KV of this request for this worker"
 
 
 @dataclass
@@ -115,10 +115,10 @@ class KVProducer:
         for request_id in self.leases.expire():
             offer = self._offers.pop(request_id)
             self._ended.append(request_id)
-            _say(offer.consumer, KVGone(request_id, "the lease has lapsed"))
+            _say(offer.consumer, KVGone(request_id, "the lease of the KV has expired"))
         while self._early and next(iter(self._early.values())).until <= time.monotonic():
             request_id, early = self._early.popitem(last=False)
-            early.consumer(KVGone(request_id, "the request never came"))
+            early.consumer(KVGone(request_id, "the producer never received the request"))
         ended, self._ended = self._ended, []
         return ended
 
@@ -137,7 +137,7 @@ class KVProducer:
         offer, early = self._offers.get(request_id), self._early.pop(request_id, None)
         known = offer or early
         if known is not None and known.consumer not in (None, consumer):
-            _say(known.consumer, KVGone(request_id, "another worker has asked for it"))
+            _say(known.consumer, KVGone(request_id, "another worker asked for the same KV"))
         if offer is not None:
             offer.consumer, offer.sent = consumer, 0
             self._tell(request_id, offer)

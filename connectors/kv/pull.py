@@ -221,5 +221,5 @@ class PullKV(KVConnector):
         problems = [f"KV of request {name} is still offered" for name in self.producer.offered]
         problems += [f"KV of request {name} is still fetched" for name in self.consumer.active]
         if len(self.published) and not self._blocks:
-            problems.append(f"{len(self.published)} KV blocks are published for nobody")
+            problems.append(f"{len(self.published)} published KV blocks belong to no offer")
         return problems + self._node.transport.check_integrity()

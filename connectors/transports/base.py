@@ -82,7 +82,7 @@ class Transport(ABC):
 
     def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
         """uint8[size], the peer's own memory. Errors as for `read`."""
-        raise TransferError(f"{self.name}: a peer's memory cannot be mapped")
+        raise TransferError(f"{self.name}: this transport cannot map a peer's memory")
 
     @abstractmethod
     def describe(self, region: str) -> bytes:
@@ -140,10 +140,10 @@ def check_ranges(ranges: Sequence[Range], remote_size: int, local_size: int) -> 
     """What is wrong with the first bad range, None if all lie inside both regions."""
     for remote, local, size in ranges:
         if size <= 0 or remote < 0 or local < 0:
-            return f"range {Range(remote, local, size)} is not a range"
+            return f"range {Range(remote, local, size)} is empty or negative"
         if remote + size > remote_size or local + size > local_size:
             return (
-                f"range {Range(remote, local, size)} leaves a region of {remote_size} or "
+                f"range {Range(remote, local, size)} exceeds a region of {remote_size} or "
                 f"{local_size} bytes"
             )
     return None

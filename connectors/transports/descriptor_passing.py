@@ -83,7 +83,7 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         temporary.unlink(missing_ok=True)
-        raise ConfigError(f"cannot listen at {path}: {error.strerror}") from None
+        raise ConfigError(f"shm: cannot listen at {path}: {error.strerror}") from None
     return listener
 
 
@@ -96,7 +96,9 @@ class DescriptorRequest:
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
-            raise TransferError(f"shm: no socket to ask {path.name[:80]}: {error}") from None
+            raise TransferError(
+                f"shm: cannot open a socket to ask for region {path.name[:80]}: {error}"
+            ) from None
         self._connected = False
 
     def fileno(self) -> int:
@@ -115,7 +117,7 @@ class DescriptorRequest:
                 self._connect()
             descriptor = self._receive()
             if descriptor is None and time.monotonic() > self._deadline:
-                raise TransferError(f"no answer within {_TIMEOUT_S:.0f} s")
+                raise TransferError(f"the owner did not answer within {_TIMEOUT_S:.0f} s")
         except (TransferError, OSError, ValueError) as error:
             self.cancel()
             raise TransferError(f"shm: {self._path.name[:80]}: {error}") from None
@@ -136,7 +138,7 @@ class DescriptorRequest:
         except BlockingIOError:
             return None
         if not descriptors:
-            raise TransferError("its owner has ended, or this process may open no more files")
+            raise TransferError("the owner has ended, or this process has too many open files")
         os.set_inheritable(descriptors[0], False)
         return descriptors[0]
 

@@ -97,13 +97,15 @@ class FilesTransport(Transport):
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         if region in self._regions or nbytes <= 0:
-            raise ConfigError(f"shared_storage: region '{region}' exists or has {nbytes} bytes")
+            raise ConfigError(
+                f"shared_storage: region '{region}' exists already or has no bytes ({nbytes})"
+            )
         if torch.device(device).type == "meta":
-            raise ConfigError(f"shared_storage: memory of {device} has no contents")
+            raise ConfigError(f"shared_storage: memory on {device} cannot be written to files")
         try:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:
-            raise ConfigError(f"shared_storage: no room for {nbytes} bytes: {error}") from None
+            raise ConfigError(f"shared_storage: cannot allocate {nbytes} bytes: {error}") from None
         self._regions[region] = _Region(memory, granule or nbytes)
         (self._folder / region).mkdir()
         return memory
@@ -118,15 +120,21 @@ class FilesTransport(Transport):
         body = description[_CHECKSUM:]
         try:
             if blake3(body).digest() != description[:_CHECKSUM]:
-                raise TransferError("shared_storage: a description that was damaged on its way")
+                raise TransferError("shared_storage: the region's description has a wrong checksum")
             wanted = msgspec.msgpack.decode(body, type=_Description)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise TransferError(f"shared_storage: no description of ours: {error}") from None
+            raise TransferError(
+                f"shared_storage: the region's description is malformed: {error}"
+            ) from None
         parts = Path(wanted.folder).parts
         if len(parts) != 2 or not parts[0].startswith(_PREFIX) or parts[1] != region:
-            raise TransferError(f"shared_storage: '{wanted.folder[:80]}' is no region's folder")
+            raise TransferError(
+                f"shared_storage: '{wanted.folder[:80]}' is not the folder of a region"
+            )
         if not (self._root / wanted.folder).is_dir() or wanted.nbytes <= 0 or wanted.granule <= 0:
-            raise TransferError(f"shared_storage: {wanted.folder} is not in {self._root}")
+            raise TransferError(
+                f"shared_storage: {wanted.folder} is not in {self._root} (shared_storage_path)"
+            )
         self._peers[peer, region] = wanted
 
     def publish(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer:
@@ -193,7 +201,7 @@ class FilesTransport(Transport):
 
     def check_integrity(self) -> list[str]:
         left = sum(not work.settled for work in self._work)
-        return [f"shared_storage: {left} transfers have not ended"] if left else []
+        return [f"shared_storage: {left} transfers are still running"] if left else []
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -225,7 +233,7 @@ def _granule(path: Path) -> bytearray:
     try:
         data = bytearray(path.read_bytes())
     except OSError as error:
-        raise TransferError(f"shared_storage: {path} is gone: {error.strerror}") from None
+        raise TransferError(f"shared_storage: {path} cannot be read: {error.strerror}") from None
     if blake3(memoryview(data)[_CHECKSUM:]).digest() != data[:_CHECKSUM]:
         raise TransferError(f"shared_storage: {path} is corrupt")
     return data

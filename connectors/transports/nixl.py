@@ -84,7 +84,7 @@ class _Read(Transfer):
             raise self._error
         if self._handle is not None and time.monotonic() > self._deadline:
             self._error = TransferTimeout(
-                f"nixl: {self._remote.agent} sent nothing complete within {self._timeout} s"
+                f"nixl: the read from {self._remote.agent} did not end within {self._timeout} s"
             )
             raise self._error
         return self._handle is None
@@ -129,13 +129,15 @@ class NixlTransport(Transport):
         self, region: str, nbytes: int, device: str, *, sparse: bool = False, granule: int = 0
     ) -> torch.Tensor:
         if not self.takes(device):
-            raise ConfigError(f"nixl: memory of {device} cannot be registered")
+            raise ConfigError(f"nixl: memory on {device} cannot be registered")
         if region in self._regions or nbytes <= 0:
-            raise ConfigError(f"nixl: region '{region}' exists or has no bytes ({nbytes})")
+            raise ConfigError(f"nixl: region '{region}' exists already or has no bytes ({nbytes})")
         try:
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
-            raise ConfigError(f"nixl: no room for {nbytes} bytes on {device}: {error}") from None
+            raise ConfigError(
+                f"nixl: cannot allocate {nbytes} bytes on {device}: {error}"
+            ) from None
         if memory.is_cuda:
             torch.cuda.synchronize(memory.device)
         place = Place.of(memory)
@@ -150,7 +152,7 @@ class NixlTransport(Transport):
     def connect(self, peer: str, region: str, description: bytes) -> None:
         wanted = Description.decode(description)
         if wanted.agent.rpartition("/")[0] != peer:
-            raise TransferError(f"nixl: a description of {wanted.agent[:80]}, not of {peer}")
+            raise TransferError(f"nixl: the description is of {wanted.agent[:80]}, not of {peer}")
         known = self._peers.get(peer)
         if known is not None and known.regions.get(region) == wanted:
             return
@@ -177,7 +179,7 @@ class NixlTransport(Transport):
         place = remote.regions[region].place
         problem = check_ranges(ranges, place.nbytes, local.nbytes)
         if problem is not None or not ranges:
-            raise TransferError(f"nixl: {problem or 'nothing to read'}")
+            raise TransferError(f"nixl: {problem or 'there is nothing to read'}")
         if remote.broken:
             self._reconnect(remote)
         try:
@@ -243,8 +245,8 @@ class NixlTransport(Transport):
     def check_integrity(self) -> list[str]:
         remotes = (*self._peers.values(), *self._retired)
         reads = sum(not read.settled for remote in remotes for read in remote.reads)
-        problems = [f"nixl: {reads} reads have not ended"] if reads else []
-        return problems + [f"nixl: agent {r.agent} is not forgotten" for r in self._retired]
+        problems = [f"nixl: {reads} reads are still running"] if reads else []
+        return problems + [f"nixl: agent {r.agent} is still connected" for r in self._retired]
 
 
 def _advance(remote: _Remote) -> None:

@@ -75,12 +75,14 @@ class Description(msgspec.Struct, frozen=True):
         try:
             envelope = msgspec.msgpack.decode(data, type=_Envelope)
             if envelope.version != _VERSION:
-                raise TransferError(f"nixl: a description of version {envelope.version}")
+                raise TransferError(
+                    f"nixl: the region's description has version {envelope.version}"
+                )
             if zlib.crc32(envelope.body) != envelope.checksum:
-                raise TransferError("nixl: a description that was damaged on its way")
+                raise TransferError("nixl: the region's description has a wrong checksum")
             return msgspec.msgpack.decode(envelope.body, type=cls)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise TransferError(f"nixl: a description that is none of ours: {error}") from None
+            raise TransferError(f"nixl: the region's description is malformed: {error}") from None
 
 
 class Agent:
@@ -90,7 +92,7 @@ class Agent:
         try:
             import nixl
         except ImportError as error:
-            raise ConfigError(f"nixl: {error}; pip install triptych[nixl]") from None
+            raise ConfigError(f"nixl: {error}: pip install triptych[nixl]") from None
         self.name = name
         self._nixl: Any = nixl
         self._errors = _error_classes(nixl)
@@ -103,7 +105,7 @@ class Agent:
             self._agent: Any = self._nixl.nixlAgent(name, config)
             self._backends = [self._agent.createBackend("UCX", {})]
         except self._errors as error:
-            raise ConfigError(f"nixl: the UCX backend does not start: {error}") from None
+            raise ConfigError(f"nixl: the UCX backend cannot start: {error}") from None
 
     def register(self, place: Place) -> Any:
         """Let peers read memory; what this returns describes and deregisters it."""
@@ -128,7 +130,7 @@ class Agent:
         try:
             self._agent.loadRemoteMD(metadata)
         except self._errors as error:
-            raise TransferError(f"nixl: metadata refused: {error}") from None
+            raise TransferError(f"nixl: the peer's metadata was refused: {error}") from None
 
     def forget(self, agent: str) -> None:
         """Drop a remote agent. A read that has not ended would go on arriving, unseen."""

@@ -41,9 +41,7 @@ class SharedMemory:
         self.descriptor = _anonymous_file()
         try:
             if not sparse and not budget.allows(nbytes):
-                raise ConfigError(
-                    f"shm: no room for {nbytes} bytes: that is more memory than is free"
-                )
+                raise ConfigError(f"shm: cannot allocate {nbytes} bytes: less memory is free")
             os.truncate(self.descriptor, nbytes)
             if not sparse:
                 os.posix_fallocate(self.descriptor, 0, nbytes)
@@ -54,7 +52,7 @@ class SharedMemory:
         except (OSError, ValueError) as error:
             os.close(self.descriptor)
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"shm: no room for {nbytes} bytes: {reason}") from None
+            raise ConfigError(f"shm: cannot allocate {nbytes} bytes: {reason}") from None
         except ConfigError:
             os.close(self.descriptor)
             raise
@@ -71,7 +69,7 @@ class SharedMemory:
             self._committed[first:end] = True
         # Too little for the neighbours that may come: just what is asked for.
         elif not self._take(offset, size):
-            raise TransferError(f"shm: no room for {size} bytes")
+            raise TransferError(f"shm: cannot allocate {size} bytes")
 
     def _take(self, offset: int, size: int) -> bool:
         if not self._budget.allows(size):
@@ -118,9 +116,12 @@ def map_for_reading(descriptor: int, nbytes: int) -> tuple[torch.Tensor, Bytes]:
     """
     try:
         if os.fstat(descriptor).st_size != nbytes or nbytes <= 0:
-            raise TransferError(f"shm: the memory has {os.fstat(descriptor).st_size} bytes")
+            raise TransferError(
+                f"shm: the region's memory has {os.fstat(descriptor).st_size} bytes, "
+                f"its description says {nbytes}"
+            )
         if not _size_is_fixed(descriptor):
-            raise TransferError("shm: the memory's owner could make it shorter")
+            raise TransferError("shm: the region's memory is not sealed against truncation")
         array: Bytes = np.frombuffer(
             mmap.mmap(descriptor, nbytes, prot=mmap.PROT_READ), dtype=np.uint8
         )
@@ -149,6 +150,8 @@ def _anonymous_file() -> int:
     try:
         descriptor, path = tempfile.mkstemp(prefix="triptych-")
     except OSError as error:
-        raise ConfigError(f"no memfd and no temporary file: {error}") from None
+        raise ConfigError(
+            f"shm: neither memfd nor a temporary file can be opened: {error}"
+        ) from None
     Path(path).unlink()
     return descriptor

@@ -134,10 +134,10 @@ class ShmTransport(Transport):
     ) -> torch.Tensor:
         if torch.device(device).type != "cpu":
             raise ConfigError(
-                f"shm: memory of {device} cannot be shared: kv_buffer_device must be cpu"
+                f"shm: memory on {device} cannot be shared: set kv_buffer_device to cpu"
             )
         if region in self._regions or nbytes <= 0:
-            raise ConfigError(f"shm: region '{region}' exists or is to have {nbytes} bytes")
+            raise ConfigError(f"shm: region '{region}' exists already or has no bytes ({nbytes})")
         memory = SharedMemory(nbytes, self._budget, sparse=sparse, granule=granule)
         try:
             server = DescriptorServer(self._path(region), memory.reader_descriptor())
@@ -180,10 +180,10 @@ class ShmTransport(Transport):
         try:
             wanted = msgspec.msgpack.decode(description, type=_Description)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise TransferError(f"shm: a description that is none of ours: {error}") from None
+            raise TransferError(f"shm: the region's description is malformed: {error}") from None
         path = self.folder / wanted.name
         if not wanted.name.startswith(_PREFIX) or path.parent != self.folder or wanted.nbytes <= 0:
-            raise TransferError(f"shm: '{wanted.name[:80]}' is no region's name")
+            raise TransferError(f"shm: '{wanted.name[:80]}' is not the name of a region")
         return wanted
 
     def _awaited(self) -> list[_Connecting]:
@@ -238,8 +238,10 @@ class ShmTransport(Transport):
     def check_integrity(self) -> list[str]:
         self.poll()  # what has ended meanwhile is not lost
         paths = [region.server.path for region in self._regions.values()]
-        gone = [f"shm: socket {path.name} is gone" for path in paths if not path.exists()]
-        return gone + [f"shm: {one.path.name} is awaited" for one in self._awaited()]
+        gone = [f"shm: socket {path.name} was removed" for path in paths if not path.exists()]
+        return gone + [
+            f"shm: the descriptor of {one.path.name} has not arrived" for one in self._awaited()
+        ]
 
 
 def sweep(folder: Path) -> int:

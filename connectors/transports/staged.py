@@ -69,11 +69,13 @@ class StagedTransport(Transport):
         if sparse or (self._inner.takes(device) and not self._everything):
             return self._inner.allocate(region, nbytes, device, sparse=sparse, granule=granule)
         if nbytes <= 0 or torch.device(device).type == "meta":
-            raise ConfigError(f"{self.name}: region '{region}' of {nbytes} bytes on {device}")
+            raise ConfigError(
+                f"{self.name}: region '{region}' of {nbytes} bytes on {device} cannot exist"
+            )
         try:
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
-            raise ConfigError(f"no room for {nbytes} bytes on {device}: {error}") from None
+            raise ConfigError(f"cannot allocate {nbytes} bytes on {device}: {error}") from None
         mirror = self._inner.allocate(region, nbytes, "cpu", sparse=True, granule=granule)
         granule = granule or nbytes
         published = np.zeros(-(-nbytes // granule), np.bool_)
@@ -195,7 +197,9 @@ class StagedTransport(Transport):
 
     def check_integrity(self) -> list[str]:
         self._advance()  # what has ended meanwhile is not lost
-        left = [f"staging: {len(self._under_way)} copies are under way"] if self._under_way else []
+        left = (
+            [f"staging: {len(self._under_way)} copies are still running"] if self._under_way else []
+        )
         return left + self._inner.check_integrity()
 
 

@@ -75,14 +75,14 @@ class UcxTransport(Transport):
     ) -> torch.Tensor:
         if not self.takes(device):
             raise ConfigError(
-                f"ucx: memory of {device} cannot be sent: kv_buffer_device must be cpu"
+                f"ucx: memory on {device} cannot be sent: set kv_buffer_device to cpu"
             )
         if region in self._regions or nbytes <= 0:
-            raise ConfigError(f"ucx: region '{region}' exists or is to have {nbytes} bytes")
+            raise ConfigError(f"ucx: region '{region}' exists already or has no bytes ({nbytes})")
         try:
             memory = zeros(nbytes, device)
         except (MemoryError, RuntimeError) as error:
-            raise ConfigError(f"ucx: no room for {nbytes} bytes on {device}: {error}") from None
+            raise ConfigError(f"ucx: cannot allocate {nbytes} bytes on {device}: {error}") from None
         view = memory if memory.is_cuda else memory.numpy()
         self._regions[region] = Region(nbytes, not memory.is_cuda, view)
         return memory
@@ -94,7 +94,9 @@ class UcxTransport(Transport):
     def connect(self, peer: str, region: str, description: bytes) -> None:
         wanted = open_description(description)
         if wanted.region != region or wanted.nbytes <= 0:
-            raise TransferError(f"ucx: a description of '{wanted.region[:80]}', not of '{region}'")
+            raise TransferError(
+                f"ucx: the description is of '{wanted.region[:80]}', not of '{region}'"
+            )
         self._worker.link(wanted.address)
         known = self._peers.get((peer, region))
         self._peers[peer, region] = description, wanted
@@ -182,10 +184,10 @@ class UcxTransport(Transport):
         if self._running is None:
             return []
         wrong = [
-            f"ucx: a read from instance {peer} has not ended" for peer in self._reader.unsettled
+            f"ucx: a read from instance {peer} is still running" for peer in self._reader.unsettled
         ]
         if self._owner.waiting:
-            wrong.append(f"ucx: {self._owner.waiting} reads of peers are not served")
+            wrong.append(f"ucx: {self._owner.waiting} reads of peers still wait")
         if self._running.busy:
-            wrong.append(f"ucx: {self._running.busy} sends and receives have not ended")
+            wrong.append(f"ucx: {self._running.busy} sends and receives are still running")
         return wrong

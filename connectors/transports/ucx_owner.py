@@ -100,7 +100,7 @@ class Owner:
         """Take a request."""
         if message.size > MAX_REQUEST:
             self._worker.discard(message)
-            return self.refuse(f"a request of {message.size} bytes")
+            return self.refuse(f"a request has {message.size} bytes")
         data = np.empty(message.size, np.uint8)
 
         def then(problem: str | None) -> None:
@@ -134,9 +134,9 @@ class Owner:
     def _job(self, reader: _Reader, request: ReadRequest, now: float) -> _Job:
         region = self._regions.get(request.region)
         if region is None:
-            raise TransferError(f"ucx: there is no region '{request.region[:80]}'")
+            raise TransferError(f"ucx: this instance has no region '{request.region[:80]}'")
         if len(reader.jobs) >= _MAX_JOBS:
-            raise TransferError(f"ucx: {_MAX_JOBS} reads are waiting already")
+            raise TransferError(f"ucx: the queue of {_MAX_JOBS} reads is full")
         check_request(request, region.nbytes, region.host)
         return _Job(request.transfer, region, request.messages, now + self._job_s)
 
@@ -146,7 +146,7 @@ class Owner:
     def refuse(self, reason: str) -> None:
         self.refused += 1
         if self.refused == 1:
-            logger.warning("ucx: refused a message: %s", reason)
+            logger.warning("ucx: a message was refused: %s", reason)
 
     def _answer(self, link: Link, transfer: int, reason: str) -> None:
         text = reason.encode()[:_MAX_REASON]

@@ -144,7 +144,7 @@ class Reader:
             return self._worker.discard(message)
         if message.size != sum(r.size for r in ranges):
             self._worker.discard(message)
-            return read.fail(TransferError(f"ucx: {message.size} bytes came for {ranges[:3]}"))
+            return read.fail(TransferError(f"ucx: {message.size} bytes arrived for {ranges[:3]}"))
         del read.bundles[index]
         read.landing += 1
         return self._receive_bundle(message, read, ranges)

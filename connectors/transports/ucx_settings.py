@@ -56,11 +56,11 @@ def _interface(host: str) -> str:
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        raise ConfigError(f"ucx: {host} is no address: {error}") from None
+        raise ConfigError(f"ucx: {host} is not an address (ec_ip, kv_ip): {error}") from None
     for _, name in socket.if_nameindex():
         if _ipv4(name) == address:
             return name
-    raise ConfigError(f"ucx: no interface of this host has the IPv4 address {address}")
+    raise ConfigError(f"ucx: no network interface has the IPv4 address {address} (ec_ip, kv_ip)")
 
 
 def _ipv4(interface: str) -> str | None:

@@ -98,16 +98,16 @@ def open_request(data: bytes) -> ReadRequest | StopRequest:
 
 def _unseal(data: bytes, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
     if len(data) < _HEAD or not data.startswith(_MAGIC):
-        raise TransferError("ucx: a message that is none of ours")
+        raise TransferError("ucx: a message has a wrong signature")
     version, body = data[len(_MAGIC)], data[_HEAD:]
     if version != VERSION:
         raise IncompatiblePeer(f"ucx: the peer speaks version {version}, ours is {VERSION}")
     if zlib.crc32(body) != int.from_bytes(data[_HEAD - 4 : _HEAD], "big"):
-        raise TransferError("ucx: a message was damaged on its way")
+        raise TransferError("ucx: a message has a wrong checksum")
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise TransferError(f"ucx: a message that is none of ours: {error}") from None
+        raise TransferError(f"ucx: a message is malformed: {error}") from None
 
 
 def plan(ranges: Sequence[Range], bundles: bool) -> list[list[Range]]:
@@ -160,12 +160,12 @@ def check_request(request: ReadRequest, nbytes: int, host: bool) -> None:
     """`TransferError` unless all pieces lie inside a region of `nbytes` and are grouped as `plan`
     groups them."""
     if not 0 <= request.transfer <= transfer_mask() or not request.messages:
-        raise TransferError("ucx: a request for nothing")
+        raise TransferError("ucx: a request names no range")
     for message in request.messages:
         for offset, size in message:
             if offset < 0 or size <= 0 or size > nbytes - offset:
                 raise TransferError(
-                    f"ucx: {size} bytes at {offset} leave a region of {nbytes} bytes"
+                    f"ucx: {size} bytes at {offset} exceed a region of {nbytes} bytes"
                 )
         if len(message) != 1 and not (host and 0 < sum(size for _, size in message) <= BUNDLE):
-            raise TransferError("ucx: a request bundles what cannot be bundled")
+            raise TransferError("ucx: a request bundles ranges that do not belong together")

@@ -111,7 +111,7 @@ class UcxWorker:
             remote = self._api.UCXAddress.create_from_buffer(address)
             endpoint = self._worker.create_endpoint_from_worker_address(remote, True)
         except self._api.UCXError as error:
-            raise TransferError(f"ucx: no way to the peer: {error}") from None
+            raise TransferError(f"ucx: the peer cannot be reached: {error}") from None
         link = Link(address, endpoint, self._epochs.begin(address, epoch))
         self._links[address] = link
         return link
@@ -214,7 +214,7 @@ class UcxWorker:
         while self._drain() and time.monotonic() < deadline:
             self._worker.progress()
         if self.busy:
-            logger.warning("ucx: %d operations did not end", self.busy)
+            logger.warning("ucx: %d operations are still running", self.busy)
         self._queues.clear()
         self._worker = self._context = None
 

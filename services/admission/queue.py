@@ -114,7 +114,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
                 retry_after_s=retry_after_s,
             )
         raise Unavailable(
-            "all workers are busy and the queue is full",
+            "all workers are busy and the queue is full (--max-queue)",
             code="queue_full",
             retry_after_s=retry_after_s,
         )

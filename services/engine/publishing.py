@@ -40,7 +40,7 @@ class EventThread:
     def hand(self, changes: Changes) -> None:
         """Publish what a step has changed; returns at once. `InternalError` if the thread died."""
         if self._error is not None:
-            raise InternalError(f"cache events are published no more: {self._error}")
+            raise InternalError(f"the publisher of cache events has stopped: {self._error}")
         if not any(changes):
             return
         if len(self._queue) >= self._max_steps:

@@ -64,7 +64,7 @@ class PublicResolver(AbstractResolver):
         found = await self._inner.resolve(host, port, family)
         allowed = [result for result in found if is_public(ip_address(_bare(result["host"])))]
         if not allowed:
-            raise ForbiddenAddress(f"{host} has no public address")
+            raise ForbiddenAddress(f"{host} has no public address (--allow-private-media)")
         return allowed
 
     async def close(self) -> None:

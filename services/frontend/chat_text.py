@@ -31,7 +31,9 @@ class ChatText:
         try:
             return self._render(request, chat)
         except RecursionError:
-            raise InvalidRequest("the request is nested too deeply", param="messages") from None
+            raise InvalidRequest(
+                "messages: the request is nested too deeply", param="messages"
+            ) from None
 
     def _render(self, request: ChatCompletionRequest, chat: Chat) -> Guarded:
         tools = None if request.tool_choice == "none" else request.tools

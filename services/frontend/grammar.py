@@ -151,7 +151,7 @@ def _of_schema(
 
 def _of_choice(choices: list[str], param: str) -> str:
     if not choices:
-        raise InvalidRequest(f"{param}: there is nothing to choose from", param=param)
+        raise InvalidRequest(f"{param} must not be empty", param=param)
     quoted = (msgspec.json.encode(choice).decode() for choice in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
@@ -172,11 +172,11 @@ def _forced_call(request: SharedFields, marks: tuple[str, str] | None) -> Iterat
     functions = filter(_is_function, (tool.get("function") for tool in request.tools or ()))
     calls = [_call(function) for function in functions if name in (None, function["name"])]
     if not calls:
-        wanted = "there are no tools" if name is None else f"no tool is called '{name}'"
+        wanted = "tools is empty" if name is None else f"tools holds no function '{name}'"
         raise InvalidRequest(f"tool_choice: {wanted}", param="tool_choice")
     if marks is None:
         raise InvalidRequest(
-            "tool_choice: this model writes tool calls in a form that is not known here",
+            "tool_choice: the form in which this model writes tool calls is unknown",
             param="tool_choice",
             code="unsupported_field",
         )

@@ -87,7 +87,7 @@ def _open(data: bytes, max_pixels: int, param: str | None) -> Image.Image:
         raise _too_large(max_pixels, param) from None
     except UnidentifiedImageError:
         raise InvalidRequest(
-            "this is no picture of a known format (PNG, JPEG, WebP, GIF, …), or it is broken",
+            "this is not a picture of a known format (PNG, JPEG, WebP, GIF, …), or it is broken",
             param=param,
             code="invalid_image",
         ) from None

@@ -98,7 +98,10 @@ class ItemLoader:
         """An item without its picture: its embeddings, or the picture's uuid, are known."""
         assert part.uuid is not None
         if not self._config.allow_references:
-            raise InvalidRequest("media by reference is not allowed here", param=part.param)
+            raise InvalidRequest(
+                "uuid: this server takes no media by reference (--allow-media-references)",
+                param=part.param,
+            )
         if part.metadata is not None:
             return Item(part.uuid, _naming(part.param, self._family.extent_of, part.metadata))
         known = self._references.find(salt, part.uuid)

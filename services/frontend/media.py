@@ -80,7 +80,7 @@ class MediaFetcher:
         except TimeoutError:
             raise _unreachable(f"no answer in {self._config.timeout_s:g} s", param) from None
         except aiohttp.InvalidURL as error:
-            raise _invalid(f"this is no URL: {error}", param) from None
+            raise _invalid(f"the URL is malformed: {error}", param) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, ForbiddenAddress):
                 raise _forbidden(param) from None
@@ -159,7 +159,7 @@ def _parsed(url: str, param: str) -> URL:
     try:
         return URL(url)
     except ValueError as error:
-        raise _invalid(f"this is no URL: {error}", param) from None
+        raise _invalid(f"the URL is malformed: {error}", param) from None
 
 
 async def _offloaded(size: int, decode: Callable[[str], bytes], body: str, param: str) -> bytes:
@@ -205,7 +205,7 @@ def _invalid(message: str, param: str) -> InvalidRequest:
 
 
 def _forbidden(param: str) -> InvalidRequest:
-    message = "this URL leads to an address that media may not be fetched from"
+    message = "the URL leads to an address that media may not be fetched from"
     return InvalidRequest(message, param=param, code="forbidden_url")
 
 

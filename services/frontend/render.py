@@ -153,7 +153,7 @@ class Frontend:
     async def _checked(self, request: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
         """What can be checked before media are fetched."""
         if request.model and request.model not in self.config.names:
-            raise ModelNotFound(f"the model '{request.model}' does not exist here", param="model")
+            raise ModelNotFound(f"model: '{request.model}' is not served here", param="model")
         if len(request.cache_salt or "") > MAX_NAME_CHARS:
             raise InvalidRequest(
                 f"cache_salt must not have more than {MAX_NAME_CHARS} characters",

@@ -46,7 +46,9 @@ class MediaStore:
                 return memoryview(mmap.mmap(file.fileno(), len(data), prot=mmap.PROT_READ))
         except OSError as error:
             self._gone(len(data), small=False)
-            raise Unavailable(f"no room for media: {error.strerror}") from None
+            raise Unavailable(
+                f"media cannot be stored: {error.strerror} (--media-spill-path)"
+            ) from None
 
     def _gone(self, size: int, small: bool) -> None:
         with self._lock:

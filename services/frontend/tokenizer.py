@@ -131,7 +131,7 @@ class Detokenizer:
 
 def _read(path: Path) -> Backend:
     if not path.is_file():
-        raise ConfigError(f"{path} is missing")
+        raise ConfigError(f"{path} does not exist")
     try:
         return Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -25,6 +25,6 @@ async def supervised(name: str, run: Callable[[], Coroutine[Any, Any, None]]) ->
         except Exception:
             if time.monotonic() - begun > 2 * _LAST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
-            logger.exception("%s has failed, to be begun again in %.1f s", name, pause_s)
+            logger.exception("%s has failed, starting again in %.1f s", name, pause_s)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -18,7 +18,7 @@ from services.http.joined import JoinedWrites
 
 ABORT = "triptych.abort"
 MAX_HEAD = 1 << 16
-TOO_MUCH = "the request's headers are too large"
+TOO_MUCH = "the headers of the request are too large"
 
 
 class TooSlow(RequestError):
@@ -27,7 +27,7 @@ class TooSlow(RequestError):
     code = "request_timeout"
 
     def __init__(self) -> None:
-        super().__init__("the request took too long to arrive")
+        super().__init__("the request did not arrive in time")
         self.status = 408
 
 

@@ -74,7 +74,7 @@ class Service:
     async def answer_all(self, request: Request, prompts: list[RenderedRequest]) -> Response:
         """One answer to several prompts, which share one deadline."""
         if prompts[0].output.stream:
-            raise InvalidRequest("several prompts cannot be streamed at once", param="stream")
+            raise InvalidRequest("stream: only one prompt can be streamed", param="stream")
         deadline = Deadline.after(prompts[0].generate.deadline_s)
         answers = await while_connected(request, self._wholes(prompts, deadline), deadline)
         return Response(encode(merge(answers)), media_type=JSON)
@@ -152,7 +152,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise RequestAborted("the client left") from None
     if size > limit:
-        raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+        raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
     return bytes(body)
 
 

@@ -84,7 +84,7 @@ def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
     tokens = wanted.tokens
     most = max(frontend.info.vocab_size, frontend.tokenizer.size)
     if tokens and not 0 <= min(tokens) <= max(tokens) < most:
-        raise InvalidRequest(f"token ids must be from 0 to {most - 1}", param="tokens")
+        raise InvalidRequest(f"tokens: every id must be from 0 to {most - 1}", param="tokens")
     return _Detokenized(frontend.tokenizer.decode(tokens))
 
 

@@ -50,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(config: MasterConfig) -> None:
     if not _NAMESPACE.fullmatch(config.redis_namespace):
-        raise ConfigError("redis_namespace: letters, digits, '.', '_' and '-', 1 to 64 of them")
+        raise ConfigError(
+            "--redis-namespace: 1 to 64 letters, digits, '.', '_' and '-' are expected"
+        )
     if config.redis_url:
         if not config.redis_url.startswith(_REDIS_SCHEMES):
-            raise ConfigError(f"redis_url: one of {', '.join(_REDIS_SCHEMES)} is expected")
+            raise ConfigError(f"--redis-url: it must start with one of {', '.join(_REDIS_SCHEMES)}")
         # The client takes a tenth of a second to import.
         from services.master.replication.redis_io import check_redis_url
 

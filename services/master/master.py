@@ -133,7 +133,7 @@ class Master:
         request.model = fleet.model  # stays the one meant when another model comes
         _check(request)
         if len(self.ledger) >= self.config.max_in_flight:
-            raise Unavailable("too many requests are under way", retry_after_s=1.0)
+            raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
         queue = self.queues.get(fleet.model)
         if queue is None or not len(queue):
             try:

@@ -65,13 +65,13 @@ def parse_events(text: str, host: str, *, default: bool) -> EventsConfig | None:
     publisher = fields.pop("publisher", None) or ("zmq" if enabled else "null")
     fields.pop("max_queue_size", None)
     if publisher not in ("zmq", "null") or not isinstance(enabled, bool):
-        raise ConfigError(f"{flag}: publisher {publisher!r}, known are zmq and null")
+        raise ConfigError(f"{flag}: publisher {publisher!r} is not one of zmq, null")
     fields = {name: value for name, value in fields.items() if value is not None}
     for name in ("endpoint", "replay_endpoint", "ec_endpoint", "ec_replay_endpoint"):
         fields[name] = fields.get(name) or anywhere
     unknown = sorted(set(fields) - set(EventsConfig.__struct_fields__))
     if unknown:
-        raise ConfigError(f"{flag}: unknown names {', '.join(unknown)}")
+        raise ConfigError(f"{flag}: unknown fields {', '.join(unknown)}")
     try:
         config = msgspec.convert(fields, EventsConfig)
     except msgspec.ValidationError as error:
@@ -116,5 +116,5 @@ def _own_address(master: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
-            f"--advertise-url: no way to {master} to tell this machine's address by: {error}"
+            f"--advertise-url is needed: there is no route to {master}: {error}"
         ) from None

@@ -213,5 +213,7 @@ def _bound(socket: zmq.Socket[Any], endpoint: str) -> str:
             socket.setsockopt(zmq.IPV6, 1)
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"cannot publish events at {endpoint}: {error.strerror}") from None
+        raise ConfigError(
+            f"--kv-events-config: cannot publish events at {endpoint}: {error.strerror}"
+        ) from None
     return socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]

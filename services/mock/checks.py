@@ -13,7 +13,7 @@ from services.mock.settings import EngineSettings
 def check_request(source: GenerateRequest, settings: EngineSettings) -> None:
     """`InvalidRequest` if the request means nothing here."""
     if not settings.generates:
-        raise InvalidRequest(f"a worker of role '{settings.role}' generates no tokens")
+        raise InvalidRequest(f"a worker with the role {settings.role} generates no tokens")
     if not source.token_ids:
         raise InvalidRequest("the prompt is empty", param="token_ids")
     if min(source.token_ids) < 0 or max(source.token_ids) > _LARGEST:
@@ -22,7 +22,7 @@ def check_request(source: GenerateRequest, settings: EngineSettings) -> None:
         raise InvalidRequest("max_tokens and n must be at least 1", param="sampling_params")
     if wants_remote_decode(source.kv_transfer_params) and settings.role == "pdfusion":
         raise InvalidRequest(
-            "this worker has no KV connector: it cannot hand a request over",
+            "this worker has no KV connector and cannot hand over KV: set --kv-transfer-config",
             param="kv_transfer_params",
         )
     check_spans(source)

@@ -13,7 +13,7 @@ from services.mock.embeddings import EmbeddingStore
 from services.mock.timing import Noise, Timing
 
 PATCHES_PER_TOKEN = 4
-_LATE = "the item was not encoded before the request's deadline"
+_LATE = "the deadline of the request passed before the item was encoded"
 
 
 @dataclass

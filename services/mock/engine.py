@@ -121,7 +121,7 @@ class Engine:
     def add_encode(self, request: EncodeRequest, now: float) -> list[EncodeOutput]:
         """Queue items; returns those answered at once. Raises `InvalidRequest`."""
         if not self.settings.encodes:
-            raise InvalidRequest(f"a worker of role '{self.settings.role}' encodes no media")
+            raise InvalidRequest(f"a worker with the role {self.settings.role} encodes no media")
         return self.encoding.add(request, now)
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:

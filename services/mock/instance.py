@@ -78,7 +78,7 @@ class Instance:
         """`ModelNotFound` unless `name` is empty or the model served here."""
         names = {self.config.model, *self.config.served_model_name.replace(" ", "").split(",")}
         if name and name not in names:
-            raise ModelNotFound(f"the model '{name}' is not served here", param="model")
+            raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -89,12 +89,17 @@ class Instance:
             yield
 
     def _no_more(self) -> NotServing:
-        return NotServing("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        return NotServing(
+            "this worker is draining or stopping and accepts no requests",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
         if self.in_flight >= self.config.max_num_queued:
-            raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable(
+                "the queue of this worker is full (--max-num-queued)", retry_after_s=_RETRY_AFTER_S
+            )
         self.in_flight += 1
         try:
             yield

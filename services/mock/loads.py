@@ -126,9 +126,12 @@ class KVLoads:
         if ref.growing:
             return None
         if not 0 < ref.num_tokens <= request.num_prompt:
-            return f"KV of {ref.num_tokens} tokens offered for a prompt of {request.num_prompt}"
+            return (
+                f"kv_transfer_params offer {ref.num_tokens} tokens for a prompt of "
+                f"{request.num_prompt}"
+            )
         if len(ref.block_ids) != self.scheduler.blocks.blocks_for(ref.num_tokens):
-            return f"{len(ref.block_ids)} blocks cannot hold {ref.num_tokens} tokens"
+            return f"kv_transfer_params: {len(ref.block_ids)} blocks for {ref.num_tokens} tokens"
         return None
 
     def answered(self, request_id: str, answer: OfferBody | str, now: float) -> None:

@@ -45,7 +45,7 @@ async def completions(instance: Instance, answering: Answering) -> web.StreamRes
     if len(prompts) == 1:
         return await _generated(instance, answering, prompts[0], speaker)
     if request.stream:
-        raise InvalidRequest("several prompts cannot be streamed at once", param="stream")
+        raise InvalidRequest("stream: only one prompt can be streamed", param="stream")
     answers = [await _whole(instance, answering, prompt, speaker) for prompt in prompts]
     return await answering.whole(_encoder.encode(_merged(answers)))
 
@@ -101,7 +101,7 @@ async def _encoded(
     instance: Instance, answering: Answering, rendered: Rendered, speaker: Speaker
 ) -> web.StreamResponse:
     if not rendered.media:
-        raise InvalidRequest("there is no media item to encode", param="messages")
+        raise InvalidRequest("messages: there is no media item to encode", param="messages")
     params = await _encode(instance, rendered)
     if answering.wrong_handles:
         params = {name[::-1]: entry for name, entry in params.items()}

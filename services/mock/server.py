@@ -105,7 +105,9 @@ class Server:
             return web.Response()
         except web.HTTPRequestEntityTooLarge:
             limit = instance.config.max_body_bytes
-            return answering.error(PayloadTooLarge(f"the request is larger than {limit} bytes"))
+            return answering.error(
+                PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
+            )
         except TriptychError as error:
             return answering.error(error)
         except (asyncio.CancelledError, ConnectionError):

@@ -119,7 +119,9 @@ class VirtualFleet:
     def _ask(self, engine: Engine, action: AskKV, producer: Engine | None) -> None:
         request_id = action.ref.request_id
         if producer is None:
-            engine.kv_answered(action.request_id, "the producer is gone", self.now)
+            engine.kv_answered(
+                action.request_id, "the producer has ended or was disconnected", self.now
+            )
             self._wake(engine, self.now)
         elif action.ref.growing and producer.offers.find(request_id, self.now) is None:
             self._kv_waiters[producer, request_id] = engine, action.request_id

@@ -41,7 +41,7 @@ def encoder_router(worker: Worker) -> APIRouter:
     async def chat(request: Request) -> Response:
         rendered = await service.rendered_chat(request)
         if not rendered.media:
-            raise InvalidRequest("there is no media item to encode", param="messages")
+            raise InvalidRequest("messages: there is no media item to encode", param="messages")
         params = await while_connected(request, _encode(worker, rendered))
         answering = Answering(rendered.output, worker.frontend.tokenizer, ec_transfer_params=params)
         if rendered.output.stream:

@@ -168,11 +168,11 @@ class EngineClient:
 
     def _send(self, command: messages.Command) -> None:
         if self.dead.is_set():
-            raise NotServing("the engine of this worker is down")
+            raise NotServing("the engine of this worker has ended")
         try:
             self._commands.send(messages.encode(command), zmq.NOBLOCK)
         except zmq.Again:
-            raise Unavailable("the engine of this worker is not taking commands") from None
+            raise Unavailable("the engine of this worker accepts no commands") from None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request; yields whatever has arrived since the last time.
@@ -236,7 +236,7 @@ class EngineClient:
             self._send(messages.Query(query_id, check, keys_since))
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
-            raise Unavailable("the engine does not answer") from None
+            raise Unavailable("the engine did not answer in time") from None
         finally:
             self._queries.pop(query_id, None)
 

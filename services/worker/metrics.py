@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
+from services.worker.engine_metrics import help_of
 from services.worker.transfer_metrics import transfer_families
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
@@ -30,11 +31,11 @@ class _EngineCollector(Collector):
             return []
         families: list[Metric] = []
         for name, value in self.snapshot.gauges.items():
-            gauge = GaugeMetricFamily(PREFIX + name, name.replace("_", " "), labels=["role"])
+            gauge = GaugeMetricFamily(PREFIX + name, help_of(name), labels=["role"])
             gauge.add_metric([self._role], value)
             families.append(gauge)
         for name, value in self.snapshot.counters.items():
-            counter = CounterMetricFamily(PREFIX + name, name.replace("_", " "), labels=["role"])
+            counter = CounterMetricFamily(PREFIX + name, help_of(name), labels=["role"])
             counter.add_metric([self._role], value)
             families.append(counter)
         return families + transfer_families(self._role, self.snapshot.transfers)
@@ -52,31 +53,43 @@ class WorkerMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(PREFIX + name, text, ["role"], buckets=buckets, registry=self.registry)
 
-        self.ttft = histogram("time_to_first_token_seconds", "time to first token", _TTFT)
-        self.itl = histogram("inter_token_latency_seconds", "time between tokens", _ITL)
-        self.e2e = histogram("e2e_request_latency_seconds", "time to the last token", _TTFT)
-        self.encode = histogram("encode_time_seconds", "time to encode a request's media", _TTFT)
+        self.ttft = histogram(
+            "time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first token.",
+            _TTFT,
+        )
+        self.itl = histogram(
+            "inter_token_latency_seconds", "Seconds between two outputs of a request.", _ITL
+        )
+        self.e2e = histogram(
+            "e2e_request_latency_seconds",
+            "Seconds from the arrival of a request to its last token.",
+            _TTFT,
+        )
+        self.encode = histogram(
+            "encode_time_seconds", "Seconds that encoding the media of a request takes.", _TTFT
+        )
         self.finished = Counter(
             PREFIX + "request_success",
-            "finished choices",
+            "Choices that finished, by reason.",
             ["role", "finished_reason"],
             registry=self.registry,
         )
         self.errors = Counter(
             PREFIX + "request_errors",
-            "requests answered with an error",
+            "Requests that were answered with an error, by error code.",
             ["role", "code"],
             registry=self.registry,
         )
         self.aborted = Counter(
             PREFIX + "request_aborted",
-            "requests whose client left",
+            "Requests whose client left before the answer was complete.",
             ["role"],
             registry=self.registry,
         )
         self.in_flight = Gauge(
             PREFIX + "num_requests_in_flight",
-            "requests in this worker",
+            "Requests in this worker, queued ones included.",
             ["role"],
             registry=self.registry,
         )

@@ -16,25 +16,29 @@ from connectors.meter import BUCKETS_S, TransferStats
 
 _LABELS = ("role", "connector", "transport")
 _COUNTERS = {
-    "bytes": "bytes received",
-    "transfers": "transfers received",
-    "leases_expired": "leases that nobody ended in time",
-    "evictions": "entries evicted",
-    "hits": "entries that the store held when asked",
-    "misses": "entries that the store did not hold when asked",
-    "refused": "messages of peers that made no sense",
+    "bytes": "Bytes received.",
+    "transfers": "Transfers received.",
+    "leases_expired": "Leases that expired because no consumer ended them.",
+    "evictions": "Entries evicted from the store to make room.",
+    "hits": "Lookups that found the entry in the store.",
+    "misses": "Lookups that did not find the entry in the store.",
+    "refused": "Messages of peers that were refused.",
 }
 _PREFIX = "triptych:transfer_"
 
 
 def transfer_families(role: str, stats: Sequence[TransferStats]) -> list[Metric]:
     """One family per figure, one sample per connector."""
-    held = GaugeMetricFamily(_PREFIX + "bytes_held", "bytes held for peers", labels=_LABELS)
+    held = GaugeMetricFamily(
+        _PREFIX + "bytes_held", "Bytes that are held for peers.", labels=_LABELS
+    )
     failures = CounterMetricFamily(
-        _PREFIX + "failures", "transfers that failed", labels=(*_LABELS, "cause")
+        _PREFIX + "failures", "Transfers that failed, by cause.", labels=(*_LABELS, "cause")
     )
     seconds = HistogramMetricFamily(
-        _PREFIX + "seconds", "from the first byte asked for to the last", labels=_LABELS
+        _PREFIX + "seconds",
+        "Seconds from the request for the first byte to the arrival of the last.",
+        labels=_LABELS,
     )
     counters = {
         name: CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)

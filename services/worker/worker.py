@@ -70,7 +70,7 @@ class Worker:
     def check_model(self, name: str) -> None:
         """`ModelNotFound` unless `name` is empty or the model served here."""
         if name and name not in self.frontend.config.names:
-            raise ModelNotFound(f"the model '{name}' is not served here", param="model")
+            raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
 
     def check_room(self) -> None:
         """`Unavailable` if the worker is full, drains or has no engine."""
@@ -79,13 +79,18 @@ class Worker:
         self._check_open()
 
     def _no_more(self) -> NotServing:
-        return NotServing("this worker takes no more requests", retry_after_s=_RETRY_AFTER_S)
+        return NotServing(
+            "this worker is draining or stopping and accepts no requests",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
     def _check_open(self) -> None:
         if self.engine.dead.is_set():
             raise self._no_more()
         if self.in_flight >= self.config.max_num_queued:
-            raise Unavailable("this worker's queue is full", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable(
+                "the queue of this worker is full (--max-num-queued)", retry_after_s=_RETRY_AFTER_S
+            )
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -109,7 +114,7 @@ class Worker:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request here; see `EngineClient.generate`."""
         if "language" not in self.role.parts:
-            raise InvalidRequest(f"a worker of role '{self.role.name}' generates no tokens")
+            raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
         timeline = self.metrics.timeline()
         with self.tasks.task(request.request_id, len(request.token_ids)) as task:
             async with contextlib.aclosing(self.engine.generate(request)) as steps:
@@ -126,7 +131,7 @@ class Worker:
         """Encode pictures here; see `EngineClient.encode`. A worker that drains hands out those it
         has, and is `Unavailable` for others."""
         if "vision" not in self.role.parts:
-            raise InvalidRequest(f"a worker of role '{self.role.name}' encodes no media")
+            raise InvalidRequest(f"a worker with the role {self.role.name} encodes no media")
         if self.draining:
             return await held_only(request, self.engine.encode)
         start = time.monotonic()

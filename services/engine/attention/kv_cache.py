@@ -38,7 +38,7 @@ class KVCache:
                 offset += layout.block_size * group.kv_heads * group.v_dim
         if offset != pool.shape[1]:
             raise ConfigError(
-                f"KV pool has {pool.shape[1]} elements a block, layout needs {offset}"
+                f"the KV pool has {pool.shape[1]} elements per block, the layout needs {offset}"
             )
 
     def _view(self, offset: int, heads: int, dim: int) -> torch.Tensor:

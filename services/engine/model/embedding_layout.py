@@ -54,6 +54,6 @@ class EmbeddingLayout:
         wanted = dict.fromkeys(self.names, (tokens, self.width, self.dtype))
         if shapes != wanted:
             raise TransferError(
-                f"media item {mm_hash[:16]}: {shapes} are no embeddings of this model: {wanted} are"
+                f"media item {mm_hash[:16]}: the embeddings are {shapes}, this model needs {wanted}"
             )
         return tensors

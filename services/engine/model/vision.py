@@ -41,7 +41,7 @@ class VisionModel:
         try:
             self._encode = _ENCODERS[kind]
         except KeyError:
-            raise ConfigError(f"no encoder for model type '{kind}'") from None
+            raise ConfigError(f"--model: no encoder is known for model type '{kind}'") from None
 
     @property
     def module(self) -> torch.nn.Module:
@@ -53,12 +53,12 @@ class VisionModel:
         `InvalidRequest` if the bytes are no picture or the processor refuses it.
         """
         if item.modality != "image" or item.data is None:
-            raise InvalidRequest(f"this encoder takes images, not {item.modality}")
+            raise InvalidRequest(f"this encoder encodes images, not {item.modality}")
         image = load_rgb(item.data, max_pixels=self._max_pixels)
         try:
             features = self._processor(images=[image], return_tensors="pt")
         except ValueError as error:
-            raise InvalidRequest(f"the picture cannot be processed: {error}") from None
+            raise InvalidRequest(f"the media processor refused the picture: {error}") from None
         pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
         return Prepared(item, pixels, _patches(pixels))
 

@@ -54,7 +54,7 @@ class Constraint:
         self._followed = len(output)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error() or not bits.any():
-            why = matcher.get_error() or "no token can come next"
+            why = matcher.get_error() or "the grammar allows no further token"
             raise InvalidRequest(f"grammar: {why}", param="grammar")
         return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
 
@@ -90,7 +90,10 @@ class Grammars:
         if not grammar:
             return None
         if self._tokenizer is None:
-            raise InvalidRequest("this model's tokenizer takes no grammars", param="grammar")
+            raise InvalidRequest(
+                "structured output is not available: this model's tokenizer takes no grammars",
+                param="grammar",
+            )
         return Constraint(self._compile(grammar, self._tokenizer), self._vocabulary)
 
     def _compile(self, grammar: str, tokenizer: LLTokenizer) -> Future[LLMatcher]:
@@ -98,7 +101,9 @@ class Grammars:
         if found is None:
             waiting = sum(not future.done() for future in self._compiled.values())
             if waiting >= _MOST_WAITING:
-                raise Unavailable("too many grammars are waiting", retry_after_s=1.0)
+                raise Unavailable(
+                    "too many grammars wait to be compiled; try again later", retry_after_s=1.0
+                )
             found = self._pool.submit(
                 LLMatcher, tokenizer, grammar, log_level=0, limits=self._limits
             )
@@ -127,5 +132,5 @@ def _tokenizer(
         serialized = Tokenizer.load(ModelInfo.load(model_dir)).serialized()
         return LLTokenizer(serialized, n_vocab=vocabulary, eos_token=list(eos_token_ids))
     except (ConfigError, ValueError, RuntimeError) as error:
-        logger.warning("grammars will be refused: %s", error)
+        logger.warning("requests with structured output will be refused: %s", error)
         return None

@@ -43,7 +43,7 @@ class Intake:
         self._check_tokens(source)
         if wants_remote_decode(source.kv_transfer_params) and not self._shares_kv:
             raise InvalidRequest(
-                "this worker has no KV connector: it cannot hand a request over",
+                "this worker has no KV connector and cannot hand over KV: set --kv-transfer-config",
                 param="kv_transfer_params",
             )
         self._check_media(source)
@@ -54,7 +54,9 @@ class Intake:
             raise InvalidRequest("the prompt is empty", param="token_ids")
         vocabulary = self._model.text_config.vocab_size
         if not all(0 <= token < vocabulary for token in source.token_ids):
-            raise InvalidRequest(f"token ids must lie in 0 … {vocabulary - 1}", param="token_ids")
+            raise InvalidRequest(
+                f"token_ids: every id must be from 0 to {vocabulary - 1}", param="token_ids"
+            )
         limit = self._config.max_model_len
         if len(source.token_ids) + source.sampling.max_tokens > limit:
             raise InvalidRequest(
@@ -70,7 +72,8 @@ class Intake:
         longest = max((item.length for item in source.mm_items), default=0)
         if self._limits.whole_media and longest > self._limits.whole_media_tokens:
             raise InvalidRequest(
-                f"a media item of {longest} tokens cannot be computed in one step", param="features"
+                f"a media item of {longest} tokens exceeds one step (--max-num-batched-tokens)",
+                param="features",
             )
 
     def _make(self, source: GenerateRequest) -> Request:

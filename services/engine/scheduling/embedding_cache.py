@@ -61,8 +61,8 @@ class EmbeddingCache:
             self._connector.check_name(item.mm_hash)
             if item.length * self._token_bytes > self._capacity:
                 raise InvalidRequest(
-                    f"a media item of {item.length} tokens needs "
-                    f"{item.length * self._token_bytes} bytes of embeddings, this worker holds "
+                    f"features: a media item of {item.length} tokens needs "
+                    f"{item.length * self._token_bytes} bytes, more than --embedding-cache-bytes "
                     f"{self._capacity}",
                     param="features",
                 )

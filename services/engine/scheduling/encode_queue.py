@@ -240,7 +240,9 @@ class EncodeQueue:
         now = time.monotonic()
         for mm_hash, job in list(self._jobs.items()):
             late = [w for w in job.waiters if w.deadline is not None and w.deadline <= now]
-            error = DeadlineExceeded("the picture was not encoded before the request's deadline")
+            error = DeadlineExceeded(
+                "the deadline of the request passed before the picture was encoded"
+            )
             expired += [_failed(waiter, mm_hash, error) for waiter in late]
             job.waiters = [w for w in job.waiters if w not in late]
             if not job.waiters:

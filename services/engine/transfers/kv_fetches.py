@@ -195,7 +195,11 @@ class Transfers:
 
     def _fall_back(self, request: Request, error: TransferError) -> None:
         """The request computes its KV itself, from scratch."""
-        logger.warning("request %s: KV not fetched, computing it: %s", *request.key[:1], error)
+        logger.warning(
+            "request %s: the KV could not be fetched and is computed here: %s",
+            *request.key[:1],
+            error,
+        )
         self.failed += 1
         self._connector.meter.failed(error.code)
         for queue in (self._scheduler.loading, self._scheduler.remote):
@@ -228,7 +232,9 @@ def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:
         return
     if not 0 < ref.num_tokens <= request.num_prompt:
         raise TransferError(
-            f"KV of {ref.num_tokens} tokens offered for a prompt of {request.num_prompt}"
+            f"kv_transfer_params offer {ref.num_tokens} tokens for a prompt of {request.num_prompt}"
         )
     if len(ref.block_ids) != -(-ref.num_tokens // block_size):
-        raise TransferError(f"{len(ref.block_ids)} blocks cannot hold {ref.num_tokens} tokens")
+        raise TransferError(
+            f"kv_transfer_params: {len(ref.block_ids)} blocks for {ref.num_tokens} tokens"
+        )

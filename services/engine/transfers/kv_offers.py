@@ -38,7 +38,7 @@ class Offers:
 
     def open(self, request: Request) -> None:
         """A request that another worker will decode is here; that worker may be asking already."""
-        self.withdraw(request.source.request_id, "the request has come again")
+        self.withdraw(request.source.request_id, "the request was sent again")
         self._open.add(request.source.request_id)
         self._connector.open(request.source.request_id)
 
@@ -69,7 +69,7 @@ class Offers:
             going_on = [output for output in mine if output.finish_reason == "length"]
             if not going_on or request_id not in self._open:
                 self._scheduler.blocks.release(held.blocks)
-                self.stop_growing(request_id, "every choice has ended")
+                self.stop_growing(request_id, "every choice of the request has ended")
                 continue
             tokens = {output.index: output.token_ids for output in mine}
             going_on[0].kv_transfer_params = self._publish(held, tokens).to_params()
@@ -115,4 +115,4 @@ class Offers:
     def close(self) -> None:
         """Withdraw everything; requests have been aborted by then."""
         for request_id in [*self._open, *self._published]:
-            self.withdraw(request_id, "the engine ends")
+            self.withdraw(request_id, "the engine is stopping")

@@ -91,7 +91,11 @@ def _instances(service: MasterService) -> APIRouter:
     def check(request: Request) -> None:
         given = request.headers.get("x-api-key", "")
         if not key or not hmac.compare_digest(given.encode(), key.encode()):
-            raise Unauthorized("X-API-Key is not the admin key" if key else "no admin key is set")
+            raise Unauthorized(
+                "X-API-Key is not the admin key"
+                if key
+                else "the route is closed: start with --admin-api-key"
+            )
 
     @routes.get("/instances")
     async def show(request: Request) -> Response:
@@ -110,7 +114,9 @@ def _instances(service: MasterService) -> APIRouter:
         check(request)
         body = await read_body(request.receive, _MAX_BODY)
         if not service.remove_instance(decode_probed(body or b"")):
-            raise InvalidRequest("no such instance", param="url", code="unknown_instance")
+            raise InvalidRequest(
+                "there is no instance with this role and URL", param="url", code="unknown_instance"
+            )
         return JSONResponse({"status": "removed"})
 
     return routes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as Count
@@ -18,6 +19,15 @@ from services.master.replication.replicator import Replicator
 
 PREFIX = "triptych_master:"
 _SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
+_TOTALS = MappingProxyType(
+    {
+        "placed": "Requests that were placed.",
+        "prompt_tokens": "Prompt tokens of placed requests.",
+        "hit_tokens": "Prompt tokens whose KV the chosen worker was expected to hold.",
+        "given_up": "Placed requests whose end was not reported within --request-ttl.",
+        "lapsed": "Workers whose lease expired.",
+    }
+)
 
 
 class MasterMetrics:
@@ -29,9 +39,17 @@ class MasterMetrics:
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(master, events, suspects, replicator))
         self.schedule = Histogram(
-            PREFIX + "schedule_seconds", "one placement", buckets=_SECONDS, registry=self._registry
+            PREFIX + "schedule_seconds",
+            "Seconds that placing one request takes.",
+            buckets=_SECONDS,
+            registry=self._registry,
         )
-        self.errors = Count(PREFIX + "errors", "errors by code", ["code"], registry=self._registry)
+        self.errors = Count(
+            PREFIX + "errors",
+            "Requests that were answered with an error, by error code.",
+            ["code"],
+            registry=self._registry,
+        )
 
     def render(self) -> bytes:
         """Prometheus text format."""
@@ -51,16 +69,39 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         master, totals = self._master, self._master.totals
-        yield _gauge("requests_waiting", "requests that wait for room", master.waiting)
-        yield _gauge("requests_in_flight", "placed and not ended", len(master.ledger))
-        for name in ("placed", "prompt_tokens", "hit_tokens", "given_up", "lapsed"):
-            family = CounterMetricFamily(PREFIX + name, name.replace("_", " "))
+        yield _gauge(
+            "requests_waiting", "Requests that wait until a worker is less busy.", master.waiting
+        )
+        yield _gauge(
+            "requests_in_flight",
+            "Requests that were placed and have not ended.",
+            len(master.ledger),
+        )
+        for name, text in _TOTALS.items():
+            family = CounterMetricFamily(PREFIX + name, text)
             family.add_metric([], getattr(totals, name))
             yield family
-        yield _counter("items", "pictures by source", "state", totals.items)
-        yield _counter("refused", "requests refused", "code", totals.refused)
-        yield _counter("refused_workers", "bad claims of workers", "code", master.registry.refused)
-        yield _counter("event_messages", "event messages not in order", "kind", self._events.counts)
+        yield _counter(
+            "items",
+            "Media items that were placed, by where their embeddings come from.",
+            "state",
+            totals.items,
+        )
+        yield _counter(
+            "refused", "Requests that were refused, by error code.", "code", totals.refused
+        )
+        yield _counter(
+            "refused_workers",
+            "Registrations and heartbeats that were refused, by error code.",
+            "code",
+            master.registry.refused,
+        )
+        yield _counter(
+            "event_messages",
+            "Cache event messages that needed attention, by kind.",
+            "kind",
+            self._events.counts,
+        )
         yield _gauge(
             "event_sources_incomplete",
             "Cache event sources of which not all is known that their caches hold.",
@@ -78,24 +119,42 @@ class _Collector(Collector):
 
     def _masters(self) -> Iterator[Metric]:
         replicator = self._replicator
-        yield _gauge("redis_up", "1 while Redis is there", float(replicator.connected))
-        yield _gauge("masters", "masters heard of, this one too", 1 + len(replicator.others))
-        yield _gauge("workers_of_others", "known from other masters", len(replicator.homes))
+        yield _gauge("redis_up", "1 while Redis is reachable, else 0.", float(replicator.connected))
         yield _gauge(
-            "requests_in_flight_of_others", "placed by other masters", replicator.others.in_flight
+            "masters",
+            "Masters that share the fleet, this one included.",
+            1 + len(replicator.others),
+        )
+        yield _gauge(
+            "workers_of_others",
+            "Workers that are registered with other masters.",
+            len(replicator.homes),
+        )
+        yield _gauge(
+            "requests_in_flight_of_others",
+            "Requests that other masters have placed and that have not ended.",
+            replicator.others.in_flight,
         )
         yield _counter(
-            "replication", "Changes between masters, by kind.", "kind", replicator.counts
+            "replication", "Messages between masters, by kind.", "kind", replicator.counts
         )
 
     def _fleets(self) -> Iterator[Metric]:
         instances = GaugeMetricFamily(
-            PREFIX + "instances", "workers", labels=["model", "role", "state"]
+            PREFIX + "instances",
+            "Workers by model, role and state.",
+            labels=["model", "role", "state"],
         )
         entries = GaugeMetricFamily(
-            PREFIX + "index_entries", "keys indexed", labels=["model", "kind"]
+            PREFIX + "index_entries",
+            "Keys in the index, by model and kind.",
+            labels=["model", "kind"],
         )
-        events = CounterMetricFamily(PREFIX + "events", "cache events", labels=["model", "kind"])
+        events = CounterMetricFamily(
+            PREFIX + "events",
+            "Cache events that were applied, by model and kind.",
+            labels=["model", "kind"],
+        )
         for model, fleet in self._master.registry.fleets.items():
             states = Counter(
                 (instance.info.role, _state(instance)) for instance in fleet.by_slot.values()

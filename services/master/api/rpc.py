@@ -134,13 +134,15 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
     body: bytes = message.get("body", b"")
     while message.get("more_body", False):
         if len(body) > limit:
-            raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+            raise PayloadTooLarge(
+                f"the request body is larger than {limit} bytes (--max-body-bytes)"
+            )
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
     if len(body) > limit:
-        raise PayloadTooLarge(f"the request is larger than {limit} bytes")
+        raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
     return body
 
 

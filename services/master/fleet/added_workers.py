@@ -102,11 +102,11 @@ class AddedWorkers:
     def _add(self, instance: ProbedInstance, now: float) -> None:
         check_url(instance.url)
         if len(self._probed) >= self.config.max_instances:
-            raise Unavailable("the master takes no more instances")
+            raise Unavailable("the fleet has reached --max-instances")
         for name, known in self._probed.items():
             if known.url == instance.url.rstrip("/") and name != instance.name:
                 raise InvalidRequest(
-                    f"{instance.url} is there already, as {known.instance.role}",
+                    f"{instance.url} is registered already, with the role {known.instance.role}",
                     param="url",
                     code="duplicate_instance",
                 )

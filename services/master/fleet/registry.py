@@ -44,15 +44,15 @@ class Registry:
         otherwise, `Unavailable` if there is nobody who could tell what is meant."""
         found = self.fleets.get(model) if model else self._only_fleet()
         if found is None:
-            raise ModelNotFound(f"no worker serves the model '{model}'", param="model")
+            raise ModelNotFound(f"model: no worker serves '{model}'", param="model")
         return found
 
     def _only_fleet(self) -> Fleet | None:
         living = [fleet for fleet in self.fleets.values() if fleet.by_slot]
         if len(living) > 1:
-            raise ModelNotFound("several models are served, name one", param="model")
+            raise ModelNotFound("model: several models are served; name one", param="model")
         if not living and len(self.fleets) > 1:
-            raise Unavailable("no worker is there", code="no_worker", retry_after_s=1.0)
+            raise Unavailable("no worker is registered", code="no_worker", retry_after_s=1.0)
         return next(iter(living or self.fleets.values()), None)
 
     def register(
@@ -73,7 +73,9 @@ class Registry:
             return self._renew(known, info.load, now_ms, lease)
         if known is None and len(self.instances) >= self.config.max_instances:
             self.refused["too_many_instances"] += 1
-            raise Unavailable("the master takes no more instances", retry_after_s=self.config.lease)
+            raise Unavailable(
+                "the fleet has reached --max-instances", retry_after_s=self.config.lease
+            )
         for old in self.before(info):
             self._remove(old)
         self._add(info, now_ms, lease)

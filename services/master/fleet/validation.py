@@ -28,11 +28,11 @@ def check_url(url: str) -> None:
     except ValueError as error:
         raise _bad_url(url, str(error)) from None
     if not host:
-        raise _bad_url(url, "it names no host")
+        raise _bad_url(url, "it has no host")
 
 
 def _bad_url(url: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"url: '{url}' is no address: {problem}", param="url", code="bad_url")
+    return InvalidRequest(f"url: '{url}' is not an address: {problem}", param="url", code="bad_url")
 
 
 def check_load(load: Load) -> None:
@@ -67,7 +67,10 @@ def check_newer(info: InstanceInfo, since: float, known: Iterable[Instance]) -> 
     be said again by a master that has not heard of the end of that life."""
     for other in known:
         if other.info.url == info.url and other.since > since:
-            raise InvalidRequest("a life of a worker that is over", code="older_life")
+            raise InvalidRequest(
+                "stale generation: the worker has restarted since this message was sent",
+                code="older_life",
+            )
 
 
 def _unwritable(value: Any) -> str | None:

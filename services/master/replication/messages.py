@@ -174,7 +174,7 @@ def _raw(change: Change) -> bytes:
     try:
         raw = msgspec.msgpack.encode(change)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        logger.exception("%s cannot be told to other masters", type(change).__name__)
+        logger.exception("%s cannot be sent to other masters", type(change).__name__)
         return b""
     return raw if len(raw) <= LARGEST_CHANGE else b""
 
@@ -184,7 +184,9 @@ def decode_message(data: bytes) -> tuple[str, list[Change], int]:
     try:
         message = _messages.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"not a message of a master: {error}", code="garbage") from None
+        raise InvalidRequest(
+            f"a message of a master is malformed: {error}", code="garbage"
+        ) from None
     found, garbage = [], 0
     for raw in message.changes:
         try:
@@ -205,4 +207,4 @@ def decode_stored(data: bytes) -> Joined:
     try:
         return _stored.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"not a worker: {error}", code="garbage") from None
+        raise InvalidRequest(f"a worker's entry is malformed: {error}", code="garbage") from None

@@ -86,14 +86,16 @@ class RedisLink:
     def _up(self) -> None:
         self.replicator.connected = True
         if self._said_down:
-            logger.info("Redis is back")
+            logger.info("Redis is reachable again")
         self._said_down = False
 
     def _down(self, error: Exception) -> None:
         self.replicator.counts["disconnects"] += 1
         if not self._said_down:
             self._said_down = True
-            logger.warning("Redis is away, going on alone: %s", error or type(error).__name__)
+            logger.warning(
+                "Redis is unreachable; this master goes on alone: %s", error or type(error).__name__
+            )
 
     async def _session(self, client: Redis) -> None:
         """Listen first, so that nothing is missed between reading the keys and listening."""

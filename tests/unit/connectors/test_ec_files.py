@@ -220,7 +220,7 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
 def test_a_disk_that_takes_nothing_fails_one_entry(tmp_path: Path) -> None:
     writer = store(tmp_path)
     (tmp_path / "a").write_text("not a folder")
-    with pytest.raises(TransferError, match="folder of a"):
+    with pytest.raises(TransferError, match="folder of media item a"):
         writer.put("a", entry(1))
     assert writer.put("b", entry(2))
     assert writer.check_integrity() == []

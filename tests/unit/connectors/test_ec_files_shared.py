@@ -204,7 +204,7 @@ def test_a_region_that_finds_no_room_leaves_nothing(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     transport = ShmTransport(tmp_path, "me")
-    with pytest.raises(ConfigError, match="no room"):
+    with pytest.raises(ConfigError, match="cannot allocate"):
         transport.allocate("kv", 4096, "cpu")
     assert left(tmp_path) == []
 

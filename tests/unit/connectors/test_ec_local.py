@@ -97,7 +97,7 @@ def test_a_push_out_does_not_start_leases_anew(passes: Pass) -> None:
 
 def test_an_entry_larger_than_the_store_is_refused() -> None:
     ec = store(1)
-    with pytest.raises(TransferError, match="exceed the EC store"):
+    with pytest.raises(TransferError, match="ec_buffer_size"):
         ec.put("a", entry(rows=ROWS + 1))
     assert ec.check_integrity() == []
 

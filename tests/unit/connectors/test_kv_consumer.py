@@ -81,7 +81,7 @@ def test_a_confirmation_of_another_producer_is_none(
     link.until(lambda: (loads[0].poll(), loads[1].poll(), loads[1].fed)[2])
     assert loads[0].poll() is None
     right.send(confirmed.identity, Held(query, False))
-    assert "lapsed" in link.fails(loads[0]).message
+    assert "expired" in link.fails(loads[0]).message
     loads[1].cancel()
 
 
@@ -89,12 +89,12 @@ def test_a_second_fetch_of_the_same_offer_is_refused(link: Link) -> None:
     """The first goes on; once it has ended, another may ask."""
     ref = link.offer([1])
     load = link.consumer.kv.fetch(ref, 1)
-    with pytest.raises(TransferError, match="fetched already"):
+    with pytest.raises(TransferError, match="fetching this KV already"):
         link.consumer.kv.fetch(ref, 1)
     load.place(0, [0])
     link.copied(load)
     again = link.consumer.kv.fetch(ref, 1)
-    assert "nothing is held" in link.fails(again).message
+    assert "holds no KV of this request" in link.fails(again).message
 
 
 def test_what_comes_after_the_end_is_not_believed(link: Link, impostors: list[RawProducer]) -> None:
@@ -105,7 +105,7 @@ def test_what_comes_after_the_end_is_not_believed(link: Link, impostors: list[Ra
     impostors[0].send(who, KVReady("r", 7, 0, [4]), KVEnd("r", 7, 16, 0, {}))
     told(link, impostors[0], "KVFetched", load)
     impostors[0].send(who, KVReady("r", 8, 0, [5]))
-    assert "end" in link.fails(load).message
+    assert "sealed" in link.fails(load).message
 
 
 @pytest.mark.parametrize("said", [KVReady("r", 8, 0, [4]), KVEnd("r", 8, 16, 0, {})])
@@ -196,7 +196,7 @@ def test_a_read_under_way_keeps_what_it_reads(tmp_path: Path) -> None:
         assert load.poll() is None
         load.cancel()
         load.cancel()
-        with pytest.raises(TransferError, match="fetched already"):
+        with pytest.raises(TransferError, match="fetching this KV already"):
             link.consumer.kv.fetch(ref, 1)
         before = deadline(link, ref.request_id)
         beat(link)

@@ -257,7 +257,7 @@ def test_an_instance_that_is_not_there_is_not_asked(link: Link) -> None:
     ref = msgspec.structs.replace(link.offer([1]), instance_id="f" * 32)
     load = link.consumer.kv.fetch(ref, 1)
     load.place(0, [0])
-    assert "is not at" in link.fails(load).message
+    assert "has left" in link.fails(load).message
     link.producer.kv.withdraw(ref.request_id, "")
 
 

@@ -1,0 +1,34 @@
+"""What the gauges and counters mean that an engine reports (`services.engine.reports`)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+ENGINE_HELP = MappingProxyType(
+    {
+        "num_requests_running": "Choices in the running batch, those loading KV included.",
+        "num_requests_waiting": "Choices that wait to be computed or for KV of another worker.",
+        "kv_cache_usage_perc": "Share of the KV blocks in use, from 0 to 1.",
+        "kv_blocks_free": "KV blocks that hold nothing a request needs.",
+        "embedding_cache_bytes": "Bytes of embeddings beside the engine, reserved ones included.",
+        "num_items_encoding": "Pictures that wait to be encoded or are being encoded.",
+        "prompt_tokens": "Prompt tokens of all requests, cached ones included.",
+        "generation_tokens": "Tokens that were generated.",
+        "cached_tokens": "Prompt tokens whose KV was not computed here.",
+        "steps": "Steps of the engine that computed tokens.",
+        "preemptions": "Choices whose KV blocks were taken for older ones.",
+        "kv_fetched": "KV transfers from other workers that succeeded.",
+        "kv_failed": "KV transfers from other workers that failed.",
+        "embedding_queries": "Lookups in the embedding cache beside the engine.",
+        "embedding_hits": "Lookups that found the embedding there.",
+        "mm_encoded": "Pictures that were encoded.",
+        "encoder_runs": "Runs of the vision model.",
+        "mm_cache_queries": "Pictures that were asked of the encoder.",
+        "mm_cache_hits": "Pictures that the encoder had encoded before.",
+        "mm_received_bytes": "Bytes of pictures that were received.",
+    }
+)
+
+
+def help_of(name: str) -> str:
+    return ENGINE_HELP.get(name, name.replace("_", " "))
