@@ -48,44 +48,42 @@ _Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class ECConfig(msgspec.Struct, frozen=True):
-    """`--ec-transfer-config`. `ec_buffer_size` bounds, in bytes, a producer's store; `landing_size`
-    what is on its way into a consumer, and once more what of it stays where it landed while it is
-    in use: a consumer's region has twice as much. The side channel binds `host`:`port`, 0 for any
-    free port.
-    An entry that somebody was told of, or reads, is kept for `lease_s`; a consumer waits for one up
-    to `load_timeout_s`. Producers on this host are found in `path`, others by `peers`. Shared
-    storage has its root at `path`."""
+    """`--ec-transfer-config`.
 
-    transport: Transport = "local"
+    A consumer's region has twice `landing_size`: once for what is on its way, and once for what
+    stays where it landed while it is in use.
+    """
+
+    transport: Transport = "local"  # how embeddings move
+    # ec_producer, ec_consumer or ec_both, as vLLM names them
     role: Literal["ec_producer", "ec_consumer", "ec_both"] = "ec_both"
-    ec_buffer_size: _Bytes = 1_000_000_000
-    landing_size: _Bytes = 256 << 20
-    host: str = "127.0.0.1"
-    port: _Port = 0
-    lease_s: _Seconds = 30.0
-    load_timeout_s: _Seconds = 30.0
-    timeout_s: _Seconds = 20.0
+    ec_buffer_size: _Bytes = 1_000_000_000  # bytes of a producer's store
+    landing_size: _Bytes = 256 << 20  # bytes that may be on their way into a consumer
+    host: str = "127.0.0.1"  # address that the side channel listens on
+    port: _Port = 0  # TCP port of the side channel, 0 for any free one
+    lease_s: _Seconds = 30.0  # seconds that an entry is kept which a consumer was told of or reads
+    load_timeout_s: _Seconds = 30.0  # seconds that a consumer waits for an entry
+    timeout_s: _Seconds = 20.0  # seconds without an answer after which a peer counts as gone
+    # root of shared storage, else the folder in which producers of this host are found
     path: str = ""
-    peers: tuple[tuple[str, _Port], ...] = ()
+    peers: tuple[tuple[str, _Port], ...] = ()  # side channels of producers on other hosts
 
 
 class KVConfig(msgspec.Struct, frozen=True):
-    """`--kv-transfer-config`. The side channel binds `host`:`port`, 0 for any free
-    port. `lease_s` without a heartbeat ends an offer; `timeout_s` bounds handshakes and silence.
-    `buffer_device`, of a pool on a GPU: "cuda" hands its memory to peers, "cpu" copies it through
-    the host's, "" does the one where the transport can and the other where it cannot. `staged`:
-    copied in any case, also on a CPU."""
+    """`--kv-transfer-config`."""
 
-    transport: Transport = "local"
-    role: str = "kv_both"
-    host: str = "127.0.0.1"
-    port: _Port = 0
-    lease_s: _Seconds = 30.0
-    timeout_s: _Seconds = 20.0
+    transport: Transport = "local"  # how KV blocks move
+    role: str = "kv_both"  # kv_producer, kv_consumer or kv_both, as vLLM names them
+    host: str = "127.0.0.1"  # address that the side channel listens on
+    port: _Port = 0  # TCP port of the side channel, 0 for any free one
+    lease_s: _Seconds = 30.0  # seconds without a heartbeat after which an offer ends
+    timeout_s: _Seconds = 20.0  # seconds that a handshake may take, and a peer may be silent
+    # what follows a failed fetch: compute the prompt here, or fail the request
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    # of a pool on a GPU: cuda hands over its memory, cpu a copy in host memory, "" what works
     buffer_device: Literal["", "cpu", "cuda"] = ""
-    staged: bool = False
-    path: str = ""
+    staged: bool = False  # copy through host memory in any case, also on a CPU
+    path: str = ""  # root of shared storage, else the folder in which engines of this host meet
 
 
 def namespace_dir(name: str | None = None) -> Path:

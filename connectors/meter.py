@@ -16,26 +16,23 @@ BUCKETS_S = (
 
 
 class TransferStats(msgspec.Struct):
-    """A snapshot. `connector` is "ec" or "kv". Of `seconds` bytes moved in `copy_seconds`, the rest
-    was waiting for more to be made. `buckets` counts transfers by duration, one more than
-    `BUCKETS_S`, not cumulative. `hits` and `misses` are an EC store's answers to whether it holds
-    an entry.
-    """
+    """A snapshot of what one connector has moved and holds; all but `bytes_held` only grow."""
 
-    connector: str
-    transport: str
-    bytes: int = 0
-    transfers: int = 0
-    seconds: float = 0.0
+    connector: str  # ec or kv
+    transport: str  # its name
+    bytes: int = 0  # bytes received
+    transfers: int = 0  # transfers received
+    seconds: float = 0.0  # from the first byte asked for to the last, summed
+    # of these, those in which bytes moved; the rest waited for more to be made
     copy_seconds: float = 0.0
-    buckets: list[int] = []
-    failures: dict[str, int] = {}
-    leases_expired: int = 0
-    bytes_held: int = 0
-    evictions: int = 0
-    hits: int = 0
-    misses: int = 0
-    refused: int = 0
+    buckets: list[int] = []  # transfers by duration, one more than `BUCKETS_S`, not cumulative
+    failures: dict[str, int] = {}  # error code → transfers that failed
+    leases_expired: int = 0  # leases that no consumer ended
+    bytes_held: int = 0  # bytes held for peers
+    evictions: int = 0  # entries evicted to make room
+    hits: int = 0  # lookups that found the entry in the store
+    misses: int = 0  # lookups that did not
+    refused: int = 0  # messages of peers that were refused
 
 
 class Meter:

@@ -9,7 +9,7 @@ TriptychError
 │   ├── UnsupportedMedia      415
 │   └── RateLimited           429
 ├── ServiceError              ours; another try may succeed
-│   ├── UpstreamError         502  a worker answered with nonsense or not at all
+│   ├── UpstreamError         502  a worker sent a malformed answer or none
 │   ├── Unavailable           503  no worker can take the request
 │   │   └── NotServing        503  this worker takes no requests: it drains, or has lost its engine
 │   ├── DeadlineExceeded      504

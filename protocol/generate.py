@@ -44,21 +44,23 @@ class Features(msgspec.Struct, omit_defaults=True):
 
 
 class GenerateBody(msgspec.Struct, omit_defaults=True):
-    """The JSON body, field for field."""
+    """The JSON body, field for field; see `protocol.types.GenerateRequest`."""
 
-    token_ids: list[int]
-    request_id: str = ""
-    model: str = ""
-    features: Features | None = None
-    sampling_params: SamplingParams = SamplingParams()
+    token_ids: list[int]  # the prompt, placeholders of media expanded
+    request_id: str = ""  # empty: the worker draws one
+    model: str = ""  # name of the model; empty: the worker's own
+    features: Features | None = None  # hashes and placeholder spans of media
+    sampling_params: SamplingParams = SamplingParams()  # how to choose tokens and when to stop
+    # choice index (as text) → tokens that the client has already
     emitted: dict[str, list[int]] = {}
-    output_mode: str = "tokens"
-    stream: bool = False
-    cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
+    output_mode: str = "tokens"  # only tokens is served
+    stream: bool = False  # whether outputs come as server-sent events
+    cache_salt: str = ""  # keeps the KV of tenants apart
+    priority: int = 0  # lower runs first
+    deadline_s: float | None = None  # seconds left when the message was sent
+    # handle of KV on another worker, or a request to keep it
     kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
 
 
 class LogprobsBody(msgspec.Struct):

@@ -48,21 +48,22 @@ class CacheEvent(msgspec.Struct, tag_field="type", tag=True):
 
 
 class BlockStored(CacheEvent):
-    """KV blocks that can be reused, in prompt order after `parent_block_hash` (None: the first).
+    """KV blocks that can be reused, in prompt order.
 
-    `token_ids`: `block_size` for each block. `extra_keys`: for each block None, or what else its
-    values depend on: `[mm_hash, offset]` of an item that overlaps it, offset in tokens from the
-    block's start to the item's; or a string (LoRA name, cache salt).
+    An entry of `extra_keys` is None, or what else the block's values depend on: `[mm_hash, offset]`
+    of an item that overlaps it, offset in tokens from the block's start to the item's; or a string
+    (LoRA name, cache salt).
     """
 
-    block_hashes: list[BlockHash]
+    block_hashes: list[BlockHash]  # one per block
+    # block before the first one, None at the prompt's start
     parent_block_hash: BlockHash | None = None
-    token_ids: list[int] = []
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    token_ids: list[int] = []  # `block_size` for each block
+    block_size: int = 0  # tokens in one block
+    lora_id: int | None = None  # vLLM's; not used
+    medium: str | None = None  # where the blocks lie, None for the worker's own cache
+    lora_name: str | None = None  # vLLM's; not used
+    extra_keys: list[list[Any] | None] | None = None  # one entry per block, None for no entries
 
 
 class BlockRemoved(CacheEvent):

@@ -68,24 +68,23 @@ Label = Annotated[str, Meta(max_length=1024)]
 class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """KV blocks that a producer holds for a request until released or `lease_s` has passed. Fields
     that the wire calls otherwise are named so in errors.
-
-    `num_tokens` of the prompt have KV; 0 means that they are still being computed, and that the
-    producer's first tokens come with them. `block_ids` index the producer's pool. `rope_delta` is
-    what decode adds to a token's index to get its rotary position.
     """
 
-    request_id: RequestId = field(name="remote_request_id")
-    instance_id: Label = field(name="remote_engine_id")
+    request_id: RequestId = field(name="remote_request_id")  # the producer's id of the request
+    instance_id: Label = field(name="remote_engine_id")  # the producer
+    # indices into the producer's pool, in prompt order
     block_ids: tuple[int, ...] = field(name="remote_block_ids")
+    # prompt tokens with KV; 0: still being computed, the first tokens come with it
     num_tokens: int = field(name="remote_num_tokens")
-    rope_delta: int = 0
+    rope_delta: int = 0  # what decode adds to a token's index for its rotary position
+    # where the producer's side channel listens
     host: HostName = field(default="", name="remote_host")
-    port: int = field(default=0, name="remote_port")
-    compatibility: Label = ""
-    generation: int = 0
-    lease_s: float = 0.0
-    tp_size: int = 1
-    descriptor: dict[str, Any] = {}
+    port: int = field(default=0, name="remote_port")  # TCP port there
+    compatibility: Label = ""  # what both sides must share: model, weights and KV layout
+    generation: int = 0  # counts the offers of this request; another one is another offer
+    lease_s: float = 0.0  # seconds without a heartbeat after which the producer frees the blocks
+    tp_size: int = 1  # tensor-parallel ranks of the producer
+    descriptor: dict[str, Any] = {}  # how the transport finds the memory; opaque
 
     @property
     def growing(self) -> bool:

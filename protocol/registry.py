@@ -51,65 +51,56 @@ class Rates(msgspec.Struct, frozen=True, omit_defaults=True):
     An encoder run of n embedding tokens takes `encode_base_ms + n * encode_ms_per_token`; a prompt
     `prefill_base_ms + misses * prefill_ms_per_token + hits * prefill_ms_per_cached_token`; a decode
     step `decode_base_ms + requests * decode_ms_per_request + context tokens of all *
-    decode_ms_per_context_token`. `transfer_bytes_per_ms` is what it receives KV or embeddings at.
+    decode_ms_per_context_token`.
     """
 
-    encode_base_ms: Amount = 0.0
-    encode_ms_per_token: Amount = 0.0
-    prefill_base_ms: Amount = 0.0
-    prefill_ms_per_token: Amount = 0.0
-    prefill_ms_per_cached_token: Amount = 0.0
-    decode_base_ms: Amount = 0.0
-    decode_ms_per_request: Amount = 0.0
-    decode_ms_per_context_token: Amount = 0.0
-    transfer_bytes_per_ms: Amount = 0.0
+    encode_base_ms: Amount = 0.0  # milliseconds of an encoder run, whatever its size
+    encode_ms_per_token: Amount = 0.0  # and for each embedding
+    prefill_base_ms: Amount = 0.0  # milliseconds of a prompt, whatever its length
+    prefill_ms_per_token: Amount = 0.0  # and for each token that is computed
+    prefill_ms_per_cached_token: Amount = 0.0  # and for each token whose KV is reused
+    decode_base_ms: Amount = 0.0  # milliseconds of a decode step, whatever its batch
+    decode_ms_per_request: Amount = 0.0  # and for each request in the batch
+    decode_ms_per_context_token: Amount = 0.0  # and for each token of their contexts
+    transfer_bytes_per_ms: Amount = 0.0  # rate at which the worker receives KV or embeddings
 
 
 class Load(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker's load when it was read.
+    """A worker's load when it was read."""
 
-    `queued` requests (or items) wait, `running` are in the batch; `queued_tokens` of prompts or
-    media of both are still to be computed; `context_tokens` have KV in the running batch.
-    """
-
-    queued: Count = 0
-    running: Count = 0
-    queued_tokens: Count = 0
-    context_tokens: Count = 0
-    free_blocks: Count = 0
-    total_blocks: Count = 0
-    ec_bytes: Count = 0
-    ec_capacity_bytes: Count = 0
-    rates: Rates = Rates()
+    queued: Count = 0  # requests (of an encoder: items) that wait
+    running: Count = 0  # requests in the batch
+    queued_tokens: Count = 0  # tokens of prompts or media, of both, that are still to be computed
+    context_tokens: Count = 0  # tokens that have KV in the running batch
+    free_blocks: Count = 0  # KV blocks that no request uses
+    total_blocks: Count = 0  # KV blocks of the pool
+    ec_bytes: Count = 0  # bytes of embeddings held
+    ec_capacity_bytes: Count = 0  # bytes of embeddings that fit
+    rates: Rates = Rates()  # what the worker has measured of itself
 
 
 class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker as it registers. `role` "store" is an EC store that others read and nobody runs on.
+    """A worker as it registers."""
 
-    `generation` differs in every life of a process: a known id with another one has lost its
-    caches. `events` empty: its caches are predicted from what is placed there. `foreign`: block
-    hashes in its events are its engine's own. `kv_endpoint`: `kv_transfer_params` that let a decode
-    worker ask for KV still being computed; `ec_endpoint`: the entry of `ec_transfer_params` that
-    lets a prefill worker ask for embeddings still being made. `kv_bytes_per_token`: for the price
-    of moving KV. `max_running`: requests it runs at once, 0 if unknown.
-    """
-
-    instance_id: Name
-    role: InstanceRole
-    url: Url
-    model: Name
-    generation: str = ""
-    revision: str = ""
-    dialect: Literal["tokens", "openai"] = "tokens"
-    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16
-    max_running: Count = 0
-    kv_bytes_per_token: Count = 0
-    kv_layout: KVLayout | None = None
+    instance_id: Name  # unique in the fleet
+    role: InstanceRole  # store: an embedding store that others read and no request runs on
+    url: Url  # where masters, proxies and workers reach it
+    model: Name  # the name that clients use
+    generation: str = ""  # another one after each restart: the caches are empty then
+    revision: str = ""  # name of the weights, as in content keys
+    dialect: Literal["tokens", "openai"] = "tokens"  # protocol of its generate and encode calls
+    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one KV block
+    max_running: Count = 0  # requests that it computes at once, 0 if unknown
+    kv_bytes_per_token: Count = 0  # size of one token's KV, for the price of a transfer
+    kv_layout: KVLayout | None = None  # what a peer must share to take over KV, None if unknown
+    # `kv_transfer_params` by which a decode worker asks for KV still being computed
     kv_endpoint: dict[str, Any] | None = None
+    # entry of `ec_transfer_params` by which embeddings still being made are asked for
     ec_endpoint: dict[str, Any] | None = None
+    # where it publishes cache events; empty: a master predicts its caches
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
-    foreign: bool = False
-    load: Load = Load()
+    foreign: bool = False  # block hashes in its events are its engine's own, not our keys
+    load: Load = Load()  # its load at registration
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,33 +158,29 @@ class MediaNeed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScheduleRequest(msgspec.Struct, omit_defaults=True):
-    """`block_keys`: `short_key` of every full block of `block_size` tokens, first block first.
+    """A request to be placed. An id that is placed again gives back what it held."""
 
-    `priority` 1 to 100, higher is earlier, 0 means 50. `deadline_s`: time left; None for none.
-    `tenant`: whose fair share it counts against (an API key's name). `session`: requests of one
-    session prefer one worker if all else is equal. `avoid`: instance ids that have failed it.
-    A request id that is placed again gives back what it held.
-
-    `predicted`: `block_keys` and the items' `mm_hash` are the proxy's own, over message parts and
-    media bytes, as it has no model to render with. No worker's cache events name them: the master
-    goes by what it has placed itself. `ttft_slo_s`, `tpot_slo_s`: the objectives of this request,
-    time to the first token and per output token; None for the master's own flags, 0 for none.
-    """
-
-    request_id: Name
-    prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]
-    model: str = ""
+    request_id: Name  # the proxy's id of the request
+    prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]  # length of the prompt, media included
+    model: str = ""  # name of the model; empty: the only one served
+    # `short_key` of every full block of `block_size` tokens, first block first
     block_keys: Annotated[list[BlockKey], Meta(max_length=1 << 20)] = []
-    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16
-    items: Annotated[list[MediaNeed], Meta(max_length=4096)] = []
-    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] = 0
-    priority: Annotated[int, Meta(ge=0, le=100)] = 0
+    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one of these blocks
+    items: Annotated[list[MediaNeed], Meta(max_length=4096)] = []  # media of the prompt, in order
+    max_tokens: Annotated[int, Meta(ge=0, le=_MOST)] = 0  # output tokens at most, 0 if not stated
+    priority: Annotated[int, Meta(ge=0, le=100)] = 0  # 1 to 100, higher is earlier; 0 means 50
+    # seconds left when the message was sent, None for no deadline
     deadline_s: Annotated[float, Meta(le=1e9)] | None = None
-    tenant: str = ""
-    session: str = ""
+    tenant: str = ""  # whose fair share it counts against (a digest of an API key)
+    session: str = ""  # requests of one session prefer one worker if all else is equal
+    # instance ids that have failed this request
     avoid: Annotated[list[str], Meta(max_length=1024)] = []
-    debug: bool = False
+    debug: bool = False  # whether the answer explains the choice
+    # keys and hashes are over message parts, since the proxy has no model: no worker's cache events
+    # name them, and the master goes by what it has placed itself
     predicted: bool = False
+    # objectives in seconds, to the first token and per output token: None for the master's own
+    # flags, 0 for none
     ttft_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
@@ -223,17 +210,16 @@ class ItemPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Placement(msgspec.Struct, omit_defaults=True):
-    """`prefill` None: the decode worker does both. `hit_tokens`: prompt tokens whose KV the worker
-    that prefills is expected to hold. `debug`: the numbers behind the choice, if asked for."""
+    """Where a request is to run."""
 
-    request_id: str
-    decode: Target
-    prefill: Target | None = None
-    encoders: list[ItemPlacement] = []
-    hit_tokens: int = 0
-    ttft_ms: float = 0.0
-    queued_ms: float = 0.0
-    debug: dict[str, Any] | None = None
+    request_id: str  # as in the question
+    decode: Target  # worker that streams the answer
+    prefill: Target | None = None  # worker that computes the prompt; None: the decode worker does
+    encoders: list[ItemPlacement] = []  # where the embedding of each media item comes from
+    hit_tokens: int = 0  # prompt tokens whose KV the prefilling worker is expected to hold
+    ttft_ms: float = 0.0  # predicted milliseconds to the first token
+    queued_ms: float = 0.0  # milliseconds that the request waited in the master's queue
+    debug: dict[str, Any] | None = None  # the numbers behind the choice, if asked for
 
 
 class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -267,16 +253,15 @@ class FinishedReports(msgspec.Struct, frozen=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker as the master sees it; `info.load` is left out. `usable`: it may get new requests.
-    `requests` and `queue_ms` of work count what is placed there, as of the answer."""
+    """A worker as the master sees it, as of the answer."""
 
-    info: InstanceInfo
-    draining: bool = False
-    usable: bool = True
-    requests: float = 0.0
-    queue_ms: float = 0.0
-    indexed_blocks: int = 0
-    indexed_media: int = 0
+    info: InstanceInfo  # as registered, without `load`
+    draining: bool = False  # it takes no new requests
+    usable: bool = True  # it may get new requests
+    requests: float = 0.0  # requests placed there
+    queue_ms: float = 0.0  # milliseconds of work placed there
+    indexed_blocks: int = 0  # KV blocks that the index knows there
+    indexed_media: int = 0  # embeddings that the index knows there
 
 
 class Workers(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -55,39 +55,39 @@ class CacheStatus(msgspec.Struct):
 
 
 class TaskInfo(msgspec.Struct):
-    """`waiting_time_ms`: to the first output; `iterate_count`: steps that had one; `end_time_ms` of
-    the wall clock, -1 while it runs; `prefix_length`: tokens reused."""
+    """One request, running or ended."""
 
-    request_id: str
-    input_length: int
-    prefix_length: int = 0
-    waiting_time_ms: int = 0
-    iterate_count: int = 0
-    end_time_ms: int = -1
-    dp_rank: int = 0
+    request_id: str  # the client's id
+    input_length: int  # tokens of the prompt
+    prefix_length: int = 0  # prompt tokens whose KV was reused
+    waiting_time_ms: int = 0  # milliseconds to the first output
+    iterate_count: int = 0  # steps that had an output
+    end_time_ms: int = -1  # milliseconds of the wall clock, -1 while it runs
+    dp_rank: int = 0  # always 0: workers are not data-parallel
+    # how far the request is
     phase: Literal["PENDING", "RECEIVED", "KV_ALLOCATED", "RUNNING"] = "RECEIVED"
-    execution_time_ms: int = 0
-    error_info: str = ""
+    execution_time_ms: int = 0  # milliseconds since its first output
+    error_info: str = ""  # why it failed, empty if it did not
 
 
 class WorkStatus(msgspec.Struct):
-    """`version`: how many requests have ended; `available_concurrency`: how many more may come."""
+    """A worker's requests and sizes."""
 
-    role: str
-    server_port: int
-    http_proto_port: int
-    grpc_proto_port: int
-    available_concurrency: int
-    running_task_info: list[TaskInfo]
-    finished_task_list: list[TaskInfo]
-    step_latency_ms: float
-    iterate_count: int
-    dp_size: int
-    tp_size: int
-    alive: bool
-    version: int
-    cache_status: CacheStatus | None = None
-    profile_meta: dict[str, Any] | None = None
+    role: str  # RTP-LLM's name of the role
+    server_port: int  # port of the HTTP server
+    http_proto_port: int  # the same
+    grpc_proto_port: int  # the next port, as RTP-LLM has it; nothing listens there
+    available_concurrency: int  # how many more requests may come
+    running_task_info: list[TaskInfo]  # requests in progress
+    finished_task_list: list[TaskInfo]  # requests that ended since the version asked for
+    step_latency_ms: float  # mean milliseconds of a step
+    iterate_count: int  # steps so far
+    dp_size: int  # data-parallel ranks
+    tp_size: int  # tensor-parallel ranks
+    alive: bool  # whether the engine answers
+    version: int  # how many requests have ended
+    cache_status: CacheStatus | None = None  # KV cache, if it was asked for
+    profile_meta: dict[str, Any] | None = None  # not used
 
 
 def parse_query(body: bytes, params: dict[str, str]) -> StatusQuery:

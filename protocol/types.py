@@ -35,33 +35,28 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to choose tokens and when to stop; names and meanings as in OpenAI's API and vLLM's.
+    """How to choose tokens and when to stop; names and meanings as in OpenAI's API and vLLM's."""
 
-    `seed` None means that whoever first owns the request draws one. `logprobs` is the number of
-    alternatives per token, 0 for the chosen one alone, None for none. Strings in `stop` are
-    matched by the frontend, `stop_token_ids` by the engine. `grammar` is what the output is held
-    to, in a form of llguidance; "" for nothing.
-    """
-
-    max_tokens: int = 16
-    min_tokens: int = 0
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    max_tokens: int = 16  # output tokens at most
+    min_tokens: int = 0  # no stop before so many output tokens
+    n: int = 1  # choices to generate
+    temperature: float = 1.0  # 0 for greedy
+    top_p: float = 1.0  # probability mass to draw from, 1 for all
+    top_k: int = 0  # likeliest tokens to draw from, 0 for all
+    min_p: float = 0.0  # least probability relative to the likeliest token
+    seed: int | None = None  # None: the first owner of the request draws one
+    presence_penalty: float = 0.0  # subtracted once from tokens of the output
+    frequency_penalty: float = 0.0  # subtracted for each time in the output
+    repetition_penalty: float = 1.0  # divides logits of tokens of prompt and output, 1 for none
+    logit_bias: dict[int, float] = {}  # token id → added to its logit
+    stop: tuple[str, ...] = ()  # strings that end the text; the frontend matches them
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the output; the engine matches them
+    ignore_eos: bool = False  # go on past the end-of-sequence token
+    # alternatives shown per token, 0 for the chosen one alone, None for none
     logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    grammar: str = ""
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    include_stop_str_in_output: bool = False  # show the stop string that ended the text
+    grammar: str = ""  # llguidance grammar that the output must match, "" for none
 
     @property
     def greedy(self) -> bool:
@@ -71,22 +66,22 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 class GenerateRequest(msgspec.Struct, omit_defaults=True):
     """One request as engines see it: tokens in, tokens out.
 
-    `emitted` maps a choice's index to the tokens already sent for it; when it is not empty,
-    exactly the choices it names are continued. They count as output: for penalties, limits and
-    usage. `deadline_s` is the time left when the message was sent. `priority`: lower runs first.
+    When `emitted` is not empty, exactly the choices it names are continued; its tokens count as
+    output: for penalties, limits and usage.
     """
 
-    request_id: str
-    token_ids: list[int]
-    sampling: SamplingParams
-    mm_items: list[MMItem] = []
-    emitted: dict[int, list[int]] = {}
-    model: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    cache_salt: str = ""
+    request_id: str  # unique within a worker
+    token_ids: list[int]  # the prompt, placeholders of media expanded
+    sampling: SamplingParams  # how to choose tokens and when to stop
+    mm_items: list[MMItem] = []  # media of the prompt, in order of their offsets
+    emitted: dict[int, list[int]] = {}  # choice index → tokens that the client has already
+    model: str = ""  # name of the model; empty: the worker's own
+    priority: int = 0  # lower runs first
+    deadline_s: float | None = None  # seconds left when the message was sent, None for no deadline
+    cache_salt: str = ""  # keeps the KV of tenants apart, part of every block key
+    # handle of KV on another worker, or a request to keep it (`protocol.refs`)
     kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -105,21 +100,19 @@ class PositionLogprobs(msgspec.Struct, frozen=True):
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True):
-    """What one choice of one request gained in one step.
+    """What one choice of one request gained in one step."""
 
-    `cached_tokens`: prompt tokens whose KV was not computed here, set on a choice's first output.
-    `stop_reason`: the stop token that ended it, None for the end-of-sequence token.
-    """
-
-    request_id: str
-    index: int = 0
-    token_ids: list[int] = []
-    logprobs: list[PositionLogprobs] | None = None
-    finish_reason: FinishReason | None = None
+    request_id: str  # as in the request
+    index: int = 0  # number of the choice
+    token_ids: list[int] = []  # tokens gained
+    logprobs: list[PositionLogprobs] | None = None  # one per token, None if not asked for
+    finish_reason: FinishReason | None = None  # None while the choice goes on
+    # stop token or string that ended it, None for the end-of-sequence token
     stop_reason: int | str | None = None
+    # prompt tokens whose KV was not computed here; on the first output only
     cached_tokens: int | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    error: ErrorInfo | None = None
+    kv_transfer_params: dict[str, Any] | None = None  # handle of the KV kept for a decode worker
+    error: ErrorInfo | None = None  # why the choice failed
 
 
 class EncodeItem(msgspec.Struct, omit_defaults=True):

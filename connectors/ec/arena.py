@@ -25,17 +25,15 @@ from protocol.errors import TransferError
 
 @dataclass(frozen=True)
 class ArenaOptions:
-    """`capacity` in bytes of the store, 0 if this engine makes no embeddings; `landing` of what is
-    on its way here and of as much where entries stay that are in use, 0 if it needs none of peers.
-    Both on `device`. Producers of this host are found in `folder`, others in `peers`."""
+    """Sizes, times and peers of a connector whose entries lie in one region."""
 
-    capacity: int
-    landing: int
-    device: str
-    lease_s: float
-    load_timeout_s: float
-    folder: Path
-    peers: tuple[Address, ...] = ()
+    capacity: int  # bytes of the store, 0 if this engine makes no embeddings
+    landing: int  # bytes that may be on their way here, 0 if it needs none of peers
+    device: str  # where both lie
+    lease_s: float  # seconds that an entry is kept which a consumer was told of
+    load_timeout_s: float  # seconds that a load may take
+    folder: Path  # where producers of this host are found
+    peers: tuple[Address, ...] = ()  # side channels of other producers
 
 
 class ArenaEC(ECConnector):

@@ -35,21 +35,24 @@ class Told:
 
 @dataclass(eq=False)
 class ArenaLoad(ECLoad):
-    """`peer` is the producer that was named, None to ask all there are."""
+    """One load; `reader` owns it."""
 
-    reader: ECReader
-    query: int
-    mm_hash: str
-    peer: Address | None
+    reader: ECReader  # the consumer's side of the connector
+    query: int  # number of the question, unique in this process
+    mm_hash: str  # the entry's name
+    peer: Address | None  # the producer that was named, None to ask all there are
+    # whether the pin held until all was read, None until the producer has said so
     held: bool | None = None
+    # producers that answered that they do not hold it
     lost: set[Address] = field(default_factory=set)
+    # producers that were asked → life of the connection then
     _asked: dict[Address, int | None] = field(default_factory=dict)
-    _told: Told | None = None
-    _transfer: Transfer | None = None
-    _room: Landing | Keep | None = None
-    _offset: int = 0
-    _tensors: Tensors | None = None
-    _done: bool = False
+    _told: Told | None = None  # where the entry lies, once a producer has granted it
+    _transfer: Transfer | None = None  # the read in progress
+    _room: Landing | Keep | None = None  # what the bytes are read into
+    _offset: int = 0  # where in it
+    _tensors: Tensors | None = None  # the entry, once it is here
+    _done: bool = False  # it has ended, for better or worse
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.reader.load_timeout_s

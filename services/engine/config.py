@@ -13,32 +13,29 @@ Part = Literal["language", "vision"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`parts` are the parts of the model to load. Sizes in tokens, blocks or bytes as named.
+    """Sizes in tokens, blocks or bytes as named; `services.worker.config` has the flags."""
 
-    `num_blocks` 0 sizes the KV pool from `kv_cache_bytes`, or on a GPU, where that is 0 too, from
-    `gpu_memory_utilization` of the device's memory. `events` None: caches say nothing.
-    """
-
-    model_dir: str
-    model: str
-    revision: str
-    parts: tuple[Part, ...]
-    dtype: str = "auto"
-    device: str = "auto"
-    block_size: int = 16
-    num_blocks: int = 0
+    model_dir: str  # folder of configuration, tokenizer and weights
+    model: str  # name of the model in content keys
+    revision: str  # name of the weights in content keys
+    parts: tuple[Part, ...]  # parts of the model to load
+    dtype: str = "auto"  # of weights and KV cache; auto: bfloat16 on a GPU, float32 on a CPU
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
+    block_size: int = 16  # tokens in one KV block
+    num_blocks: int = 0  # KV blocks, 0 to size the pool by bytes
+    # bytes of the KV pool; 0: by `gpu_memory_utilization`, on a CPU a default
     kv_cache_bytes: int = 0
-    gpu_memory_utilization: float = 0.9
-    max_model_len: int = 4096
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    max_encoder_patches: int = 16384
-    max_media_pixels: int = 64_000_000
-    embedding_cache_bytes: int = 256 << 20
-    prefix_caching: bool = True
-    eos_token_ids: tuple[int, ...] = ()
-    seed: int = 0
-    num_threads: int = 0
-    ec: ECConfig = ECConfig()
-    kv: KVConfig = KVConfig()
-    events: EventsConfig | None = None
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights and KV
+    max_model_len: int = 4096  # tokens of prompt and output together
+    max_num_seqs: int = 64  # requests computed at once
+    max_num_batched_tokens: int = 2048  # tokens of one step
+    max_encoder_patches: int = 16384  # patches of one encoder run
+    max_media_pixels: int = 64_000_000  # pixels of the largest picture
+    embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine
+    prefix_caching: bool = True  # whether KV is reused
+    eos_token_ids: tuple[int, ...] = ()  # tokens that end an output
+    seed: int = 0  # not used: requests bring their own
+    num_threads: int = 0  # CPU threads, 0 for PyTorch's default
+    ec: ECConfig = ECConfig()  # connector of embeddings
+    kv: KVConfig = KVConfig()  # connector of KV blocks
+    events: EventsConfig | None = None  # where cache events are published, None: nowhere

@@ -63,19 +63,17 @@ Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine is up. `parameter_bytes` by part ("language", "vision"). `kv_endpoint` and
-    `ec_endpoint` are what consumers of what is computed here need before there is any. `events`:
-    where cache events are published."""
+    """The engine is up."""
 
-    parameter_bytes: dict[str, int]
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    kv_layout: KVLayout | None = None
-    kv_endpoint: dict[str, Any] = {}
-    ec_endpoint: dict[str, Any] = {}
-    kv_bytes_per_token: int = 0
-    events: list[EventSource] = []
+    parameter_bytes: dict[str, int]  # by part: "language", "vision"
+    max_model_len: int  # tokens of prompt and output, bounded by the pool
+    num_blocks: int  # KV blocks of the pool
+    block_size: int  # tokens in one block
+    kv_layout: KVLayout | None = None  # what a peer must share to take over KV
+    kv_endpoint: dict[str, Any] = {}  # by which consumers ask for KV still being computed
+    ec_endpoint: dict[str, Any] = {}  # by which consumers ask for embeddings still being made
+    kv_bytes_per_token: int = 0  # size of one token's KV
+    events: list[EventSource] = []  # where cache events are published
 
 
 class Outputs(msgspec.Struct, tag=True):
@@ -84,16 +82,16 @@ class Outputs(msgspec.Struct, tag=True):
 
 
 class Statistics(msgspec.Struct, tag=True):
-    """A snapshot; `problems` is what an integrity check found wrong. Counters start at 0.
-    `cached_keys`: short keys of the prefix cache as of `cache_version`, if they were asked for."""
+    """A snapshot. Counters start at 0."""
 
-    query_id: int
-    gauges: dict[str, float]
-    counters: dict[str, float]
-    transfers: list[TransferStats] = []
-    problems: list[str] = []
-    load: Load = Load()
-    cache_version: int = 0
+    query_id: int  # of the `Query` that this answers
+    gauges: dict[str, float]  # name → value as of now
+    counters: dict[str, float]  # name → value since the start
+    transfers: list[TransferStats] = []  # one per connector
+    problems: list[str] = []  # what an integrity check found wrong
+    load: Load = Load()  # for masters
+    cache_version: int = 0  # version of the prefix cache
+    # short keys of the prefix cache as of `cache_version`, if they were asked for
     cached_keys: list[int] | None = None
 
 

@@ -12,23 +12,18 @@ from protocol.errors import ConfigError
 
 @dataclass(frozen=True)
 class MediaConfig:
-    """Where media may come from and how large it may be.
+    """Where media may come from and how large it may be."""
 
-    `allowed_domains`: when not empty, only these hosts are fetched from. Addresses that are not
-    public (private, loopback, link-local, reserved) need `allow_private` in any case.
-    `allowed_local_path`: the folder that `file://` may read, None for nowhere. Of all requests
-    under way `memory_bytes` are held in memory, the rest in files of `spill_folder`.
-    """
-
+    # fetch from private, loopback, link-local and reserved addresses too
     allow_private: bool = False
-    allowed_domains: frozenset[str] = frozenset()
-    allowed_local_path: Path | None = None
-    max_bytes: int = 64 << 20
-    max_pixels: int = 64_000_000
-    timeout_s: float = 10.0
-    max_redirects: int = 3
-    memory_bytes: int = 1 << 30
-    spill_folder: Path | None = None
+    allowed_domains: frozenset[str] = frozenset()  # when not empty, the only hosts to fetch from
+    allowed_local_path: Path | None = None  # the folder that file:// may read, None for nowhere
+    max_bytes: int = 64 << 20  # bytes of one item
+    max_pixels: int = 64_000_000  # pixels of one picture
+    timeout_s: float = 10.0  # seconds to fetch one item
+    max_redirects: int = 3  # redirects to follow
+    memory_bytes: int = 1 << 30  # bytes of all items held in memory; the rest goes to files
+    spill_folder: Path | None = None  # where these files lie, None for the system's folder
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -52,24 +47,20 @@ class MediaConfig:
 
 @dataclass(frozen=True)
 class FrontendConfig:
-    """`model` is a model directory.
+    """What a frontend is made of."""
 
-    `served_model_names`: names clients may use, the first one is answered; empty means the path
-    given as `model`. `chat_template` is a file or the template itself. `generation_defaults`: take
-    temperature, top_p and the like from generation_config.json, as vLLM does.
-    `mm_processor_kwargs` override options of the media processor; the encoder must have the same.
-    `max_references`: how many pictures seen before a client may refer to by uuid alone.
-    """
-
-    model: Path
+    model: Path  # a model directory
+    # names clients may use, the first is answered; empty: the path
     served_model_names: tuple[str, ...] = ()
-    max_model_len: int | None = None
-    chat_template: str | None = None
+    max_model_len: int | None = None  # tokens of prompt and output, None for the model's own limit
+    chat_template: str | None = None  # a file or the template itself, None for the model's own
+    # take temperature, top_p and the like from generation_config.json, as vLLM does
     generation_defaults: bool = True
-    limit_mm_per_prompt: int = 32
-    allow_references: bool = True
-    max_references: int = 4096
-    media: MediaConfig = MediaConfig()
+    limit_mm_per_prompt: int = 32  # media items of one request
+    allow_references: bool = True  # whether a client may name media by uuid alone
+    max_references: int = 4096  # pictures seen before that are remembered by uuid
+    media: MediaConfig = MediaConfig()  # where media may come from
+    # override options of the media processor; the encoder must have the same
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

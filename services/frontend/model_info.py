@@ -33,26 +33,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """`config`, `processor` and `tokenizer_config` are the directory's JSON files.
+    """What a model directory's files say."""
 
-    `processor` holds the image processor's options, `processor_config` those of the processor
-    around it. `name` and `revision` name the weights, in content keys. `max_model_len` counts
-    tokens, prompt and answer together. `templates` are chat templates by name, "default" first.
-    """
-
-    path: Path
-    name: str
-    revision: str
-    config: Json
-    processor: Json | None
-    processor_config: Json
-    tokenizer_config: Json
-    special_tokens: Mapping[str, str]
-    templates: Mapping[str, str]
-    generation_defaults: Mapping[str, Any]
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
-    max_model_len: int
+    path: Path  # the directory
+    name: str  # name of the weights, in content keys
+    revision: str  # version of the weights, in content keys
+    config: Json  # config.json
+    processor: Json | None  # options of the image processor, None without one
+    processor_config: Json  # processor_config.json, what is around it
+    tokenizer_config: Json  # tokenizer_config.json
+    special_tokens: Mapping[str, str]  # name (as bos_token) → token
+    templates: Mapping[str, str]  # chat templates by name, "default" first
+    generation_defaults: Mapping[str, Any]  # sampling parameters of generation_config.json
+    eos_token_ids: tuple[int, ...]  # tokens that end an output
+    vocab_size: int  # token ids lie below it
+    max_model_len: int  # tokens, prompt and output together
 
     @property
     def model_type(self) -> str:

@@ -11,30 +11,26 @@ from protocol.types import GenerateRequest
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What the output side must know of a request.
+    """What the output side must know of a request."""
 
-    `end_token_ids`: tokens that end an answer and are not shown (EOS and stop tokens).
-    `min_tokens`: stop strings count only in text that comes after so many tokens.
-    `max_tool_calls`: so many are taken out of a choice's text; 0 leaves them in it.
-    """
-
-    request_id: str
-    model: str
-    chat: bool
-    prompt_token_ids: Sequence[int]
-    n: int = 1
-    first_index: int = 0
-    stop: tuple[str, ...] = ()
+    request_id: str  # shown to the client
+    model: str  # shown to the client
+    chat: bool  # chat completion, or text completion
+    prompt_token_ids: Sequence[int]  # for usage, and for echoes of the prompt's ids
+    n: int = 1  # choices
+    first_index: int = 0  # number of the first choice, where a request has several prompts
+    stop: tuple[str, ...] = ()  # strings that end the text
+    # tokens that end an output and are not shown (EOS and stop tokens)
     end_token_ids: frozenset[int] = frozenset()
-    min_tokens: int = 0
-    include_stop_str: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    max_tool_calls: int = 0
+    min_tokens: int = 0  # stop strings count only in text that comes after so many tokens
+    include_stop_str: bool = False  # show the stop string
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    logprobs: int | None = None  # alternatives shown per token, None for none
+    stream: bool = False  # whether the answer is streamed
+    include_usage: bool = False  # send usage at the end of a stream
+    continuous_usage: bool = False  # send usage with every chunk
+    return_token_ids: bool = False  # show token ids beside the text
+    max_tool_calls: int = 0  # tool calls taken out of a choice's text; 0 leaves them in it
 
 
 def describe_output(

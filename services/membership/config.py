@@ -21,15 +21,16 @@ _Positive = Annotated[int, Meta(ge=1)]
 
 class EventsConfig(msgspec.Struct, frozen=True):
     """`--kv-events-config`. Endpoints are bound; a port of 0 takes any free one. Embeddings have a
-    socket of their own, since readers of block events would not know what to make of them."""
+    socket of their own, since readers of block events would not know what to make of them.
+    """
 
-    endpoint: str
-    replay_endpoint: str
-    ec_endpoint: str
-    ec_replay_endpoint: str
-    topic: str = KV_TOPIC
-    buffer_steps: _Positive = 10_000
-    hwm: _Positive = 100_000
+    endpoint: str  # PUB socket of block events
+    replay_endpoint: str  # ROUTER socket that replays them
+    ec_endpoint: str  # PUB socket of embedding events
+    ec_replay_endpoint: str  # ROUTER socket that replays those
+    topic: str = KV_TOPIC  # topic of block events
+    buffer_steps: _Positive = 10_000  # batches kept for replay
+    hwm: _Positive = 100_000  # batches queued for a slow reader before some are dropped
 
     def blocks(self) -> TopicOptions:
         return TopicOptions(
