@@ -1,7 +1,7 @@
-"""References to memory of another process: embeddings (EC) and KV blocks.
+"""References to KV blocks of another process.
 
-Their wire form is the value vLLM's EPD protocol uses (`ec_transfer_params`,
-`kv_transfer_params`): its own names where it has one, ours beside them.
+Their wire form is the value of `kv_transfer_params` in vLLM's EPD protocol: its own names where it
+has one, ours beside them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,6 @@ import msgspec
 from msgspec import Meta, field
 
 from protocol.errors import InvalidRequest
-
-
-class TensorDesc(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`shape` in elements, `dtype` as safetensors names it, `descriptor` owned by the transport."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    descriptor: dict[str, Any] = {}
-
-
-class ECRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An encoder-cache entry. `lease_s` counts from sending, on the owner's monotonic clock."""
-
-    mm_hash: str
-    instance_id: str
-    tensors: tuple[TensorDesc, ...] = ()
-    generation: int = 0
-    lease_s: float = 0.0
 
 
 class KVGroup(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from services.master.config import MasterConfig
 from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise, Timing
-from services.mock.virtual import VirtualFleet
+from tests.support.virtual_fleet import VirtualFleet
 
 TIMING = Timing(
     encode_base_ms=5.0, encode_patch_ms=0.01, prefill_base_ms=3.0, prefill_token_ms=0.1,

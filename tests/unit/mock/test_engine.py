@@ -13,7 +13,7 @@ from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise, Timing
 from services.mock.tokens import Vocabulary
-from services.mock.virtual import VirtualFleet
+from tests.support.virtual_fleet import VirtualFleet
 
 TIMING = Timing(prefill_token_ms=1, decode_base_ms=10, decode_request_ms=1, kv_block_ms=2)
 WORDS = Vocabulary()
