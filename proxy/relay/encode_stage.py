@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from protocol.ec_params import is_mm_hash
 from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
@@ -116,4 +117,6 @@ def _reference(params: dict[str, object], modality: str) -> Reference | None:
         return None
     if not entry["metadata"] or entry.get("modality", modality) != modality:
         return None
-    return Reference(mm_hash, entry)
+    # Our encoders key by the client's uuid, under which another item of the request may come too.
+    content = entry.get("mm_hash")
+    return Reference(content if is_mm_hash(content) else mm_hash, entry)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from protocol.ec_params import content_name, is_mm_hash, reported
 from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
 from services.frontend.config import FrontendConfig
@@ -44,11 +45,17 @@ class ItemLoader:
         await self._fetcher.close()
 
     async def load(
-        self, parts: Sequence[MediaPart], *, salt: str, resolved: Mapping[str, bytes]
+        self,
+        parts: Sequence[MediaPart],
+        reports: dict[str, Any] | None = None,
+        *,
+        salt: str,
+        resolved: Mapping[str, bytes],
     ) -> list[Item]:
         """One item per part; each URL is fetched once. The first error in prompt order is raised.
 
-        `resolved`: bytes by URL of media at hand. `salt` keeps tenants' uuids apart.
+        `reports`: the request's `ec_transfer_params`, which may name items by uuid. `resolved`:
+        bytes by URL of media at hand. `salt` keeps tenants' uuids apart.
         """
         self._check_number(len(parts))
         first_parts = {part.url: part for part in reversed(parts) if part.url is not None}
@@ -57,7 +64,7 @@ class ItemLoader:
         by_url = dict(zip(first_parts, results, strict=True))
         items = []
         for part in parts:
-            item = self._known(part, salt) if part.url is None else by_url[part.url]
+            item = self._known(part, reports, salt) if part.url is None else by_url[part.url]
             if isinstance(item, BaseException):
                 raise item
             if part.url is not None and part.uuid is not None:
@@ -94,7 +101,7 @@ class ItemLoader:
         )
         return Item(name, extent, self.store.keep(data))
 
-    def _known(self, part: MediaPart, salt: str) -> Item:
+    def _known(self, part: MediaPart, reports: dict[str, Any] | None, salt: str) -> Item:
         """An item without its picture: its embeddings, or the picture's uuid, are known."""
         assert part.uuid is not None
         if not self._config.allow_references:
@@ -102,8 +109,17 @@ class ItemLoader:
                 "uuid: this server takes no media by reference (--allow-media-references)",
                 param=part.param,
             )
-        if part.metadata is not None:
-            return Item(part.uuid, _naming(part.param, self._family.extent_of, part.metadata))
+        metadata = part.metadata
+        if metadata is None:  # vLLM's cached reference; what was reported says the size
+            metadata = reported(reports, part.uuid).get("metadata")
+        if isinstance(metadata, dict):
+            name = content_name(reports, part.uuid)
+            if not is_mm_hash(name):
+                raise InvalidRequest(
+                    "no entry of ec_transfer_params says which embeddings this uuid names",
+                    param=f"{part.param.rpartition('.')[0]}.uuid",
+                )
+            return Item(name, _naming(part.param, self._family.extent_of, metadata))
         known = self._references.find(salt, part.uuid)
         if known is None:
             raise InvalidRequest(

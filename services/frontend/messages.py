@@ -6,7 +6,6 @@ came with a string keeps it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,14 +14,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from protocol.ec_params import MAX_NAME_CHARS
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatMessage, ContentPart, FunctionCall, MediaURL, ToolCall
 from protocol.types import Modality
 from services.frontend.template import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_NAME_CHARS = 256
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
 _OTHER_MEDIA: Mapping[str, Modality] = MappingProxyType(
     {"video_url": "video", "audio_url": "audio", "input_audio": "audio"}
 )
@@ -32,7 +30,7 @@ _OTHER_MEDIA: Mapping[str, Modality] = MappingProxyType(
 class MediaPart:
     """One picture of a request, in prompt order.
 
-    Exactly one of: `url` (to fetch), `metadata` (embeddings that `uuid` names exist already), or
+    Exactly one of: `url` (to fetch), `metadata` (embeddings exist already, which `uuid` names), or
     neither, which refers to a picture sent before under `uuid`. `param` names its field.
     """
 
@@ -176,14 +174,14 @@ def _image(part: ContentPart, where: str) -> MediaPart:
 
 
 def _reference(part: ContentPart, where: str) -> MediaPart:
-    """Embeddings by name. The name may become a file's, so it has letters, digits and _-.: only."""
+    """Embeddings by their mm_hash, or by the uuid under which an encoder reported them."""
     if not isinstance(part.image_embeds, dict):
         raise _unsupported(
             "image_embeds must be the metadata of a picture whose embeddings uuid names",
             f"{where}.image_embeds",
         )
-    if part.uuid is None or not _NAME.fullmatch(part.uuid):
-        raise InvalidRequest("image_embeds needs the picture's mm_hash", param=f"{where}.uuid")
+    if not part.uuid:
+        raise InvalidRequest("image_embeds needs a uuid that names them", param=f"{where}.uuid")
     return MediaPart(f"{where}.image_embeds", metadata=part.image_embeds, uuid=part.uuid)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
@@ -17,7 +18,7 @@ from services.frontend.families import Extent, Family, load_family
 from services.frontend.grammar import asks_for_grammar, grammar_of, mark_terms
 from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
-from services.frontend.messages import MAX_NAME_CHARS, read_messages
+from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompt import Prompt, tokenize
 from services.frontend.sampling import fit, refuse_unsupported, sampling_params
@@ -33,7 +34,8 @@ OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the even
 @dataclass(frozen=True)
 class RenderedRequest:
     """`media`: bytes by mm_hash of the items that came with their picture; items that are only
-    referred to are not in it. `tenant` and `session` name who asks and in what conversation.
+    referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
+    gave none. `tenant` and `session` name who asks and in what conversation.
     """
 
     generate: GenerateRequest
@@ -41,6 +43,7 @@ class RenderedRequest:
     output: OutputSpec
     tenant: str = ""
     session: str = ""
+    uuids: Sequence[str | None] = ()
 
 
 class Frontend:
@@ -107,7 +110,8 @@ class Frontend:
         sampling = await self._checked(request)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
-        items = await self._items.load(chat.media, salt=salt, resolved=resolved or {})
+        reports = request.ec_transfer_params
+        items = await self._items.load(chat.media, reports, salt=salt, resolved=resolved or {})
         extents = [item.extent for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
         self._check_room(sum(extent.length for extent in extents), "messages")
@@ -125,7 +129,8 @@ class Frontend:
         media = {item.mm_hash: item.data for item in items if item.data is not None}
         calls = self._chat_text.max_tool_calls(request)
         spec = describe_output(request, generate, self.info.eos_token_ids, max_tool_calls=calls)
-        return RenderedRequest(generate, media, spec)
+        uuids = [part.uuid for part in chat.media]
+        return RenderedRequest(generate, media, spec, uuids=uuids)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -239,7 +244,7 @@ class Frontend:
             priority=request.priority,
             cache_salt=request.cache_salt or "",
             kv_transfer_params=request.kv_transfer_params,
-            ec_transfer_params=request.ec_transfer_params,
+            ec_transfer_params=by_content(request.ec_transfer_params),
         )
 
 

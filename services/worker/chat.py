@@ -8,16 +8,17 @@ takes them. Media come as the picture itself, or as a reference by mm_hash.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from protocol.ec_params import named_entry
 from protocol.errors import InvalidRequest, from_info
 from protocol.generate import item_metadata
 from protocol.openai import CHAT_PATH
 from protocol.openai_answers import encode
-from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, RequestOutput
+from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.render import RenderedRequest
 from services.http.counting import counted
@@ -42,6 +43,7 @@ def encoder_router(worker: Worker) -> APIRouter:
         rendered = await service.rendered_chat(request)
         if not rendered.media:
             raise InvalidRequest("messages: there is no media item to encode", param="messages")
+        _check_names(rendered)
         params = await while_connected(request, _encode(worker, rendered))
         answering = Answering(rendered.output, worker.frontend.tokenizer, ec_transfer_params=params)
         if rendered.output.stream:
@@ -84,20 +86,46 @@ async def _encode(worker: Worker, rendered: RenderedRequest) -> dict[str, Any]:
     ]
     request = EncodeRequest(rendered.generate.request_id, wanted, rendered.generate.deadline_s)
     outputs = {output.mm_hash: output for output in await worker.encode(request)}
-    return {name: _entry(rendered, name, output) for name, output in outputs.items()}
+    return _entries(rendered, outputs)
 
 
-def _entry(rendered: RenderedRequest, mm_hash: str, output: EncodeOutput) -> dict[str, Any]:
+def _entries(rendered: RenderedRequest, outputs: Mapping[str, EncodeOutput]) -> dict[str, Any]:
+    """One entry for each name that the client has for an item, as vLLM's encoders report them: a
+    proxy that asked several encoders merges their answers by name."""
+    entries: dict[str, Any] = {}
+    for index, (item, uuid) in enumerate(_named(rendered)):
+        if (output := outputs.get(item.mm_hash)) is None:
+            continue
+        name = uuid or item.mm_hash
+        if name not in entries:
+            entries[name] = named_entry(name, item.mm_hash, _entry(item, output))
+        entries[name]["item_indices"].append(index)
+    return entries
+
+
+def _entry(item: MMItem, output: EncodeOutput) -> dict[str, Any]:
     if output.error is not None:
         raise from_info(output.error)
-    places = [i for i, item in enumerate(rendered.generate.mm_items) if item.mm_hash == mm_hash]
-    item = rendered.generate.mm_items[places[0]]
     return {
         "modality": item.modality,
-        "item_indices": places,
+        "item_indices": [],
         "metadata": item_metadata(item),
         **(output.params or {}),
     }
+
+
+def _named(rendered: RenderedRequest) -> Iterator[tuple[MMItem, str | None]]:
+    return zip(rendered.generate.mm_items, rendered.uuids, strict=True)
+
+
+def _check_names(rendered: RenderedRequest) -> None:
+    """`InvalidRequest` if one uuid names two pictures: one would be taken for the other."""
+    pictures: dict[str, str] = {}
+    for item, uuid in _named(rendered):
+        if uuid and pictures.setdefault(uuid, item.mm_hash) != item.mm_hash:
+            raise InvalidRequest(
+                f"the uuid '{uuid[:64]}' names two different pictures", param="messages"
+            )
 
 
 def _nothing(rendered: RenderedRequest) -> list[RequestOutput]:

@@ -253,6 +253,24 @@ def test_embeddings_by_name_need_no_picture(fronts: Fronts) -> None:
     assert render(fronts(), user("x", batched)).generate.mm_items == [item]
 
 
+def test_embeddings_by_the_uuid_that_an_encoder_reported(fronts: Fronts) -> None:
+    """The uuid may be any text then; whoever loads them finds the entry by the content's hash."""
+    name, grid = "ab" * 32, {"image_grid_thw": [1, 4, 6]}
+    entry = {"mm_hash": name, "metadata": grid, "peer_port": 1}
+    named = {"type": "image_embeds", "image_embeds": grid, "uuid": "my picture/1"}
+    cached = {"type": "image_url", "image_url": None, "uuid": "my picture/1"}
+    for part in (named, cached):
+        rendered = render(fronts(), user(part), ec_transfer_params={"my picture/1": entry})
+        (item,) = rendered.generate.mm_items
+        assert (item.mm_hash, item.grid) == (name, (1, 4, 6))
+        assert (rendered.generate.ec_transfer_params or {})[name] == entry
+        assert rendered.uuids == ["my picture/1"]
+        with pytest.raises(InvalidRequest) as caught:
+            bad = {"my picture/1": {**entry, "mm_hash": "../../x"}}
+            render(fronts(), user(part), ec_transfer_params=bad)
+        assert caught.value.param == "messages[0].content[0].uuid"
+
+
 def test_every_family_takes_its_own_metadata_back(fronts: Fronts) -> None:
     for family in ("qwen2_5_vl", "gemma3", "llava_onevision"):
         (item,) = render(fronts(family), user(image_part(WIDE))).generate.mm_items
