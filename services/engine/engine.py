@@ -17,12 +17,13 @@ from connectors.host_memory import available_bytes
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
 from connectors.node import Readable
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, TriptychError, error_info
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
-from protocol.types import EncodeOutput, RequestOutput
+from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.config import EngineConfig
+from services.engine.containment import StepGuard, added
 from services.engine.messages import Ready
 from services.engine.model.language import LanguageModel
 from services.engine.model.loader import parameter_bytes
@@ -80,6 +81,22 @@ class Engine:
         if "vision" in parts:
             self.encode = self._vision(wake)
         self._events = self._publish()
+        self._guard()
+
+    def _guard(self) -> None:
+        """Each part's steps fail on their own."""
+        queue, core = self.encode, self.generate
+        self._polling: StepGuard[None] = StepGuard(self._poll, lambda _: [], lambda: [])
+        self._encoding = (
+            StepGuard(queue.step, queue.fail_all, lambda: []) if queue is not None else None
+        )
+        self._generating = (
+            StepGuard(core.step, core.fail_all, core.check_integrity) if core is not None else None
+        )
+
+    def _poll(self) -> list[None]:
+        self.ec.poll()
+        return []
 
     def _publish(self) -> EventThread | None:
         """Blocks if tokens are generated here, embeddings if they are made or taken here."""
@@ -164,13 +181,38 @@ class Engine:
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:
-        """Encode one batch and run one batch of tokens, as far as there is work."""
-        self.ec.poll()
-        encoded = self.encode.step() if self.encode is not None else []
-        outputs = self.generate.step() if self.generate is not None else []
+        """Encode one batch and run one batch of tokens, as far as there is work. What raises ends
+        requests, see `StepGuard`."""
+        self._polling.step()
+        encoded = self._encoding.step() if self._encoding is not None else []
+        outputs = self._generating.step() if self._generating is not None else []
         if self._log is not None and self._events is not None:
             self._events.hand(self._log.take())
         return outputs, encoded
+
+    def add(self, request: GenerateRequest) -> list[RequestOutput]:
+        """Queue a request; returns outputs only if it is refused."""
+        assert self.generate is not None
+        core = self.generate
+
+        def failed(error: TriptychError) -> list[RequestOutput]:
+            core.abort([request.request_id])
+            return [
+                RequestOutput(request.request_id, finish_reason="error", error=error_info(error))
+            ]
+
+        return added(core.add, request, failed)
+
+    def add_media(self, request: EncodeRequest) -> list[EncodeOutput]:
+        """Queue a request's media items; returns those that are answered at once."""
+        assert self.encode is not None
+        queue = self.encode
+
+        def failed(error: TriptychError) -> list[EncodeOutput]:
+            queue.abort([request.request_id])
+            return [EncodeOutput(request.request_id, "", error=error_info(error))]
+
+        return added(queue.add, request, failed)
 
     def serve_peers(self) -> None:
         """Instead of a step that cannot be made now: peers are answered, leases renewed, and what

@@ -129,7 +129,12 @@ class EngineProcess:
                 data = self._commands.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._handle(engine, messages.decode_command(data), outputs, encoded)
+            try:
+                command = messages.decode_command(data)
+            except msgspec.DecodeError as error:
+                logger.error("a command of the worker is not understood: %s", error)
+                continue
+            self._handle(engine, command, outputs, encoded)
         return outputs, encoded
 
     def _handle(
@@ -141,11 +146,9 @@ class EngineProcess:
     ) -> None:
         match command:
             case messages.Generate(request):
-                assert engine.generate is not None
-                outputs += engine.generate.add(request)
+                outputs += engine.add(request)
             case messages.Encode(request):
-                assert engine.encode is not None
-                encoded += engine.encode.add(request)
+                encoded += engine.add_media(request)
             case messages.Abort(request_ids, index):
                 if engine.generate is not None:
                     engine.generate.abort(request_ids, index)

@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from connectors.base import EC_TENSOR
+from protocol.errors import TriptychError
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
+from services.engine.containment import contained
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.sampling.sampler import Sampled, Sampler
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -35,9 +37,13 @@ class Runner:
         self._embeddings = embeddings
         self._sampler = sampler
 
-    @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """Compute the chunks' tokens; one sampled token for each choice that reached its end."""
+        """Compute the chunks' tokens; one sampled token for each choice that reached its end, and a
+        failure for each choice of a chunk that cannot be computed."""
+        return contained(self._run, chunks, _failed)
+
+    @torch.inference_mode()
+    def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         batch = self._batch(chunks)
         rows, samplers = _sampling_rows(chunks)
         inputs = self._inputs(chunks, rows)
@@ -119,6 +125,11 @@ class Runner:
                 media.append((places, {name: t[rows] for name, t in tensors.items()}))
             base += chunk.count
         return media
+
+
+def _failed(chunk: Chunk, error: TriptychError) -> list[Sampled]:
+    choices = dict.fromkeys((chunk.request, *chunk.samplers))
+    return [Sampled(choice, 0, failure=error) for choice in choices]
 
 
 def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request]]:

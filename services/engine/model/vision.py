@@ -11,8 +11,9 @@ import torch
 from transformers import AutoImageProcessor
 
 from connectors.base import EC_TENSOR, Tensors
-from protocol.errors import ConfigError, InvalidRequest
+from protocol.errors import ConfigError, InvalidRequest, TriptychError
 from protocol.types import EncodeItem
+from services.engine.containment import contained
 from services.engine.model.embedding_layout import deepstack_name
 from services.engine.model.loader import load_part
 from services.frontend.image import load_rgb
@@ -62,9 +63,12 @@ class VisionModel:
         pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
         return Prepared(item, pixels, _patches(pixels))
 
-    @torch.inference_mode()
-    def encode(self, batch: Sequence[Prepared]) -> list[Tensors | InvalidRequest]:
+    def encode(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
         """Embeddings of each picture, or why one cannot be used."""
+        return contained(self._run, batch, lambda _, error: [error])
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
         entries = self._encode(self._model, [self._move(p.pixels) for p in batch])
         return [
             _checked(prepared.item, tensors)
@@ -82,7 +86,7 @@ def _patches(pixels: Pixels) -> int:
     return pixels["pixel_values"].numel() // (14 * 14 * 3)
 
 
-def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | InvalidRequest:
+def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
     rows = tensors[EC_TENSOR].shape[0]
     if rows != item.length:
         return InvalidRequest(

@@ -235,6 +235,10 @@ class EncodeQueue:
         self._unstored.pop(mm_hash, None)
         return [_failed(waiter, mm_hash, error) for waiter in (job.waiters if job else ())]
 
+    def fail_all(self, error: TriptychError) -> list[EncodeOutput]:
+        """After a step that raised: nobody waits for anything any more."""
+        return [output for mm_hash in list(self._jobs) for output in self._fail(mm_hash, error)]
+
     def _expire(self) -> list[EncodeOutput]:
         expired: list[EncodeOutput] = []
         now = time.monotonic()

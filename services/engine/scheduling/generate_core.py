@@ -47,6 +47,7 @@ class GenerateCore:
         self._intake = Intake(config, model, scheduler, grammars, shares_kv=transfers.shares)
         self._requests: dict[str, dict[int, Request]] = {}
         self._progressed = False
+        self._in_step: list[str] = []
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
 
     def __len__(self) -> int:
@@ -109,6 +110,7 @@ class GenerateCore:
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
+        self._in_step = list(self._requests)
         outputs = self._advance()
         begun = time.perf_counter()
         chunks = self.scheduler.schedule()
@@ -129,7 +131,10 @@ class GenerateCore:
     def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
         with self._meanwhile():
             sampled = self._runner.run(chunks)
+        failed = {one.request.key for one in sampled if one.failure}
         for chunk in chunks:
+            if chunk.request.key in failed:
+                continue  # its blocks hold nothing that another request may use
             self.scheduler.computed(chunk)
             if chunk.request.hands_over:
                 self.transfers.offers.grown(chunk.request)
@@ -188,6 +193,14 @@ class GenerateCore:
         return RequestOutput(
             request.source.request_id, request.index, finish_reason="error", error=error_info(error)
         )
+
+    def fail_all(self, error: TriptychError) -> list[RequestOutput]:
+        """After a step that raised: all requests end, also those whose last outputs it has lost."""
+        self.abort(list(self._requests))
+        self.transfers.arrived.clear()
+        self.transfers.offers.hand_over([])
+        info = error_info(error)
+        return [RequestOutput(name, finish_reason="error", error=info) for name in self._in_step]
 
     def _with_siblings(self, chunk: Chunk) -> Chunk:
         """Once a prompt is complete its other choices come to life.
