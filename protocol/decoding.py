@@ -37,7 +37,8 @@ def field_of(error: msgspec.ValidationError) -> str | None:
     """The field a validation error speaks of, or the required one that is missing: msgspec ends its
     message in `$.path`."""
     _, found, path = str(error).rpartition("`$.")
-    parent = path.rstrip("`") if found else None
+    # A key of an object is shown as [...]: the field that holds the object is at fault.
+    parent = path.rstrip("`").partition("[...]")[0] if found else None
     _, missing, rest = str(error).partition("missing required field `")
     if not missing:
         return parent

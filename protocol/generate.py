@@ -10,6 +10,14 @@ from typing import Any
 
 import msgspec
 
+from protocol.bounds import (
+    INT32_MAX,
+    MAX_CHOICES,
+    Int64,
+    Natural,
+    Seconds,
+    check_opaque,
+)
 from protocol.decoding import accepted
 from protocol.errors import ErrorInfo, InvalidRequest
 from protocol.types import (
@@ -34,8 +42,8 @@ _SHOWN = 64
 
 
 class Placeholder(msgspec.Struct, frozen=True):
-    offset: int
-    length: int
+    offset: Natural
+    length: Natural
 
 
 class Features(msgspec.Struct, omit_defaults=True):
@@ -46,21 +54,25 @@ class Features(msgspec.Struct, omit_defaults=True):
 class GenerateBody(msgspec.Struct, omit_defaults=True):
     """The JSON body, field for field; see `protocol.types.GenerateRequest`."""
 
-    token_ids: list[int]  # the prompt, placeholders of media expanded
+    token_ids: list[Int64]  # the prompt, placeholders of media expanded
     request_id: str = ""  # empty: the worker draws one
     model: str = ""  # name of the model; empty: the worker's own
     features: Features | None = None  # hashes and placeholder spans of media
     sampling_params: SamplingParams = SamplingParams()  # how to choose tokens and when to stop
     # choice index (as text) → tokens that the client has already
-    emitted: dict[str, list[int]] = {}
+    emitted: dict[str, list[Int64]] = {}
     output_mode: str = "tokens"  # only tokens is served
     stream: bool = False  # whether outputs come as server-sent events
     cache_salt: str = ""  # keeps the KV of tenants apart
-    priority: int = 0  # lower runs first
-    deadline_s: float | None = None  # seconds left when the message was sent
+    priority: Int64 = 0  # lower runs first
+    deadline_s: Seconds | None = None  # seconds left when the message was sent
     # handle of KV on another worker, or a request to keep it
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
+
+
+class AbortBody(msgspec.Struct):
+    request_ids: list[str]
 
 
 class LogprobsBody(msgspec.Struct):
@@ -110,7 +122,7 @@ def _grid_of(entry: Any, modality: Modality) -> tuple[int, ...]:
     grid = metadata.get(_grid_key(modality)) if isinstance(metadata, dict) else None
     if grid is None:
         return ()
-    if not isinstance(grid, list) or not all(type(n) is int and n > 0 for n in grid):
+    if not isinstance(grid, list) or not all(type(n) is int and 0 < n <= INT32_MAX for n in grid):
         raise InvalidRequest(
             f"ec_transfer_params: {_grid_key(modality)} must be a list of positive integers",
             param="ec_transfer_params",
@@ -153,7 +165,8 @@ def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
 
 
 def check_ec_params(params: dict[str, Any] | None) -> None:
-    """`InvalidRequest` unless every entry is an object."""
+    """`InvalidRequest` unless every entry is an object that can be passed on."""
+    check_opaque(params, "ec_transfer_params")
     for name, entry in (params or {}).items():
         if not isinstance(entry, dict):
             raise InvalidRequest(
@@ -164,11 +177,13 @@ def check_ec_params(params: dict[str, Any] | None) -> None:
 
 _GENERATE = msgspec.json.Decoder(GenerateBody)
 _ENCODE = msgspec.msgpack.Decoder(EncodeRequest)
+_ABORT = msgspec.json.Decoder(AbortBody)
 
 
 def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
     """(request, stream) of a body; `InvalidRequest` names the field at fault."""
     body = accepted(_GENERATE.decode, data)
+    check_opaque(body.kv_transfer_params, "kv_transfer_params")
     check_ec_params(body.ec_transfer_params)
     if body.output_mode != "tokens":
         raise InvalidRequest("output_mode: this worker answers 'tokens' only", param="output_mode")
@@ -189,10 +204,19 @@ def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
 
 
 def _emitted(body: GenerateBody) -> dict[int, list[int]]:
-    try:
-        return {int(index): tokens for index, tokens in body.emitted.items()}
-    except ValueError:
-        raise InvalidRequest("emitted: keys must be choice indices", param="emitted") from None
+    found = {_choice(index): tokens for index, tokens in body.emitted.items()}
+    if len(found) < len(body.emitted):
+        raise InvalidRequest("emitted: one choice has two entries", param="emitted")
+    return found
+
+
+def _choice(index: str) -> int:
+    number = int(index) if index.isascii() and index.isdigit() and len(index) < 4 else MAX_CHOICES
+    if number >= MAX_CHOICES:
+        raise InvalidRequest(
+            f"emitted: keys must be choice indices, 0 to {MAX_CHOICES - 1}", param="emitted"
+        )
+    return number
 
 
 def _items(body: GenerateBody) -> list[MMItem]:
@@ -241,6 +265,11 @@ def decode_encode(data: bytes) -> EncodeRequest:
     return accepted(_ENCODE.decode, data, "msgpack")
 
 
+def decode_abort(data: bytes) -> list[str]:
+    """The ids in the body of an abort call; `InvalidRequest` names the field at fault."""
+    return accepted(_ABORT.decode, data).request_ids
+
+
 __all__ = [
     "ABORT_PATH",
     "ENCODE_PATH",
@@ -255,6 +284,7 @@ __all__ = [
     "UsageBody",
     "answer_of",
     "check_ec_params",
+    "decode_abort",
     "decode_encode",
     "decode_generate",
     "encode_encode",

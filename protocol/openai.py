@@ -1,16 +1,32 @@
 """OpenAI's chat and completion requests as types, with the extensions vLLM's clients use.
 
-Decoding checks types and names the field at fault; ranges are the frontend's business. Fields that
-are not listed are ignored, as OpenAI and vLLM do. Answers are in `protocol.openai_answers`.
+Decoding checks types and ranges and names the field at fault; what depends on the model is the
+frontend's business. Fields that are not listed are ignored, as OpenAI and vLLM do. Answers are in
+`protocol.openai_answers`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from protocol.bounds import (
+    Alternatives,
+    Bias,
+    Choices,
+    Int64,
+    MinP,
+    Natural,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    check_opaque,
+)
 from protocol.decoding import accepted
 
 CHAT_PATH = "/v1/chat/completions"
@@ -78,25 +94,25 @@ class SharedFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    max_tokens: Positive | None = None
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    stop_token_ids: list[Int64] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: Natural = 0
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     add_special_tokens: bool | None = None
-    priority: int = 0
+    priority: Int64 = 0
     cache_salt: str | None = None
     user: str | None = None
     request_id: str | None = None
@@ -120,9 +136,9 @@ class SharedFields(msgspec.Struct, kw_only=True):
 
 class ChatCompletionRequest(SharedFields, kw_only=True):
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Alternatives | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -139,22 +155,29 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
 class CompletionRequest(SharedFields, kw_only=True):
     """`prompt`: a text, a list of texts, token ids, or a list of lists of token ids."""
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: str | list[str | Int64 | list[Int64]]
+    logprobs: Alternatives | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Choices | None = None
 
 
+_R = TypeVar("_R", bound=SharedFields)
 _CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return accepted(_CHAT.decode, data)
+    return _checked(accepted(_CHAT.decode, data))
 
 
 def decode_completion(data: bytes) -> CompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return accepted(_COMPLETION.decode, data)
+    return _checked(accepted(_COMPLETION.decode, data))
+
+
+def _checked(request: _R) -> _R:
+    check_opaque(request.kv_transfer_params, "kv_transfer_params")
+    check_opaque(request.ec_transfer_params, "ec_transfer_params")
+    return request

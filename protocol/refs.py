@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
+from protocol.bounds import INT32_MAX, Int64, Natural, Port, Positive, Seconds
 from protocol.errors import InvalidRequest
 
 
@@ -44,6 +45,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 RequestId = Annotated[str, Meta(max_length=1024)]
 HostName = Annotated[str, Meta(max_length=253)]
 Label = Annotated[str, Meta(max_length=1024)]
+RopeDelta = Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)]
 
 
 class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,17 +56,17 @@ class KVRef(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: RequestId = field(name="remote_request_id")  # the producer's id of the request
     instance_id: Label = field(name="remote_engine_id")  # the producer
     # indices into the producer's pool, in prompt order
-    block_ids: tuple[int, ...] = field(name="remote_block_ids")
+    block_ids: tuple[Natural, ...] = field(name="remote_block_ids")
     # prompt tokens with KV; 0: still being computed, the first tokens come with it
-    num_tokens: int = field(name="remote_num_tokens")
-    rope_delta: int = 0  # what decode adds to a token's index for its rotary position
+    num_tokens: Natural = field(name="remote_num_tokens")
+    rope_delta: RopeDelta = 0  # what decode adds to a token's index for its rotary position
     # where the producer's side channel listens
     host: HostName = field(default="", name="remote_host")
-    port: int = field(default=0, name="remote_port")  # TCP port there
+    port: Port = field(default=0, name="remote_port")  # TCP port there
     compatibility: Label = ""  # what both sides must share: model, weights and KV layout
-    generation: int = 0  # counts the offers of this request; another one is another offer
-    lease_s: float = 0.0  # seconds without a heartbeat after which the producer frees the blocks
-    tp_size: int = 1  # tensor-parallel ranks of the producer
+    generation: Int64 = 0  # counts the offers of this request; another one is another offer
+    lease_s: Seconds = 0.0  # seconds without a heartbeat after which the producer frees the blocks
+    tp_size: Positive = 1  # tensor-parallel ranks of the producer
     descriptor: dict[str, Any] = {}  # how the transport finds the memory; opaque
 
     @property

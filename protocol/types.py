@@ -9,10 +9,26 @@ from typing import Any, Literal
 
 import msgspec
 
+from protocol.bounds import (
+    Alternatives,
+    Bias,
+    Choices,
+    Int64,
+    MinP,
+    Natural,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Seconds,
+    Temperature,
+    TopK,
+    TopP,
+)
 from protocol.errors import ErrorInfo
 
 Modality = Literal["image", "video", "audio"]
 FinishReason = Literal["stop", "length", "abort", "error"]
+GREEDY_BELOW = 1e-5  # a lower temperature would only overflow
 Role = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "frontend"]
 
 
@@ -25,9 +41,9 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     mm_hash: str
     modality: Modality
-    offset: int
-    length: int
-    grid: tuple[int, ...] = ()
+    offset: Natural
+    length: Natural
+    grid: tuple[Positive, ...] = ()
 
     @property
     def end(self) -> int:
@@ -37,30 +53,32 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens and when to stop; names and meanings as in OpenAI's API and vLLM's."""
 
-    max_tokens: int = 16  # output tokens at most
-    min_tokens: int = 0  # no stop before so many output tokens
-    n: int = 1  # choices to generate
-    temperature: float = 1.0  # 0 for greedy
-    top_p: float = 1.0  # probability mass to draw from, 1 for all
-    top_k: int = 0  # likeliest tokens to draw from, 0 for all
-    min_p: float = 0.0  # least probability relative to the likeliest token
-    seed: int | None = None  # None: the first owner of the request draws one
-    presence_penalty: float = 0.0  # subtracted once from tokens of the output
-    frequency_penalty: float = 0.0  # subtracted for each time in the output
-    repetition_penalty: float = 1.0  # divides logits of tokens of prompt and output, 1 for none
-    logit_bias: dict[int, float] = {}  # token id → added to its logit
+    max_tokens: Positive = 16  # output tokens at most
+    min_tokens: Natural = 0  # no stop before so many output tokens
+    n: Choices = 1  # choices to generate
+    temperature: Temperature = 1.0  # 0 for greedy
+    top_p: TopP = 1.0  # probability mass to draw from, 1 for all
+    top_k: TopK = 0  # likeliest tokens to draw from, 0 for all
+    min_p: MinP = 0.0  # least probability relative to the likeliest token
+    seed: Int64 | None = None  # None: the first owner of the request draws one
+    presence_penalty: Penalty = 0.0  # subtracted once from tokens of the output
+    frequency_penalty: Penalty = 0.0  # subtracted for each time in the output
+    repetition_penalty: RepetitionPenalty = (
+        1.0  # divides logits of tokens of prompt and output, 1 for none
+    )
+    logit_bias: dict[Int64, Bias] = {}  # token id → added to its logit
     stop: tuple[str, ...] = ()  # strings that end the text; the frontend matches them
-    stop_token_ids: tuple[int, ...] = ()  # tokens that end the output; the engine matches them
+    stop_token_ids: tuple[Int64, ...] = ()  # tokens that end the output; the engine matches them
     ignore_eos: bool = False  # go on past the end-of-sequence token
     # alternatives shown per token, 0 for the chosen one alone, None for none
-    logprobs: int | None = None
+    logprobs: Alternatives | None = None
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False  # show the stop string that ended the text
     grammar: str = ""  # llguidance grammar that the output must match, "" for none
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
 
 class GenerateRequest(msgspec.Struct, omit_defaults=True):
@@ -76,8 +94,10 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
     mm_items: list[MMItem] = []  # media of the prompt, in order of their offsets
     emitted: dict[int, list[int]] = {}  # choice index → tokens that the client has already
     model: str = ""  # name of the model; empty: the worker's own
-    priority: int = 0  # lower runs first
-    deadline_s: float | None = None  # seconds left when the message was sent, None for no deadline
+    priority: Int64 = 0  # lower runs first
+    deadline_s: Seconds | None = (
+        None  # seconds left when the message was sent, None for no deadline
+    )
     cache_salt: str = ""  # keeps the KV of tenants apart, part of every block key
     # handle of KV on another worker, or a request to keep it (`protocol.refs`)
     kv_transfer_params: dict[str, Any] | None = None
@@ -120,8 +140,8 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
 
     mm_hash: str
     modality: Modality
-    length: int
-    grid: tuple[int, ...] = ()
+    length: Natural
+    grid: tuple[Positive, ...] = ()
     data: bytes | None = None
 
 
@@ -132,7 +152,7 @@ class EncodeRequest(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     items: list[EncodeItem]
-    deadline_s: float | None = None
+    deadline_s: Seconds | None = None
     holder: str = ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class FrontendConfig:
     limit_mm_per_prompt: int = 32  # media items of one request
     allow_references: bool = True  # whether a client may name media by uuid alone
     max_references: int = 4096  # pictures seen before that are remembered by uuid
+    min_priority: int = 0  # the smallest `priority` of a request; lower values run first
     media: MediaConfig = MediaConfig()  # where media may come from
     # override options of the media processor; the encoder must have the same
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -72,10 +73,24 @@ class FrontendConfig:
             raise ConfigError(f"--max-model-len: {self.max_model_len} is not positive")
         if self.limit_mm_per_prompt < 0:
             raise ConfigError(f"--limit-mm-per-prompt: {self.limit_mm_per_prompt} is negative")
+        if self.min_priority > 0:
+            raise ConfigError(
+                f"--min-priority: {self.min_priority} is more than 0, the priority of requests that "
+                "state none"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.served_model_names or (str(self.model),)
+
+    def check_priority(self, priority: int) -> None:
+        """`InvalidRequest` if a request would run before more others than it may."""
+        if priority < self.min_priority:
+            raise InvalidRequest(
+                f"priority must be at least {self.min_priority} here, not {priority}: lower values "
+                "run earlier, and --min-priority says how low they may be",
+                param="priority",
+            )
 
 
 def _where_to_get(model: Path) -> str:

@@ -57,8 +57,12 @@ class _Format(msgspec.Struct):
 def asks_for_grammar(request: SharedFields) -> bool:
     """Whether `grammar_of` has anything to look at."""
     names = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _GUIDED))
-    forced = getattr(request, "tool_choice", None) not in _FREE
-    return forced or any(getattr(request, name) is not None for name in names)
+    return forces_calls(request) or any(getattr(request, name) is not None for name in names)
+
+
+def forces_calls(request: SharedFields) -> bool:
+    """Whether the answer must be tool calls and nothing else."""
+    return getattr(request, "tool_choice", None) not in _FREE
 
 
 def mark_terms(tokenizer: Tokenizer) -> tuple[str, str]:

@@ -57,6 +57,14 @@ class FrontendOptions:
     chat_template: str = option(
         "", "Chat template: a file, or the Jinja text itself. Empty: the model's own.", "template"
     )
+    min_priority: int = option(
+        0,
+        "Smallest priority that a request may state; requests with lower values run earlier. 0, which"
+        " is also the priority of requests that state none: no request overtakes the others.",
+        "priority",
+        minimum=-(1 << 31),
+        maximum=0,
+    )
     media_timeout: float = seconds(10.0, "How long fetching one media item may take.")
     media_memory_bytes: int = size(
         1 << 30,
@@ -80,6 +88,7 @@ class FrontendOptions:
             chat_template=self.chat_template or None,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
             allow_references=self.allow_media_references,
+            min_priority=self.min_priority,
             media=MediaConfig(
                 allow_private=self.allow_private_media,
                 allowed_domains=frozenset(_names(self.allowed_media_domains)),

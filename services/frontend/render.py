@@ -12,10 +12,11 @@ from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
 from protocol.types import GenerateRequest, MMItem, SamplingParams
+from protocol.vocabulary import check_token_ids
 from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family, load_family
-from services.frontend.grammar import asks_for_grammar, grammar_of, mark_terms
+from services.frontend.grammar import asks_for_grammar, forces_calls, grammar_of, mark_terms
 from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
 from services.frontend.messages import read_messages
@@ -128,7 +129,13 @@ class Frontend:
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
         calls = self._chat_text.max_tool_calls(request)
-        spec = describe_output(request, generate, self.info.eos_token_ids, max_tool_calls=calls)
+        spec = describe_output(
+            request,
+            generate,
+            self.info.eos_token_ids,
+            max_tool_calls=calls,
+            calls_only=forces_calls(request),
+        )
         uuids = [part.uuid for part in chat.media]
         return RenderedRequest(generate, media, spec, uuids=uuids)
 
@@ -165,6 +172,7 @@ class Frontend:
                 param="cache_salt",
             )
         refuse_unsupported(request)
+        self.config.check_priority(request.priority)
         return sampling_params(
             request,
             room=self.info.max_model_len,
@@ -219,10 +227,7 @@ class Frontend:
             prompt = (await _offloaded(work, len(prompt))).token_ids
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=param)
-        if not 0 <= min(prompt) <= max(prompt) < self.info.vocab_size:
-            raise InvalidRequest(
-                f"token ids must be from 0 to {self.info.vocab_size - 1}", param=param
-            )
+        check_token_ids(prompt, param, self.info.vocab_size)
         if self._placeholder is not None and self._placeholder.pad_id in prompt:
             raise InvalidRequest("a prompt must not contain media tokens", param=param)
         return prompt

@@ -31,6 +31,7 @@ class OutputSpec:
     continuous_usage: bool = False  # send usage with every chunk
     return_token_ids: bool = False  # show token ids beside the text
     max_tool_calls: int = 0  # tool calls taken out of a choice's text; 0 leaves them in it
+    calls_only: bool = False  # there is no text beside the tool calls
 
 
 def describe_output(
@@ -40,6 +41,7 @@ def describe_output(
     *,
     first_index: int = 0,
     max_tool_calls: int = 0,
+    calls_only: bool = False,
 ) -> OutputSpec:
     """What the answer to a rendered request must be like."""
     sampling, options = generate.sampling, request.stream_options
@@ -62,4 +64,5 @@ def describe_output(
         continuous_usage=options is not None and options.continuous_usage_stats,
         return_token_ids=bool(request.return_token_ids),
         max_tool_calls=max_tool_calls,
+        calls_only=calls_only,
     )

@@ -9,9 +9,10 @@ from typing import TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from protocol.decoding import decoded
-from protocol.errors import InvalidRequest
+from protocol.bounds import Int64
+from protocol.decoding import accepted
 from protocol.openai_answers import encode
+from protocol.vocabulary import check_token_ids
 from services.frontend.render import OFFLOAD_CHARS, Frontend
 from services.http.counting import Admitted, counted
 from services.http.openai import JSON, read_body
@@ -33,7 +34,7 @@ class _Tokenized(msgspec.Struct):
 
 
 class _Detokenize(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Int64]
 
 
 class _Detokenized(msgspec.Struct):
@@ -83,11 +84,10 @@ def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
 def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
     tokens = wanted.tokens
     most = max(frontend.info.vocab_size, frontend.tokenizer.size)
-    if tokens and not 0 <= min(tokens) <= max(tokens) < most:
-        raise InvalidRequest(f"tokens: every id must be from 0 to {most - 1}", param="tokens")
+    check_token_ids(tokens, "tokens", most)
     return _Detokenized(frontend.tokenizer.decode(tokens))
 
 
 async def _read(request: Request, limit: int, kind: type[_T]) -> _T:
     body = await read_body(request, limit)
-    return decoded(body, kind, fail=InvalidRequest)
+    return accepted(lambda data: msgspec.json.decode(data, type=kind), body)

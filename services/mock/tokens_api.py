@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,6 +13,7 @@ from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.generate import (
     EncodeAnswer,
     GenerateAnswer,
+    decode_abort,
     decode_encode,
     decode_generate,
 )
@@ -109,17 +109,9 @@ async def encode(instance: Instance, answering: Answering) -> web.StreamResponse
 
 async def abort(instance: Instance, answering: Answering) -> web.StreamResponse:
     """Stop requests by id, and free what is held for them."""
-    ids = _request_ids(answering.body)
+    ids = decode_abort(answering.body)
     instance.driver.abort(ids)
     return answering.json({"aborted": len(ids)})
-
-
-def _request_ids(body: bytes) -> list[str]:
-    try:
-        content: Any = msgspec.json.decode(body)
-        return msgspec.convert(content["request_ids"], list[str])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        raise InvalidRequest("request_ids must be a list of strings", param="request_ids") from None
 
 
 async def kv_ask(instance: Instance, answering: Answering) -> web.StreamResponse:

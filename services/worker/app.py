@@ -8,13 +8,16 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest, RequestAborted, TriptychError
-from protocol.generate import ABORT_PATH
+from protocol.errors import RequestAborted, TriptychError
+from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
+from services.http.openai import read_body
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
 from services.worker.worker import Worker
+
+_MAX_CONTROL_BODY = 16 << 20
 
 
 def create_app(worker: Worker) -> FastAPI:
@@ -107,12 +110,7 @@ def _control(worker: Worker) -> APIRouter:
     @routes.post(ABORT_PATH)
     async def abort(request: Request) -> Response:
         """Stop requests by id, and free what was published for them."""
-        try:
-            ids = (await request.json())["request_ids"]
-        except (ValueError, KeyError, TypeError):
-            ids = None
-        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-            raise InvalidRequest("request_ids must be a list of strings", param="request_ids")
+        ids = decode_abort(await read_body(request, _MAX_CONTROL_BODY))
         worker.engine.abort(ids)
         return JSONResponse({"aborted": len(ids)})
 

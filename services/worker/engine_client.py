@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.errors import (
+    InvalidRequest,
     NotServing,
     RequestAborted,
     TriptychError,
@@ -170,7 +171,11 @@ class EngineClient:
         if self.dead.is_set():
             raise NotServing("the engine of this worker has ended")
         try:
-            self._commands.send(messages.encode(command), zmq.NOBLOCK)
+            data = messages.encode(command)
+        except (OverflowError, RecursionError, ValueError) as error:
+            raise InvalidRequest(f"the request cannot be passed on: {error}") from None
+        try:
+            self._commands.send(data, zmq.NOBLOCK)
         except zmq.Again:
             raise Unavailable("the engine of this worker accepts no commands") from None
 

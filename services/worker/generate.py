@@ -32,6 +32,7 @@ def router(worker: Worker) -> APIRouter:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
         wanted, stream = decode_generate(await read_body(request, worker.config.max_body_bytes))
         worker.check_model(wanted.model)
+        worker.frontend.config.check_priority(wanted.priority)
         if not wanted.request_id:
             wanted.request_id = request_id(request)
         deadline = Deadline.after(wanted.deadline_s)

@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from protocol.draining import held_only
 from protocol.errors import InvalidRequest, ModelNotFound, NotServing, Unavailable
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
+from protocol.vocabulary import check_request
 from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.membership.tasks import TaskLog
@@ -115,6 +116,7 @@ class Worker:
         """Run a request here; see `EngineClient.generate`."""
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
+        check_request(request, self.frontend.info.vocab_size)
         timeline = self.metrics.timeline()
         with self.tasks.task(request.request_id, len(request.token_ids)) as task:
             async with contextlib.aclosing(self.engine.generate(request)) as steps:

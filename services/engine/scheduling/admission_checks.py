@@ -10,6 +10,7 @@ from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
 from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest
+from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
 from services.engine.model.language import LanguageModel
 from services.engine.model.positions import Positions, mrope_positions, text_positions
@@ -50,13 +51,7 @@ class Intake:
         return self._make(source)
 
     def _check_tokens(self, source: GenerateRequest) -> None:
-        if not source.token_ids:
-            raise InvalidRequest("the prompt is empty", param="token_ids")
-        vocabulary = self._model.text_config.vocab_size
-        if not all(0 <= token < vocabulary for token in source.token_ids):
-            raise InvalidRequest(
-                f"token_ids: every id must be from 0 to {vocabulary - 1}", param="token_ids"
-            )
+        check_request(source, self._model.text_config.vocab_size)
         limit = self._config.max_model_len
         if len(source.token_ids) + source.sampling.max_tokens > limit:
             raise InvalidRequest(

@@ -69,7 +69,7 @@ def content(part: Any) -> dict[str, Any]:
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"stop": [1]}, "stop[0]"),
-        ({"logit_bias": {"1": "x"}}, "logit_bias[...]"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
         ({"stream": 1}, "stream"),
         ({"stream_options": []}, "stream_options"),
         ({"tools": {}}, "tools"),

@@ -1,0 +1,41 @@
+"""Whether every token id of a request is one of the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from protocol.errors import InvalidRequest
+from protocol.types import GenerateRequest, SamplingParams
+
+
+def check_token_ids(ids: Collection[int], name: str, vocab_size: int) -> None:
+    """`InvalidRequest` for the field `name` unless all `ids` are below `vocab_size`."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InvalidRequest(f"{name}: token ids must be from 0 to {vocab_size - 1}", param=name)
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """`InvalidRequest` names the field at fault, beyond what its type says."""
+    check_token_ids(sampling.stop_token_ids, "stop_token_ids", vocab_size)
+    check_token_ids(sampling.logit_bias, "logit_bias", vocab_size)
+    if sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens must be at most max_tokens, {sampling.max_tokens}, not "
+            f"{sampling.min_tokens}",
+            param="min_tokens",
+        )
+
+
+def check_request(request: GenerateRequest, vocab_size: int) -> None:
+    """`InvalidRequest` names the field at fault."""
+    check_sampling(request.sampling, vocab_size)
+    if not request.token_ids:
+        raise InvalidRequest("the prompt is empty", param="token_ids")
+    check_token_ids(request.token_ids, "token_ids", vocab_size)
+    for index, tokens in request.emitted.items():
+        check_token_ids(tokens, "emitted", vocab_size)
+        if len(tokens) >= request.sampling.max_tokens:
+            raise InvalidRequest(
+                f"emitted: choice {index} has all of its {request.sampling.max_tokens} tokens",
+                param="emitted",
+            )
