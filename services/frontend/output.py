@@ -68,8 +68,12 @@ class OutputAssembler:
             index,
             self._tokenizer.detokenizer(skip_special_tokens=self.spec.skip_special_tokens),
             StopScanner(self.spec.stop, include=self.spec.include_stop_str),
-            ToolCalls(self.spec.max_tool_calls) if self.spec.max_tool_calls else None,
+            self._tools(),
         )
+
+    def _tools(self) -> ToolCalls | None:
+        most = self.spec.max_tool_calls
+        return ToolCalls(most, only=self.spec.calls_only) if most else None
 
     @property
     def finished(self) -> bool:

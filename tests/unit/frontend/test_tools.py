@@ -18,7 +18,7 @@ from services.frontend.answering import Answering
 from services.frontend.model_info import ModelInfo
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
-from services.frontend.tools import Heard, ToolCalls
+from services.frontend.tools import CLOSE, OPEN, Heard, ToolCalls
 from tests.support.chat_templates import TEMPLATES
 from tests.support.frontend_helpers import write_model
 from tests.unit.frontend.test_render import frontend, render, user
@@ -33,9 +33,9 @@ TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 Told = tuple[str, list[tuple[str, str]]]
 
 
-def hear(pieces: Sequence[str], most: int = 9) -> Told:
+def hear(pieces: Sequence[str], most: int = 9, *, only: bool = False) -> Told:
     """The text, and name and arguments of each call."""
-    tools = ToolCalls(most)
+    tools = ToolCalls(most, only=only)
     heard = [*map(tools.push, pieces), tools.flush(), tools.flush()]
     assert heard[-1] == Heard("")
     calls = [call for h in heard for call in h.calls]
@@ -74,6 +74,36 @@ def test_what_is_heard(text: str, told: Told) -> None:
     assert hear(list(text)) == told
 
 
+ARGUMENTS = r'{"a": "x</tool_call> \\\" y</tool_call>"}'
+QUOTING = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"a {OPEN}{QUOTING}{CLOSE} b", ("a b", [("f", ARGUMENTS)])),
+        (f"{OPEN}{QUOTING}{CLOSE}{HALT}", ("", [("f", ARGUMENTS), ("halt", "{}")])),
+        (f"{OPEN}{QUOTING}", ("", [("f", ARGUMENTS)])),
+        # A quotation mark too many: the call is none, and what follows is as it would have been.
+        (
+            f'{OPEN}{{"name": "f}}{CLOSE} b {HALT}',
+            (f'{OPEN}{{"name": "f}}{CLOSE} b', [("halt", "{}")]),
+        ),
+    ],
+)
+def test_a_mark_inside_a_string_ends_no_call(text: str, told: Told) -> None:
+    assert hear([text]) == told
+    assert hear(list(text)) == told
+
+
+@pytest.mark.parametrize("cut", range(1, len(BERN)))
+def test_a_call_that_was_to_be_and_was_cut_is_no_text(cut: int) -> None:
+    """Nor is one that follows a whole one."""
+    assert hear([BERN[:cut]], only=True)[0] == ""
+    assert hear(list(HALT + BERN[:cut]), only=True)[0] == ""
+    assert hear([f"{HALT}\n{BERN[:cut]}"], only=True)[1][0] == ("halt", "{}")
+
+
 def test_calls_beyond_the_most_are_dropped() -> None:
     assert hear([BERN + HALT + HALT, BERN], most=2)[1] == [WEATHER, ("halt", "{}")]
     assert hear([f"x{BERN}", HALT], most=1) == ("x", [WEATHER])
@@ -84,6 +114,9 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>",
         "</tool_call>",
         '{"name": "f"}',
+        '{"name": "',
+        '\\"',
+        '"}',
         "<",
         "tool_",
         "call>",
@@ -174,6 +207,12 @@ def test_an_answer_that_is_cut_short_says_so(tokenizer: Tokenizer) -> None:
     assert choice["message"]["content"] == "\n" + BERN[:-20]
 
 
+def test_a_forced_call_that_is_cut_short_is_no_content(tokenizer: Tokenizer) -> None:
+    choice = whole(tokenizer, BERN[:-20], "length", calls_only=True)
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"] and "tool_calls" not in choice["message"]
+
+
 def test_a_stop_string_comes_first(tokenizer: Tokenizer) -> None:
     choice = whole(tokenizer, f"a\n{BERN}", stop=("weather",))
     assert choice["message"]["content"] == 'a\n<tool_call>\n{"name": "'
@@ -214,6 +253,9 @@ def test_calls_are_looked_for_where_tools_are_given_and_the_model_marks_calls(
     assert most(tools=TOOLS) == most(tools=TOOLS, tool_choice="auto") == 128
     assert most(tools=TOOLS, parallel_tool_calls=False) == 1
     assert most(tools=TOOLS, tool_choice="none") == 0
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):
+        output = render(front, user("x"), tools=TOOLS, tool_choice=choice).output
+        assert output.calls_only == (choice != "auto")
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     front = frontend(model)
     assert most(tools=TOOLS) == 0
