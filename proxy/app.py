@@ -28,14 +28,15 @@ def create_app(gateway: Gateway) -> FastAPI:
             yield
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
-    limit = gateway.config.max_body_bytes
     if gateway.frontend is not None:
         app.include_router(generating(_service(gateway, gateway.frontend)))
-        app.include_router(informing(gateway.frontend, gateway.in_flight.counted, limit))
+        app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
         counted = gateway.in_flight.counted
-        app.include_router(passthrough.informing(gateway.fleet, gateway.client, counted, limit))
+        app.include_router(
+            passthrough.informing(gateway.fleet, gateway.client, counted, gateway.bodies)
+        )
     app.include_router(_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
@@ -56,7 +57,7 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
         run=gateway.run,
         stop_choice=lambda rendered, index: None,  # its tokens are ignored until all have ended
         admitted=gateway.in_flight.counted,
-        max_body_bytes=gateway.config.max_body_bytes,
+        bodies=gateway.bodies,
         timeout_s=gateway.config.request_timeout,
     )
 

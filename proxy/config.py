@@ -65,6 +65,11 @@ class ProxyConfig(FrontendOptions):
         " encode workers alone.",
     )
     max_body_bytes: int = size(128 << 20, "Largest body of a request.")
+    max_received_bytes: int = size(
+        512 << 20,
+        "Bytes of all request bodies that are being received and rendered; a body that does not fit"
+        " is answered with 503 and Retry-After.",
+    )
     max_in_flight: int = count(
         4096, "Requests in the proxy beyond which a new one is answered with 503.", "requests"
     )

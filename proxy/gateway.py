@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,6 +23,7 @@ from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
+from services.http.bodies import Bodies
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Gateway:
     `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
     `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
     `beside`: what goes on while requests are served.
+    `bodies`: what is being received on all routes.
     """
 
     config: ProxyConfig
@@ -45,6 +47,10 @@ class Gateway:
     dispatch: Dispatch
     pipeline: Pipeline
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    bodies: Bodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""

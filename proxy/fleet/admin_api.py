@@ -19,7 +19,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_one
 from proxy.fleet.worker import Instance, WorkingRole, stage_of
 from proxy.upstream.client import UpstreamClient
-from services.http.openai import read_body
+from services.http.bodies import read_body
 
 _MAX_BODY = 1 << 20
 _MOST = 4096
@@ -51,7 +51,7 @@ def _can_be_asked(url: str) -> bool:
     except ValueError:
         return False
     plain = url.isprintable() and not any(map(str.isspace, url))
-    return bool(host) and plain and not (parts.query or parts.fragment)
+    return bool(host) and plain and not (parts.query or parts.fragment or "@" in parts.netloc)
 
 
 def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRouter:

@@ -8,8 +8,9 @@ from protocol.errors import TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from proxy.fleet.fleet import Fleet
 from proxy.upstream.client import Patience, UpstreamClient
+from services.http.bodies import Bodies
 from services.http.counting import Admitted, counted
-from services.http.openai import JSON, read_body
+from services.http.openai import JSON
 from services.http.streams import while_connected
 from services.http.tokens import MAX_BODY
 
@@ -24,11 +25,10 @@ class _NoRoute(TriptychError):
 
 
 def informing(
-    fleet: Fleet, client: UpstreamClient, admitted: Admitted, max_body_bytes: int
+    fleet: Fleet, client: UpstreamClient, admitted: Admitted, bodies: Bodies
 ) -> APIRouter:
     """The model and its tokenizer, as a worker that decodes has them."""
     routes = APIRouter()
-    limit = min(max_body_bytes, MAX_BODY)
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -39,12 +39,12 @@ def informing(
     @counted(admitted)
     async def passed(request: Request) -> Response:
         """Answered by a decode worker."""
-        body = await read_body(request, limit)
-        worker = fleet.choose("decode")
-        headers = {"content-type": JSON, **_own(request)}
-        patience = Patience.of(_TOKENS_S)
-        call = client.post(worker.url + request.url.path, body, headers, patience)
-        answer = await while_connected(request, call)
+        async with bodies.read(request, MAX_BODY) as body:
+            worker = fleet.choose("decode")
+            headers = {"content-type": JSON, **_own(request)}
+            patience = Patience.of(_TOKENS_S)
+            call = client.post(worker.url + request.url.path, body, headers, patience)
+            answer = await while_connected(request, call)
         return Response(answer, media_type=JSON)
 
     for path in _PASSED:

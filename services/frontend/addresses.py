@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
-
+# Not public, though not every version of Python knows so.
+_ANYCAST_6TO4 = IPv4Network("192.88.99.0/24")  # RFC 7526: relays into somebody's network
+_DOCUMENTATION = IPv6Network("3fff::/20")  # RFC 9637
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 
@@ -23,8 +22,10 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
         inner = _embedded(address)
         if inner is not None:
             return is_public(inner)
-        if address.is_site_local:
+        if address.is_site_local or address in _DOCUMENTATION:
             return False
+    elif address in _ANYCAST_6TO4:
+        return False
     return address.is_global and not (
         address.is_multicast or address.is_reserved or address.is_unspecified
     )
@@ -48,28 +49,3 @@ def literal_address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host.partition("%")[0])
     except ValueError:
         return None
-
-
-class PublicResolver(AbstractResolver):
-    """Resolves to public addresses only; the connection goes to what was checked, so a name that
-    changes its address in between gains nothing.
-    """
-
-    def __init__(self) -> None:
-        self._inner = ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        allowed = [result for result in found if is_public(ip_address(_bare(result["host"])))]
-        if not allowed:
-            raise ForbiddenAddress(f"{host} has no public address (--allow-private-media)")
-        return allowed
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-def _bare(host: str) -> str:
-    return host.partition("%")[0]

@@ -75,8 +75,8 @@ class FrontendConfig:
             raise ConfigError(f"--limit-mm-per-prompt: {self.limit_mm_per_prompt} is negative")
         if self.min_priority > 0:
             raise ConfigError(
-                f"--min-priority: {self.min_priority} is more than 0, the priority of requests that "
-                "state none"
+                f"--min-priority: {self.min_priority} is more than 0, the priority of requests "
+                "that state none"
             )
 
     @property

@@ -1,32 +1,19 @@
-"""Pictures as bytes: their size without decoding them, and their canonical decoding to RGB."""
+"""Pictures as bytes: their size without decoding them, and their canonical decoding to RGB.
+
+`load_rgb` is the one place where a picture is decoded, and only encoders come here.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from io import BytesIO
 from types import MappingProxyType
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
+from services.frontend.picture_headers import BadHeader, Header, read_header
 
-# No format whose decoder runs another program or is of no use in a browser.
-FORMATS = (
-    "AVIF",
-    "BMP",
-    "GIF",
-    "ICO",
-    "JPEG",
-    "JPEG2000",
-    "MPO",
-    "PNG",
-    "PPM",
-    "QOI",
-    "TIFF",
-    "WEBP",
-)
 DEFAULT_MAX_PIXELS = 64_000_000
 
 _TURNS = MappingProxyType(
@@ -40,7 +27,6 @@ _TURNS = MappingProxyType(
         8: Image.Transpose.ROTATE_90,
     }
 )
-_SWAPPED = (5, 6, 7, 8)
 
 
 def probe(
@@ -48,16 +34,10 @@ def probe(
 ) -> tuple[int, int]:
     """(width, height) in pixels as `load_rgb` will give them: after EXIF orientation.
 
-    Reads headers only; a PNG whose metadata follow its pixels is decoded. `InvalidRequest` if this
-    is no picture or a broken one, `PayloadTooLarge` above `max_pixels`; both name `param`.
+    Reads headers only, in time that does not depend on the number of pixels. `InvalidRequest` if
+    this is no picture or a broken one, `PayloadTooLarge` above `max_pixels`; both name `param`.
     """
-    image = _open(data, max_pixels, param)
-    if image.format == "TIFF":  # Pillow has swapped the sides already
-        return image.size
-    if image.format == "PNG" and _metadata_follow_pixels(data):
-        _load(image, param)
-    width, height = image.size
-    return (height, width) if _orientation(image) in _SWAPPED else (width, height)
+    return _header(data, max_pixels, param).size
 
 
 def load_rgb(
@@ -67,9 +47,11 @@ def load_rgb(
 
     Of an animation, the first frame. Errors as `probe`; `InvalidRequest` if pixels are missing.
     """
-    image = _open(data, max_pixels, param)
+    header = _header(data, max_pixels, param)
+    image = _open(data, header, param)
     _load(image, param)
-    turn = _TURNS.get(_orientation(image))
+    # Pillow turns a TIFF upright when it loads it.
+    turn = None if header.form == "TIFF" else _TURNS.get(header.orientation)
     try:
         rgb = _to_rgb(image)
     except (ValueError, OSError) as error:  # a mode that Pillow cannot convert
@@ -77,27 +59,31 @@ def load_rgb(
     return rgb if turn is None else rgb.transpose(turn)
 
 
-def _open(data: bytes, max_pixels: int, param: str | None) -> Image.Image:
+def _header(data: bytes, max_pixels: int, param: str | None) -> Header:
     if not data:
         raise InvalidRequest("the picture is empty", param=param, code="invalid_image")
+    try:
+        header = read_header(data)
+    except BadHeader as error:
+        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
+    if header.width < 1 or header.height < 1:
+        raise InvalidRequest("the picture has no pixels", param=param, code="invalid_image")
+    if header.width * header.height > max_pixels:
+        message = f"the picture has more than {max_pixels} pixels"
+        raise PayloadTooLarge(message, param=param)
+    return header
+
+
+def _open(data: bytes, header: Header, param: str | None) -> Image.Image:
+    """Pillow's view of it, which must be the one that was checked."""
     Image.init()  # all decoders, not only those that open() loads by itself
     try:
-        image = Image.open(BytesIO(data), formats=[f for f in FORMATS if f in Image.OPEN])
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large(max_pixels, param) from None
-    except UnidentifiedImageError:
-        raise InvalidRequest(
-            "this is not a picture of a known format (PNG, JPEG, WebP, GIF, …), or it is broken",
-            param=param,
-            code="invalid_image",
-        ) from None
+        image = Image.open(BytesIO(data), formats=[header.form])
     except Exception as error:  # decoders raise anything on hostile bytes
         raise _broken(error, param) from error
-    width, height = image.size
-    if width < 1 or height < 1:
-        raise InvalidRequest("the picture has no pixels", param=param, code="invalid_image")
-    if width * height > max_pixels:
-        raise _too_large(max_pixels, param)
+    expected = header.size if header.form == "TIFF" else (header.width, header.height)
+    if image.size != expected:
+        raise _broken(ValueError("its parts disagree on its size"), param)
     return image
 
 
@@ -111,37 +97,6 @@ def _load(image: Image.Image, param: str | None) -> None:
 def _broken(error: Exception, param: str | None) -> InvalidRequest:
     message = f"the picture is broken or incomplete: {error}"
     return InvalidRequest(message, param=param, code="invalid_image")
-
-
-def _too_large(max_pixels: int, param: str | None) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the picture has more than {max_pixels} pixels", param=param)
-
-
-def _orientation(image: Image.Image) -> int:
-    """The EXIF (or XMP) orientation, 1 to 8; 1 where it cannot be read."""
-    try:
-        # Not image.getexif(): the one of PNG decodes the pixels.
-        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
-    except Exception:  # broken metadata do not make a picture unusable
-        return 1
-    return value if isinstance(value, int) else 1
-
-
-def _metadata_follow_pixels(png: bytes) -> bool:
-    seen_pixels = False
-    for kind in _png_chunks(png):
-        seen_pixels = seen_pixels or kind == b"IDAT"
-        if seen_pixels and kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
-            return True
-    return False
-
-
-def _png_chunks(png: bytes) -> Iterator[bytes]:
-    place = 8
-    while place + 8 <= len(png):
-        length, kind = struct.unpack_from(">I4s", png, place)
-        yield kind
-        place += 12 + length
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -13,12 +13,13 @@ from protocol.keys import mm_hash
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
 from services.frontend.image import probe
-from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
+from services.frontend.media import MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
 from services.frontend.references import KnownMedia, ReferenceBook
 from services.frontend.spill import MediaStore
 
+_INLINE_BYTES = 1 << 14  # a header of as many parts as fit takes less than a millisecond
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -51,15 +52,16 @@ class ItemLoader:
         *,
         salt: str,
         resolved: Mapping[str, bytes],
+        caller: str = "",
     ) -> list[Item]:
         """One item per part; each URL is fetched once. The first error in prompt order is raised.
 
         `reports`: the request's `ec_transfer_params`, which may name items by uuid. `resolved`:
-        bytes by URL of media at hand. `salt` keeps tenants' uuids apart.
+        bytes by URL of media at hand. `salt` keeps tenants' uuids apart. `caller`: who asks.
         """
         self._check_number(len(parts))
         first_parts = {part.url: part for part in reversed(parts) if part.url is not None}
-        fetches = [self._fetched(url, part, resolved) for url, part in first_parts.items()]
+        fetches = [self._fetched(url, part, resolved, caller) for url, part in first_parts.items()]
         results = await asyncio.gather(*fetches, return_exceptions=True)
         by_url = dict(zip(first_parts, results, strict=True))
         items = []
@@ -81,11 +83,13 @@ class ItemLoader:
                 code="too_many_media",
             )
 
-    async def _fetched(self, url: str, part: MediaPart, resolved: Mapping[str, bytes]) -> Item:
+    async def _fetched(
+        self, url: str, part: MediaPart, resolved: Mapping[str, bytes], caller: str
+    ) -> Item:
         data = resolved.get(url)
         if data is None:
-            data = await self._fetcher.fetch(url, param=part.param)
-        if len(data) > OFFLOAD_BYTES:
+            data = await self._fetcher.fetch(url, param=part.param, caller=caller)
+        if len(data) > _INLINE_BYTES:
             return await asyncio.to_thread(self._item, data, part.param)
         return self._item(data, part.param)
 

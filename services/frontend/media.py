@@ -20,11 +20,11 @@ from yarl import URL
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from services.frontend.addresses import (
     ForbiddenAddress,
-    PublicResolver,
     is_public,
     literal_address,
 )
 from services.frontend.config import MediaConfig
+from services.frontend.lookups import LookUps
 
 OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
 _CHUNK = 1 << 16
@@ -37,10 +37,12 @@ class MediaFetcher:
     def __init__(self, config: MediaConfig) -> None:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._domains = frozenset(name.lower() for name in config.allowed_domains)
+        self._lookups = LookUps(public_only=not config.allow_private)
 
-    async def fetch(self, url: str, *, param: str) -> bytes:
+    async def fetch(self, url: str, *, param: str, caller: str = "") -> bytes:
         """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
-        `PayloadTooLarge` above the limit; both name `param`.
+        `PayloadTooLarge` above the limit; both name `param`. `caller`: who waits for it.
         """
         scheme = url[:10].partition(":")[0].lower()
         if scheme == "data":
@@ -48,7 +50,7 @@ class MediaFetcher:
         if scheme == "file":
             return await asyncio.to_thread(self._file, url, param)
         if scheme in ("http", "https"):
-            return await self._http(url, param)
+            return await self._http(url, param, caller)
         raise InvalidRequest(
             "a media URL must begin with data:, http://, https:// or file://",
             param=param,
@@ -56,6 +58,7 @@ class MediaFetcher:
         )
 
     async def close(self) -> None:
+        await self._lookups.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -73,13 +76,13 @@ class MediaFetcher:
             raise self._too_large(param)
         return data
 
-    async def _http(self, url: str, param: str) -> bytes:
+    async def _http(self, url: str, param: str, caller: str) -> bytes:
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                return await self._follow(_parsed(url, param), param)
+                return await self._follow(_parsed(url, param), param, caller)
         except TimeoutError:
             raise _unreachable(f"no answer in {self._config.timeout_s:g} s", param) from None
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, UnicodeError) as error:
             raise _invalid(f"the URL is malformed: {error}", param) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, ForbiddenAddress):
@@ -88,33 +91,35 @@ class MediaFetcher:
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(type(error).__name__, param) from None
 
-    async def _follow(self, url: URL, param: str) -> bytes:
+    async def _follow(self, url: URL, param: str, caller: str) -> bytes:
         for _ in range(self._config.max_redirects + 1):
-            self._check(url, param)
+            await self._check(url, param, caller)
             async with self._client().get(url, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
                     return await self._body(response, param)
                 url = url.join(_parsed(response.headers.get("Location", ""), param))
         raise _unreachable(f"more than {self._config.max_redirects} redirects", param)
 
-    def _check(self, url: URL, param: str) -> None:
-        """Refuse a hop before it is made; a name's addresses are checked by the resolver."""
+    async def _check(self, url: URL, param: str, caller: str) -> None:
+        """Refuse a hop before it is made; a name's addresses are checked when they are used."""
         if url.scheme not in ("http", "https") or not url.host:
             raise _forbidden(param)
-        domains = self._config.allowed_domains
-        if domains and url.host.lower() not in domains:
+        if self._domains and url.host.lower() not in self._domains:
             raise InvalidRequest(
                 f"media may not be fetched from {url.host}", param=param, code="forbidden_url"
             )
         address = literal_address(url.host)
-        if address is not None and not self._config.allow_private and not is_public(address):
+        if address is None:
+            await self._lookups.find(url.raw_host or "", url.port or 0, caller)
+        elif not self._config.allow_private and not is_public(address):
             raise _forbidden(param)
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            resolver = None if self._config.allow_private else PublicResolver()
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=resolver, limit_per_host=32),
+                connector=aiohttp.TCPConnector(
+                    resolver=self._lookups, use_dns_cache=False, limit_per_host=32
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Accept-Encoding": "identity", "User-Agent": "triptych"},
                 trust_env=False,

@@ -59,8 +59,8 @@ class FrontendOptions:
     )
     min_priority: int = option(
         0,
-        "Smallest priority that a request may state; requests with lower values run earlier. 0, which"
-        " is also the priority of requests that state none: no request overtakes the others.",
+        "Smallest priority that a request may state; lower values run earlier. 0, which is also the"
+        " priority of requests that state none: no request overtakes the others.",
         "priority",
         minimum=-(1 << 31),
         maximum=0,

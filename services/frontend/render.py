@@ -103,16 +103,20 @@ class Frontend:
         *,
         request_id: str,
         resolved: Mapping[str, bytes] | None = None,
+        caller: str = "",
     ) -> RenderedRequest:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
-        `resolved`: bytes by URL of media that are at hand and need not be fetched.
+        `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
+        asks, of whom not too many things are done at once.
         """
         sampling = await self._checked(request)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params
-        items = await self._items.load(chat.media, reports, salt=salt, resolved=resolved or {})
+        items = await self._items.load(
+            chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller
+        )
         extents = [item.extent for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
         self._check_room(sum(extent.length for extent in extents), "messages")

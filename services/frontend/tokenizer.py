@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.model_info import ModelInfo
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -50,13 +51,16 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`; special tokens in it become themselves."""
-        encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """Token ids of `text`; special tokens in it become themselves. `InvalidRequest` for what
+        the tokenizer cannot take in, as megabytes of blanks."""
+        with _refusing_panics():
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded[0].ids
 
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
         """As `encode`, with `char_to_token`: from a character's offset to its token's index."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        with _refusing_panics():
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -82,6 +86,17 @@ class Tokenizer:
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         return Detokenizer(self._backend, skip_special_tokens)
+
+
+@contextlib.contextmanager
+def _refusing_panics() -> Iterator[None]:
+    """A regular expression that gives up ends in a panic of Rust's, which is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise InvalidRequest("this text cannot be tokenized") from None
 
 
 class Detokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from blake3 import blake3
+from starlette.requests import Request
 
 from protocol.errors import InvalidRequest
 from services.frontend.render import RenderedRequest
@@ -43,8 +44,16 @@ def with_caller(
 ) -> RenderedRequest:
     """The request with its deadline, its conversation (`X-Session-Id`) and its tenant, which is
     named by a digest of the `Authorization` header."""
-    given = headers.get("authorization", "")
-    tenant = blake3(given.encode()).hexdigest()[:16] if given else ""
     session = headers.get(SESSION_HEADER, "")[:MAX_SESSION]
     generate = deadline.bounding(rendered.generate)
-    return replace(rendered, generate=generate, tenant=tenant, session=session)
+    return replace(rendered, generate=generate, tenant=_tenant(headers), session=session)
+
+
+def caller_of(request: Request) -> str:
+    """Who asks: the tenant, or the address that the request comes from."""
+    return _tenant(request.headers) or (request.client.host if request.client else "")
+
+
+def _tenant(headers: Mapping[str, str]) -> str:
+    given = headers.get("authorization", "")
+    return blake3(given.encode()).hexdigest()[:16] if given else ""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
 
-from protocol.errors import InvalidRequest, PayloadTooLarge, RequestAborted
+from protocol.errors import InvalidRequest
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
 from services.frontend.merging import merge
 from services.frontend.render import Frontend, RenderedRequest
-from services.http.callers import deadline_of, with_caller
+from services.http.bodies import Bodies
+from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.counting import Admitted, counted
 from services.http.deadline import Deadline
 from services.http.streams import EventStream, while_connected
@@ -29,37 +30,45 @@ _PROMPTS_AT_ONCE = 8
 class Service:
     """What answers requests. `run` computes a rendered request; `stop_choice` is told when a stop
     string has ended one of its choices; `admitted` counts a request in while it is here, from its
-    headers to its answer's end, or raises. `timeout_s`: the longest that a request may take.
+    headers to its answer's end, or raises. `bodies` bounds what is taken in. `timeout_s`: the
+    longest that a request may take.
     """
 
     frontend: Frontend
     run: Callable[[RenderedRequest], Steps]
     stop_choice: Callable[[RenderedRequest, int], None]
     admitted: Admitted
-    max_body_bytes: int
+    bodies: Bodies
     timeout_s: float | None = None
 
     async def rendered_chat(self, request: Request) -> RenderedRequest:
         """A chat request, read, checked and rendered; `RequestAborted` if the client has left."""
         deadline = deadline_of(request.headers, self.timeout_s)
-        wanted = decode_chat(await self._body(request, deadline))
-        render = self.frontend.render_chat(wanted, request_id=request_id(request))
-        rendered = await while_connected(request, render, deadline)
+        async with self._body(request, deadline) as body:
+            render = self.frontend.render_chat(
+                decode_chat(body), request_id=request_id(request), caller=caller_of(request)
+            )
+            rendered = await while_connected(request, render, deadline)
         return with_caller(rendered, request.headers, deadline)
 
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         deadline = deadline_of(request.headers, self.timeout_s)
-        wanted = decode_completion(await self._body(request, deadline))
-        render = self.frontend.render_completion(wanted, request_id=request_id(request))
-        prompts = await while_connected(request, render, deadline)
+        async with self._body(request, deadline) as body:
+            wanted = decode_completion(body)
+            render = self.frontend.render_completion(wanted, request_id=request_id(request))
+            prompts = await while_connected(request, render, deadline)
         return [with_caller(prompt, request.headers, deadline) for prompt in prompts]
 
-    async def _body(self, request: Request, deadline: Deadline) -> bytes:
-        try:
-            async with asyncio.timeout(deadline.left_s):
-                return await read_body(request, self.max_body_bytes)
-        except TimeoutError:
-            raise deadline.exceeded() from None
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+        """The request's body, counted until it has been rendered."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(deadline.left_s):
+                    body = await stack.enter_async_context(self.bodies.read(request))
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            yield body
 
     async def answer(self, request: Request, rendered: RenderedRequest) -> Response:
         """The whole answer, or a stream whose first tokens are there already."""
@@ -131,29 +140,6 @@ def generating(service: Service) -> APIRouter:
         return await service.answer_all(request, prompts)
 
     return routes
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; `PayloadTooLarge` if it exceeds `limit` bytes, `RequestAborted` if the
-    client leaves before its end.
-
-    Of a body that is too large as much again is read and thrown away: a client that is cut off
-    while it writes sees a broken connection instead of the answer.
-    """
-    body = bytearray()
-    size = 0
-    try:
-        async for piece in request.stream():
-            size += len(piece)
-            if size <= limit:
-                body += piece
-            elif size > 2 * limit:
-                break
-    except ClientDisconnect:
-        raise RequestAborted("the client left") from None
-    if size > limit:
-        raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
-    return bytes(body)
 
 
 def request_id(request: Request) -> str:

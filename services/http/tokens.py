@@ -11,11 +11,13 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
+from protocol.errors import InvalidRequest
 from protocol.openai_answers import encode
 from protocol.vocabulary import check_token_ids
 from services.frontend.render import OFFLOAD_CHARS, Frontend
+from services.http.bodies import Bodies
 from services.http.counting import Admitted, counted
-from services.http.openai import JSON, read_body
+from services.http.openai import JSON
 
 MAX_BODY = 16 << 20
 _AT_ONCE = 2
@@ -41,11 +43,10 @@ class _Detokenized(msgspec.Struct):
     prompt: str
 
 
-def informing(frontend: Frontend, admitted: Admitted, max_body_bytes: int) -> APIRouter:
+def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRouter:
     """The model and its tokenizer. A long text is nobody else's wait: it leaves the event loop, and
     few do at once."""
     routes = APIRouter()
-    limit = min(max_body_bytes, MAX_BODY)
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def answered(work: Callable[[], msgspec.Struct], size: int) -> Response:
@@ -63,21 +64,27 @@ def informing(frontend: Frontend, admitted: Admitted, max_body_bytes: int) -> AP
     @counted(admitted)
     async def tokenize(request: Request) -> Response:
         """Token ids of a text."""
-        wanted = await _read(request, limit, _Tokenize)
-        return await answered(lambda: _tokenized(frontend, wanted), len(wanted.prompt))
+        async with bodies.read(request, MAX_BODY) as body:
+            wanted = _decoded(body, _Tokenize)
+            return await answered(lambda: _tokenized(frontend, wanted), len(wanted.prompt))
 
     @routes.post("/detokenize")
     @counted(admitted)
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
-        wanted = await _read(request, limit, _Detokenize)
-        return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
+        async with bodies.read(request, MAX_BODY) as body:
+            wanted = _decoded(body, _Detokenize)
+            return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
 
     return routes
 
 
 def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
-    ids = frontend.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
+    try:
+        ids = frontend.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
+    except InvalidRequest as error:
+        error.param = "prompt"
+        raise
     return _Tokenized(ids, len(ids), frontend.info.max_model_len)
 
 
@@ -88,6 +95,5 @@ def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
     return _Detokenized(frontend.tokenizer.decode(tokens))
 
 
-async def _read(request: Request, limit: int, kind: type[_T]) -> _T:
-    body = await read_body(request, limit)
+def _decoded(body: bytes, kind: type[_T]) -> _T:
     return accepted(lambda data: msgspec.json.decode(data, type=kind), body)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
-from services.http.openai import read_body
+from services.http.bodies import read_body
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
@@ -26,8 +26,7 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(_status(worker))
     app.include_router(_control(worker))
     app.include_router(rtp_status.router(worker))
-    limit = worker.config.max_body_bytes
-    app.include_router(informing(worker.frontend, worker.admitted, limit))
+    app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
     for build in worker.role.routers:
         app.include_router(build(worker))
 

@@ -62,7 +62,7 @@ def _service(worker: Worker) -> Service:
             [rendered.generate.request_id], index
         ),
         admitted=worker.admitted,
-        max_body_bytes=worker.config.max_body_bytes,
+        bodies=worker.bodies,
     )
 
 

@@ -82,6 +82,11 @@ class WorkerConfig(FrontendOptions):
         256 << 20, "Memory for the embeddings that requests of the engine use.", minimum=0
     )
     max_body_bytes: int = size(256 << 20, "Largest body of a request.")
+    max_received_bytes: int = size(
+        512 << 20,
+        "Bytes of all request bodies that are being received and rendered; a body that does not fit"
+        " is answered with 503 and Retry-After.",
+    )
     enable_prefix_caching: bool = option(
         True, "Reuse the KV of prompts that start as earlier ones did."
     )

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.generate import ENCODE_PATH, EncodeAnswer, decode_encode
 from services.http.counting import counted
-from services.http.openai import read_body, request_id
+from services.http.openai import request_id
 from services.http.streams import while_connected
 from services.worker.worker import Worker
 
@@ -20,7 +20,8 @@ def router(worker: Worker) -> APIRouter:
     @counted(worker.open)
     async def encode(request: Request) -> Response:
         """Encode media items; each has its own result or error in the answer."""
-        wanted = decode_encode(await read_body(request, worker.config.max_body_bytes))
+        async with worker.bodies.read(request) as body:
+            wanted = decode_encode(body)
         if not wanted.request_id:
             wanted.request_id = request_id(request)
         outputs = await while_connected(request, worker.encode(wanted))

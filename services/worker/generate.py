@@ -18,7 +18,7 @@ from protocol.generate_answers import Usage, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
 from services.http.counting import counted
 from services.http.deadline import Deadline
-from services.http.openai import read_body, request_id
+from services.http.openai import request_id
 from services.http.streams import DONE, EventStream, collect, sse, while_connected
 from services.worker.worker import Worker
 
@@ -30,7 +30,8 @@ def router(worker: Worker) -> APIRouter:
     @counted(worker.admitted)
     async def generate(request: Request) -> Response:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
-        wanted, stream = decode_generate(await read_body(request, worker.config.max_body_bytes))
+        async with worker.bodies.read(request) as body:
+            wanted, stream = decode_generate(body)
         worker.check_model(wanted.model)
         worker.frontend.config.check_priority(wanted.priority)
         if not wanted.request_id:

@@ -14,16 +14,18 @@ from protocol.rtp_status import (
     parse_query,
 )
 from services.engine.messages import Statistics
-from services.http.openai import read_body
+from services.http.bodies import read_body
 from services.membership.rtp_status import cache_status, work_status
 from services.worker.worker import Worker
+
+_MAX_BODY = 1 << 20
 
 
 def router(worker: Worker) -> APIRouter:
     routes = APIRouter()
 
     async def asked(request: Request) -> tuple[StatusQuery, Statistics]:
-        body = await read_body(request, worker.config.max_body_bytes)
+        body = await read_body(request, _MAX_BODY)
         query = parse_query(body, dict(request.query_params))
         return query, await worker.engine.statistics(keys_since=query.keys_since)
 

@@ -16,6 +16,7 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, Request
 from protocol.vocabulary import check_request
 from services.engine.config import Part
 from services.frontend.render import Frontend
+from services.http.bodies import Bodies
 from services.membership.tasks import TaskLog
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
@@ -52,6 +53,11 @@ class Worker:
     in_flight: int = 0
     tasks: TaskLog = field(default_factory=TaskLog)
     tell: Callable[[], None] = lambda: None
+    bodies: Bodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.bodies = Bodies(config.max_body_bytes, config.max_received_bytes)
 
     def drain(self, *, by_master: bool = False) -> None:
         """Take no more requests; those under way finish."""

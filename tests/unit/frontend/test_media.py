@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.abc import ResolveResult
-from aiohttp.resolver import ThreadedResolver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, RequestError
-from services.frontend.addresses import PublicResolver, is_public
+from services.frontend.addresses import is_public
 from services.frontend.config import MediaConfig
+from services.frontend.lookups import LookUps
 from services.frontend.media import MediaFetcher
 from tests.support.frontend_helpers import picture
 
@@ -174,7 +174,7 @@ async def test_odd_spellings_of_private_addresses_are_refused(host: str, server:
 
 
 async def resolve_to_this_machine(
-    self: object, host: str, port: int = 0, family: int = 0
+    self: object, host: str, port: int = 0, caller: object = None, family: int = 0
 ) -> list[ResolveResult]:
     return [
         ResolveResult(
@@ -186,7 +186,7 @@ async def resolve_to_this_machine(
 async def test_a_name_is_checked_by_the_addresses_it_resolves_to(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ThreadedResolver, "resolve", resolve_to_this_machine)
+    monkeypatch.setattr(LookUps, "_ask", resolve_to_this_machine)
     url = server.url("/picture.png", "pictures.example.com")
     assert (await refusal(url)).code == "forbidden_url"
     assert server.asked == []
@@ -211,7 +211,8 @@ async def test_a_redirect_to_a_private_address_is_refused(
 ) -> None:
     """The first hop is made to count as public; the second goes to a literal address."""
 
-    monkeypatch.setattr(PublicResolver, "resolve", resolve_to_this_machine)
+    for name in ("_ask", "resolve"):
+        monkeypatch.setattr(LookUps, name, resolve_to_this_machine)
     target = server.url("/picture.png")
     assert (await refusal(server.url(f"/to?url={target}", "public.test"))).code == "forbidden_url"
     assert server.asked == ["/to"]
@@ -226,7 +227,10 @@ async def test_redirects_are_limited(server: Server) -> None:
 async def test_only_allowed_domains_are_fetched_from(server: Server) -> None:
     url = server.url("/picture.png")
     options: dict[str, Any] = {"allow_private": True}
-    assert await fetch(url, allowed_domains=frozenset({"127.0.0.1"}), **options) == PICTURE
+    assert (
+        await fetch(url, allowed_domains=frozenset({"127.0.0.1", "Example.COM"}), **options)
+        == PICTURE
+    )
     error = await refusal(url, allowed_domains=frozenset({"example.com"}), **options)
     assert (error.status, error.code) == (400, "forbidden_url")
 

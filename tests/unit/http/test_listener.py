@@ -9,9 +9,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.http.bodies import read_body
 from services.http.deadline import NEVER, Deadline
 from services.http.listener import Listener, Pace, framing_fits
-from services.http.openai import read_body
 from services.http.streams import DONE, EventStream, sse
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually

@@ -17,6 +17,7 @@ from protocol.errors import TriptychError, Unavailable
 from protocol.types import RequestOutput
 from services.frontend.render import Frontend, RenderedRequest
 from services.http import errors, streams
+from services.http.bodies import Bodies
 from services.http.listener import Listener
 from services.http.openai import Service, generating
 from services.http.tokens import MAX_BODY, informing
@@ -83,11 +84,11 @@ class Server:
     def app(self) -> FastAPI:
         app = FastAPI()
         service = Service(
-            self.front, self.run, lambda rendered, index: None, self.admitted, 1 << 20,
-            self.timeout_s,
+            self.front, self.run, lambda rendered, index: None, self.admitted,
+            Bodies(1 << 20, 64 << 20), self.timeout_s,
         )  # fmt: skip
         app.include_router(generating(service))
-        app.include_router(informing(self.front, self.admitted, 64 << 20))
+        app.include_router(informing(self.front, self.admitted, Bodies(64 << 20, 64 << 20)))
         errors.install(app, self.seen.append)
         return app
 

@@ -1,0 +1,158 @@
+"""The bytes of all requests that are being taken in, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.requests import ClientDisconnect, Request
+
+from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
+from services.http.listener import TooSlow
+
+STALL_S = 5.0
+_RETRY_AFTER_S = 1.0
+
+
+class Claim:
+    """What one request holds. `stalled_since`: when its last bytes came; None once it is complete.
+    `give_up` ends the request whose body does not come."""
+
+    def __init__(self, bodies: Bodies, give_up: Callable[[], None]) -> None:
+        self._bodies = bodies
+        self.give_up = give_up
+        self.size = 0
+        self.stalled_since: float | None = bodies.clock()
+
+    def add(self, size: int) -> None:
+        """More has come; `Unavailable` if there is no room for it."""
+        self._bodies.make_room(size, self)
+        self.size += size
+        self.stalled_since = self._bodies.clock()
+
+    def complete(self) -> None:
+        """All has come: the request is worked on."""
+        self.stalled_since = None
+
+    def close(self) -> None:
+        """The bytes are let go of; idempotent."""
+        self._bodies.close(self)
+
+
+class Bodies:
+    """Bodies of at most `largest` bytes, at most `capacity` bytes in all, from a body's first byte
+    until its request has been rendered.
+
+    What does not fit is refused, but a body of which nothing has come for `stall_s` makes room
+    before: else a few clients that fall silent would keep all others out.
+    """
+
+    def __init__(
+        self,
+        largest: int,
+        capacity: int,
+        stall_s: float = STALL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.largest = min(largest, capacity)
+        self.capacity = capacity
+        self.clock = clock
+        self.held = 0
+        self._stall_s = stall_s
+        self._claims: dict[Claim, None] = {}
+
+    def open(self, give_up: Callable[[], None]) -> Claim:
+        claim = Claim(self, give_up)
+        self._claims[claim] = None
+        return claim
+
+    def close(self, claim: Claim) -> None:
+        if claim in self._claims:
+            del self._claims[claim]
+            self.held -= claim.size
+
+    def make_room(self, size: int, claim: Claim) -> None:
+        """Count bytes of `claim`; `Unavailable` if there is no room."""
+        if self.held + size > self.capacity:
+            self._give_up_stalled(self.held + size - self.capacity, claim)
+        if claim not in self._claims or self.held + size > self.capacity:
+            raise Unavailable(
+                f"requests of more than {self.capacity} bytes are being received",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self.held += size
+
+    def _give_up_stalled(self, size: int, claim: Claim) -> None:
+        """Those that have been silent longest go first."""
+        limit = self.clock() - self._stall_s
+        stalled = {
+            other: other.stalled_since
+            for other in self._claims
+            if other is not claim
+            and other.size
+            and other.stalled_since is not None
+            and other.stalled_since <= limit
+        }
+        for other in sorted(stalled, key=lambda one: stalled[one]):
+            if size <= 0:
+                return
+            size -= other.size
+            self.close(other)
+            other.give_up()
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, most: int | None = None) -> AsyncGenerator[bytes, None]:
+        """The body of a request, which is counted until the context is left.
+
+        `PayloadTooLarge` if it exceeds `most` bytes (or `largest`), `Unavailable` if there is no
+        room for it, `TooSlow` if it stalled while others needed the room, `RequestAborted` if the
+        client leaves before its end.
+        """
+        patience = asyncio.timeout(None)
+        loop = asyncio.get_running_loop()
+        claim = self.open(lambda: patience.reschedule(loop.time()))
+        try:
+            limit = self.largest if most is None else min(most, self.largest)
+            yield await _whole(request, limit, claim, patience)
+        finally:
+            claim.close()
+
+
+async def _whole(request: Request, limit: int, claim: Claim, patience: asyncio.Timeout) -> bytes:
+    try:
+        async with patience:
+            body = await read_body(request, limit, claim.add)
+    except TimeoutError:
+        if not patience.expired():
+            raise  # another's: the request's own deadline
+        raise TooSlow from None
+    claim.complete()
+    return body
+
+
+async def read_body(
+    request: Request, limit: int, count: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """The request's body; `PayloadTooLarge` if it exceeds `limit` bytes, `RequestAborted` if the
+    client leaves before its end. `count` is told of bytes before they are kept.
+
+    Of a body that is too large as much again is read and thrown away: a client that is cut off
+    while it writes sees a broken connection instead of the answer.
+    """
+    body = bytearray()
+    size = 0
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            if size <= limit:
+                count(len(piece))
+                body += piece
+            elif size > 2 * limit:
+                break
+    except ClientDisconnect:
+        raise RequestAborted("the client left") from None
+    if size > limit:
+        raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
+    return bytes(body)

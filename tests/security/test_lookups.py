@@ -1,0 +1,118 @@
+"""Host names: nobody's look-ups wait for another's, and every odd name is the client's error."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from protocol.errors import InvalidRequest
+from services.frontend.addresses import is_public
+from services.frontend.config import MediaConfig
+from services.frontend.lookups import LookUps
+from services.frontend.media import MediaFetcher
+from tests.support.waiting import eventually
+
+PUBLIC = "93.184.216.34"
+
+
+class Names:
+    """A name server that lets names under `.slow` wait until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.asked: list[str] = []
+
+    def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
+        self.asked.append(host)
+        if host.endswith(".slow"):
+            self.go_on.wait(60)
+            raise socket.gaierror("no such host")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
+
+    @property
+    def slow(self) -> int:
+        return sum(host.endswith(".slow") for host in self.asked)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    server = Names()
+    monkeypatch.setattr("services.frontend.lookups.socket.getaddrinfo", server.getaddrinfo)
+    yield server
+    server.go_on.set()
+
+
+async def test_a_callers_slow_names_are_nobody_elses_wait(names: Names) -> None:
+    """Also once they have been given up: their threads are still busy."""
+    lookups = LookUps(public_only=True)
+    for _ in range(3):
+        many = [
+            asyncio.ensure_future(lookups.find(f"{number}.slow", 80, "them"))
+            for number in range(32)
+        ]
+        await eventually(lambda: names.slow == 4)
+        for task in many:
+            task.cancel()
+        await asyncio.gather(*many, return_exceptions=True)
+    assert names.slow == 4
+    await lookups.find("good.example", 80, "us")
+    (found,) = await lookups.resolve("good.example", 443)
+    assert (found["host"], found["port"]) == (PUBLIC, 443)
+    names.go_on.set()
+    await lookups.find("good.example2", 80, "them")
+    await eventually(lambda: not lookups._callers)
+    await lookups.close()
+
+
+async def test_what_was_looked_up_is_not_asked_again(names: Names) -> None:
+    lookups = LookUps(public_only=False)
+    for _ in range(3):
+        await lookups.find("a.example", 80, "us")
+        await lookups.resolve("a.example", 80)
+    assert names.asked == ["a.example"]
+    for number in range(2000):
+        lookups._keep(f"{number}", [])
+    assert len(lookups._kept) <= 1024
+    await lookups.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://xn--/",
+        "http://xn--a/x.png",
+        f"http://{'a' * 300}/",
+        "http://a..b/",
+        "http://\udc80/",
+        "http://[::1/",
+        "http://a:99999/",
+    ],
+)
+async def test_names_that_are_none_are_the_clients_error(url: str) -> None:
+    fetcher = MediaFetcher(MediaConfig())
+    try:
+        with pytest.raises(InvalidRequest) as caught:
+            await fetcher.fetch(url, param="here")
+        assert (caught.value.status, caught.value.param) == (400, "here")
+    finally:
+        await fetcher.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("192.88.99.1", False),
+        ("192.88.98.1", True),
+        ("3fff::1", False),
+        ("3fff:fff::1", False),
+        ("3ffe::1", True),
+        ("::ffff:192.88.99.1", False),
+        ("2002:c058:6301::1", False),
+    ],
+)
+def test_addresses_that_lead_into_somebodys_network(address: str, public: bool) -> None:
+    assert is_public(ip_address(address)) == public
