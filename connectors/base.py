@@ -12,14 +12,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest
 
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:  # engines without a model have connectors too
+    import torch
+
+Tensors: TypeAlias = "dict[str, torch.Tensor]"
 EC_TENSOR = "ec_cache"
 MAX_HASH = 256
 """Characters of the longest mm_hash."""

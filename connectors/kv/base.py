@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from connectors.meter import Meter, TransferStats
 from protocol.refs import KVRef
+
+if TYPE_CHECKING:  # engines without a model have connectors too
+    import torch
 
 REGION = "kv"
 """The name of a pool's memory, on whatever transport."""

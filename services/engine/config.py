@@ -29,6 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 4096  # tokens of prompt and output together
     max_num_seqs: int = 64  # requests computed at once
     max_num_batched_tokens: int = 2048  # tokens of one step
+    # prompt tokens of a step in which requests decode, 0: up to `max_num_batched_tokens`
+    max_prefill_beside_decode: int = 512
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine

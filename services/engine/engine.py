@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.messages import Ready
+from services.engine.model.admission import ModelAdmission
 from services.engine.model.language import LanguageModel
 from services.engine.model.loader import parameter_bytes
 from services.engine.model.runner import Runner
@@ -37,6 +39,7 @@ from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.image_prefetch import Preparing, tokens_ahead
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.scheduler import Limits, Scheduler
 from services.engine.transfers.kv_fetches import Transfers
@@ -61,6 +64,7 @@ class Engine:
         self.generate: GenerateCore | None = None
         self.encode: EncodeQueue | None = None
         self._events: EventThread | None = None
+        self._grammars: Grammars | None = None
         self.ec = self._connectors.make_ec(
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
@@ -117,15 +121,16 @@ class Engine:
         self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
-        embeddings = EmbeddingCache(
-            self.ec, config.device, config.embedding_cache_bytes, model.embedding_layout
-        )
+        embeddings = EmbeddingCache(self.ec, config.embedding_cache_bytes, model.embedding_layout)
         if self._log is not None:
             blocks.forgotten = self._log.block_removed
             if "vision" not in config.parts:  # else its store tells, which holds them longer
                 embeddings.changed = self._log.embedding_changed
         limits = Limits(
-            config.max_num_seqs, config.max_num_batched_tokens, model.bidirectional_media
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            model.bidirectional_media,
+            config.max_prefill_beside_decode,
         )
         scheduler = Scheduler(blocks, embeddings, limits, log=self._log)
         transfers = Transfers(
@@ -134,21 +139,20 @@ class Engine:
             vocabulary=model.text_config.vocab_size,
             fail_on_error=config.kv.load_failure_policy == "fail",
         )
-        scheduler.unplace = transfers.unplace
         runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
-        grammars = Grammars.load(
+        grammars = self._grammars = Grammars.load(
             Path(config.model_dir), model.text_config.vocab_size, config.eos_token_ids
         )
         capacity = num_blocks * config.block_size
         self.max_model_len = min(config.max_model_len, capacity)
         return GenerateCore(
             msgspec.structs.replace(config, max_model_len=self.max_model_len),
-            model,
+            ModelAdmission(model, grammars),
             scheduler,
             runner,
             transfers,
-            grammars,
             self.meter,
+            time.monotonic,
             self._connectors.meanwhile,
         )
 
@@ -161,8 +165,12 @@ class Engine:
             config.max_media_pixels,
         )
         self.parameter_bytes["vision"] = parameter_bytes(vision.module)
-        patches, meanwhile = config.max_encoder_patches, self._connectors.meanwhile
-        return EncodeQueue(vision, self.ec, patches, wake, self.meter, meanwhile)
+        patches = config.max_encoder_patches
+        pictures = Preparing(vision.prepare, tokens_ahead(patches), wake)
+        return EncodeQueue(
+            vision, pictures, self.ec, patches, self.meter, time.monotonic,
+            self._connectors.meanwhile,
+        )  # fmt: skip
 
     def ready(self) -> Ready:
         blocks = self.generate.scheduler.blocks if self.generate is not None else None
@@ -249,6 +257,11 @@ class Engine:
     def counters(self) -> dict[str, float]:
         return counters_of(self)
 
+    @property
+    def ec_capacity(self) -> int:
+        """Bytes of embeddings that are kept for others."""
+        return self.config.ec.ec_buffer_size
+
     def transfer_stats(self) -> list[TransferStats]:
         return [self.ec.stats(), *([self.kv.stats()] if self.kv is not None else [])]
 
@@ -280,6 +293,8 @@ class Engine:
             last_to_first.callback(self.ec.close)
             if self.kv is not None:
                 last_to_first.callback(self.kv.close)
+            if self._grammars is not None:
+                last_to_first.callback(self._grammars.close)
             if self.generate is not None:
                 last_to_first.callback(self.generate.close)
             if self.encode is not None:

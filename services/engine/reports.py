@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from connectors.base import ECConnector
+from connectors.meter import TransferStats
 from protocol.kv_events import short_key
 from protocol.registry import Load
 from services.engine.messages import Query, Statistics
+from services.engine.scheduling.encode_queue import EncodeQueue
+from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from services.engine.engine import Engine
+from services.engine.scheduling.seams import Meter
 
 
-def answer(engine: Engine, query: Query) -> Statistics:
+class Reporting(Protocol):
+    """What there is to tell of an engine, with a model or without. `ec_capacity` in bytes."""
+
+    generate: GenerateCore | None
+    encode: EncodeQueue | None
+    ec: ECConnector
+
+    @property
+    def meter(self) -> Meter: ...
+
+    @property
+    def ec_capacity(self) -> int: ...
+
+    def transfer_stats(self) -> list[TransferStats]: ...
+
+    def check_integrity(self) -> list[str]: ...
+
+
+def answer(engine: Reporting, query: Query) -> Statistics:
     """What a worker has asked for."""
     blocks = engine.generate.scheduler.blocks if engine.generate is not None else None
     version = blocks.version if blocks is not None else 0
@@ -32,7 +52,7 @@ def answer(engine: Engine, query: Query) -> Statistics:
     )
 
 
-def load_of(engine: Engine) -> Load:
+def load_of(engine: Reporting) -> Load:
     """Load as of now, with the rates measured so far.
 
     An encoder has its store's bytes to tell of, others those of the embeddings beside the engine.
@@ -50,7 +70,7 @@ def load_of(engine: Engine) -> Load:
     if engine.encode is not None:
         queued += len(engine.encode)
         tokens += engine.encode.queued_tokens
-        ec_bytes, ec_capacity = engine.ec.stats().bytes_held, engine.config.ec.ec_buffer_size
+        ec_bytes, ec_capacity = engine.ec.stats().bytes_held, engine.ec_capacity
     return Load(
         queued=queued,
         running=running,
@@ -70,7 +90,7 @@ def _to_compute(scheduler: Scheduler) -> int:
     return sum(len(request.tokens) - request.num_computed for request in requests)
 
 
-def gauges_of(engine: Engine) -> dict[str, float]:
+def gauges_of(engine: Reporting) -> dict[str, float]:
     values: dict[str, float] = {}
     if engine.generate is not None:
         scheduler = engine.generate.scheduler
@@ -86,7 +106,7 @@ def gauges_of(engine: Engine) -> dict[str, float]:
     return values
 
 
-def counters_of(engine: Engine) -> dict[str, float]:
+def counters_of(engine: Reporting) -> dict[str, float]:
     values: dict[str, float] = {}
     if engine.generate is not None:
         core = engine.generate

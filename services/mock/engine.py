@@ -13,7 +13,7 @@ from typing import Any
 from protocol.errors import DeadlineExceeded, InvalidRequest
 from protocol.kv_events import CacheEvent
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.mock.deadlines import Deadlines
+from services.engine.scheduling.deadlines import Deadlines
 from services.mock.embeddings import EmbeddingStore
 from services.mock.encoding import EncodeQueue
 from services.mock.events import EventLog

@@ -72,6 +72,14 @@ class WorkerConfig(FrontendOptions):
     max_num_batched_tokens: int = count(
         2048, "Tokens that one step of the engine computes at most.", "tokens", maximum=1 << 24
     )
+    max_prefill_beside_decode: int = count(
+        512,
+        "Prompt tokens of a step in which other requests decode. Fewer keep the time between two"
+        " tokens of an answer short, more compute prompts sooner. 0: no bound of its own.",
+        "tokens",
+        minimum=0,
+        maximum=1 << 24,
+    )
     max_num_queued: int = count(
         1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"
     )

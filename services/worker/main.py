@@ -85,6 +85,7 @@ def engine_config(
         max_model_len=info.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         embedding_cache_bytes=config.embedding_cache_bytes,

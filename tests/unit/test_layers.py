@@ -57,7 +57,8 @@ ALLOWED = {
         "services.master.config", "protocol",
     },
     "services.mock": {
-        "services.mock", "services.http", "services.frontend", "services.membership", "protocol",
+        "services.mock", "services.engine", "services.http", "services.frontend",
+        "services.membership", "connectors", "protocol",
     },
     "proxy": {
         "proxy", "services.admission", "services.frontend", "services.http", "protocol",
@@ -66,11 +67,29 @@ ALLOWED = {
     "services": set(),
     "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
 }  # fmt: skip
+# The engine's own rooms, lowest first: each imports itself and those above it in this list. A line
+# may name several that do not know each other. A longer name wins over a shorter one.
+ENGINE = (
+    ("services.engine.config", "services.engine.compile_cache", "services.engine.publishing"),
+    ("services.engine.messages",),
+    ("services.engine.scheduling",),
+    ("services.engine.transfers",),
+    ("services.engine.scheduling.generate_core",),
+    ("services.engine.reports",),
+    ("services.engine.attention", "services.engine.sampling"),
+    ("services.engine.model",),
+    ("services.engine.engine",),
+    ("services.engine.process",),
+)  # fmt: skip
 OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")
 LIGHT = (
     "protocol.generate", "services.admission.queue", "services.frontend.render",
-    "services.http.server", "proxy.__main__", "services.worker.main",
-    "services.master.__main__", "services.mock.main",
+    "services.http.server", "proxy.__main__",
+    "services.worker.main", "services.master.__main__", "services.mock.main",
+    "services.engine.reports", "services.engine.scheduling.block_manager",
+    "services.engine.scheduling.embedding_cache", "services.engine.scheduling.encode_queue",
+    "services.engine.scheduling.generate_core", "services.engine.scheduling.image_prefetch",
+    "services.engine.scheduling.rates", "services.engine.scheduling.scheduler",
 )  # fmt: skip
 
 
@@ -111,6 +130,32 @@ def test_imports_go_downward(path: Path) -> None:
         if name.split(".")[0] in OURS:
             allowed = any(name == a or name.startswith(f"{a}.") for a in ALLOWED[layer])
             assert allowed, f"{layer} must not import {name}"
+
+
+def engine_layer(module: str) -> tuple[int, str]:
+    """(how far down, name) of one of the engine's rooms."""
+    fitting = [
+        (len(name), level, name)
+        for level, names in enumerate(ENGINE)
+        for name in names
+        if module == name or module.startswith(f"{name}.")
+    ]
+    _, level, name = max(fitting)
+    return level, name
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "services" / "engine").rglob("*.py")], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_the_engine_has_layers_of_its_own(path: Path) -> None:
+    module = module_name(path)
+    if module == "services.engine":
+        return
+    level, name = engine_layer(module)
+    for imported in imports_of(path):
+        if imported.startswith("services.engine."):
+            below, other = engine_layer(imported)
+            assert other == name or below < level, f"{name} must not import {imported}"
 
 
 def test_the_check_sees_a_forbidden_import() -> None:

@@ -8,8 +8,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import TransferError
-
-MISMATCH = "embedding_length_mismatch"
+from services.engine.scheduling.embedding_cache import MISMATCH
 
 
 def deepstack_name(level: int) -> str:
@@ -19,11 +18,13 @@ def deepstack_name(level: int) -> str:
 
 @dataclass(frozen=True)
 class EmbeddingLayout:
-    """An entry's tensors, each [tokens, width] of `dtype`: the main one and `deepstack` others."""
+    """An entry's tensors, each [tokens, width] of `dtype`: the main one and `deepstack` others.
+    They are used on `device`."""
 
     width: int
     deepstack: int
     dtype: torch.dtype
+    device: str = "cpu"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,6 +34,11 @@ class EmbeddingLayout:
     def token_bytes(self) -> int:
         """Of one media token in all tensors."""
         return (1 + self.deepstack) * self.width * self.dtype.itemsize
+
+    def taken(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
+        """`fitted`, on the model's device."""
+        fitted = self.fitted(mm_hash, tensors, tokens)
+        return {name: tensor.to(self.device) for name, tensor in fitted.items()}
 
     def fitted(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
         """An entry as this model takes it. vLLM puts all tensors side by side into the main one.

@@ -145,7 +145,8 @@ class LanguageModel:
         """A media token's embeddings, those for early layers (deepstack) included."""
         vision = getattr(self.config, "vision_config", None)
         levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        return EmbeddingLayout(int(self.text_config.hidden_size), levels, self.dtype)
+        width = int(self.text_config.hidden_size)
+        return EmbeddingLayout(width, levels, self.dtype, self.device)
 
     def kv_layout(self, block_size: int) -> KVLayout:
         """The layout of this model's KV blocks; layers of one shape form a group."""

@@ -14,10 +14,11 @@ from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.language import Inputs, LanguageModel
-from services.engine.sampling.sampler import Sampled, Sampler
+from services.engine.sampling.sampler import Sampler
+from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request
-from services.engine.scheduling.scheduler import Chunk
+from services.engine.scheduling.seams import Sampled
 
 IntArray = NDArray[np.int64]
 
@@ -129,7 +130,7 @@ class Runner:
 
 def _failed(chunk: Chunk, error: TriptychError) -> list[Sampled]:
     choices = dict.fromkeys((chunk.request, *chunk.samplers))
-    return [Sampled(choice, 0, failure=error) for choice in choices]
+    return [Sampled(choice, [], failure=error) for choice in choices]
 
 
 def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,10 @@ from protocol.types import EncodeItem
 from services.engine.containment import contained
 from services.engine.model.embedding_layout import deepstack_name
 from services.engine.model.loader import load_part
+from services.engine.scheduling.seams import Prepared
 from services.frontend.image import load_rgb
 
 Pixels = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A picture ready for the vision tower. `patches` is its share of a run's cost."""
-
-    item: EncodeItem
-    pixels: Pixels
-    patches: int
 
 
 class VisionModel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,18 +17,9 @@ from numpy.typing import NDArray
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.types import PositionLogprobs, TokenLogprob
 from services.engine.scheduling.request import Request
+from services.engine.scheduling.seams import Sampled
 
 _MASK = (1 << 64) - 1
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """The token one choice gained; with a `failure`, why it cannot gain one, and no token."""
-
-    request: Request
-    token_id: int
-    logprobs: PositionLogprobs | None = None
-    failure: TriptychError | None = None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -59,7 +49,7 @@ class Sampler:
         adjusted, failures = self._adjust(logits, requests)
         token_ids = _choose(adjusted, requests)
         return [
-            Sampled(request, token, _logprobs(logits[row], token, request), failures.get(row))
+            Sampled(request, [token], _logprobs(logits[row], token, request), failures.get(row))
             for row, (request, token) in enumerate(zip(requests, token_ids, strict=True))
         ]
 
@@ -172,7 +162,7 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     return order.gather(1, picked)[:, 0].tolist()
 
 
-def _logprobs(row: torch.Tensor, token: int, request: Request) -> PositionLogprobs | None:
+def _logprobs(row: torch.Tensor, token: int, request: Request) -> list[PositionLogprobs] | None:
     wanted = request.sampling.logprobs
     if wanted is None:
         return None
@@ -186,4 +176,4 @@ def _logprobs(row: torch.Tensor, token: int, request: Request) -> PositionLogpro
             TokenLogprob(t, v, r)
             for r, (t, v) in enumerate(zip(ids.tolist(), values.tolist(), strict=True), start=1)
         ]
-    return PositionLogprobs(token, float(chosen), rank, top)
+    return [PositionLogprobs(token, float(chosen), rank, top)]

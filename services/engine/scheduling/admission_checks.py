@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+from collections.abc import Callable
 
 from protocol.errors import InvalidRequest
 from protocol.generate_answers import check_spans
@@ -12,11 +12,11 @@ from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest
 from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
-from services.engine.model.language import LanguageModel
-from services.engine.model.positions import Positions, mrope_positions, text_positions
-from services.engine.sampling.grammar import Grammars
 from services.engine.scheduling.request import Request, choices_of
 from services.engine.scheduling.scheduler import Scheduler
+from services.engine.scheduling.seams import Admission, Clock
+
+MakeKeys = Callable[[GenerateRequest], BlockKeyChain]
 
 
 class Intake:
@@ -25,9 +25,10 @@ class Intake:
     def __init__(
         self,
         config: EngineConfig,
-        model: LanguageModel,
+        model: Admission,
         scheduler: Scheduler,
-        grammars: Grammars,
+        clock: Clock,
+        make_keys: MakeKeys | None,
         *,
         shares_kv: bool,
     ) -> None:
@@ -35,7 +36,9 @@ class Intake:
         self._model = model
         self._limits = scheduler.limits
         self._embeddings = scheduler.embeddings
-        self._grammars = grammars
+        self._clock = clock
+        self._make_keys = make_keys or self._keys
+        self._root = root_key(model=config.model, revision=config.revision)
         self._shares_kv = shares_kv
         self._arrivals = itertools.count()
 
@@ -51,7 +54,7 @@ class Intake:
         return self._make(source)
 
     def _check_tokens(self, source: GenerateRequest) -> None:
-        check_request(source, self._model.text_config.vocab_size)
+        check_request(source, self._model.vocabulary)
         limit = self._config.max_model_len
         if len(source.token_ids) + source.sampling.max_tokens > limit:
             raise InvalidRequest(
@@ -72,10 +75,8 @@ class Intake:
             )
 
     def _make(self, source: GenerateRequest) -> Request:
-        positions, delta = self._positions(source)
+        positions, delta = self._model.positions(source)
         first, *others = choices_of(source)
-        config = self._config
-        root = root_key(model=config.model, revision=config.revision, cache_salt=source.cache_salt)
         deadline = source.deadline_s
         return Request(
             source=source,
@@ -84,14 +85,15 @@ class Intake:
             tokens=[*source.token_ids, *source.emitted.get(first, ())],
             positions=positions,
             rope_delta=delta,
-            keys=BlockKeyChain(root, config.block_size, source.mm_items),
-            deadline=None if deadline is None else time.monotonic() + deadline,
+            keys=self._make_keys(source),
+            deadline=None if deadline is None else self._clock() + deadline,
             siblings=tuple(others),
-            constraint=self._grammars.constraint(source.sampling.grammar),
+            constraint=self._model.constraint(source.sampling.grammar),
         )
 
-    def _positions(self, source: GenerateRequest) -> tuple[Positions, int]:
-        length = len(source.token_ids)
-        if self._model.uses_mrope:
-            return mrope_positions(length, source.mm_items, self._model.merge_size)
-        return text_positions(length), 0
+    def _keys(self, source: GenerateRequest) -> BlockKeyChain:
+        config, root = self._config, self._root
+        if source.cache_salt:
+            names = {"model": config.model, "revision": config.revision}
+            root = root_key(**names, cache_salt=source.cache_salt)
+        return BlockKeyChain(root, config.block_size, source.mm_items)

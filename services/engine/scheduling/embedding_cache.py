@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from connectors.base import ECConnector, ECLoad, Tensors, nobody_listens
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
-from services.engine.model.embedding_layout import MISMATCH, EmbeddingLayout
 from services.engine.scheduling.request import Order, Request, RequestKey
+from services.engine.scheduling.seams import EmbeddingForm
+
+MISMATCH = "embedding_length_mismatch"
 
 
 @dataclass
@@ -19,7 +21,6 @@ class _Entry:
 
     length: int
     size: int
-    load: ECLoad | None
     owners: dict[RequestKey, Order] = field(default_factory=dict)
     tensors: Tensors | None = None
 
@@ -33,15 +34,13 @@ class EmbeddingCache:
     what is here and what no more, as of `ECConnector`.
     """
 
-    def __init__(
-        self, connector: ECConnector, device: str, capacity: int, layout: EmbeddingLayout
-    ) -> None:
+    def __init__(self, connector: ECConnector, capacity: int, form: EmbeddingForm) -> None:
         self._connector = connector
-        self._device = device
         self._capacity = capacity
-        self._layout = layout
-        self._token_bytes = layout.token_bytes
+        self._form = form
+        self._token_bytes = form.token_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._loading: dict[str, ECLoad] = {}
         self._requests: dict[RequestKey, Request] = {}
         self._unmet: set[RequestKey] = set()
         self.changed: Callable[[str, int, int], None] = nobody_listens
@@ -93,10 +92,11 @@ class EmbeddingCache:
             return
         for item in request.mm_items:
             self._connector.forget(item.mm_hash, _params(request, item), key[0])
-        for mm_hash, entry in list(self._entries.items()):
-            entry.owners.pop(key, None)
-            if not entry.owners and entry.tensors is None:
-                self._drop(mm_hash)
+            entry = self._entries.get(item.mm_hash)
+            if entry is not None:
+                entry.owners.pop(key, None)
+                if not entry.owners and entry.tensors is None:
+                    self._drop(item.mm_hash)
 
     def ready(self, mm_hash: str) -> bool:
         entry = self._entries.get(mm_hash)
@@ -112,11 +112,10 @@ class EmbeddingCache:
         cause."""
         self._begin()
         failed: list[tuple[RequestKey, TransferError]] = []
-        for mm_hash, entry in list(self._entries.items()):
-            if entry.load is None:
-                continue
+        for mm_hash, load in list(self._loading.items()):
+            entry = self._entries[mm_hash]
             try:
-                self._advance(mm_hash, entry, entry.load)
+                self._advance(mm_hash, entry, load)
             except TransferError as error:
                 self._connector.meter.failed(error.code)
                 lost = EmbeddingLost(error.message) if error.code != MISMATCH else error
@@ -143,8 +142,8 @@ class EmbeddingCache:
         elif not self._make_room(item.length * self._token_bytes, request.order):
             return False
         else:
-            load = self._connector.get(item.mm_hash, _params(request, item))
-            entry = _Entry(item.length, item.length * self._token_bytes, load)
+            self._loading[item.mm_hash] = self._connector.get(item.mm_hash, _params(request, item))
+            entry = _Entry(item.length, item.length * self._token_bytes)
             self._entries[item.mm_hash] = entry
             self.size += entry.size
         self.queries += 1
@@ -175,15 +174,15 @@ class EmbeddingCache:
         tensors = load.poll()
         if tensors is None:
             return
-        tensors = self._layout.fitted(mm_hash, tensors, entry.length)
-        entry.tensors = {name: t.to(self._device) for name, t in tensors.items()}
-        entry.load = None
+        entry.tensors = self._form.taken(mm_hash, tensors, entry.length)
+        del self._loading[mm_hash]
         self.changed(mm_hash, entry.length, entry.size)
 
     def _drop(self, mm_hash: str) -> None:
         entry = self._entries.pop(mm_hash)
-        if entry.load is not None:
-            entry.load.cancel()
+        load = self._loading.pop(mm_hash, None)
+        if load is not None:
+            load.cancel()
         if entry.tensors is not None:
             self.changed(mm_hash, 0, 0)
         self.size -= entry.size

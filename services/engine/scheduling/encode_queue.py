@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from connectors.base import ECConnector, Entry
+from connectors.base import ECConnector, Entry, Tensors
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
-from services.engine.model.vision import Prepared, VisionModel
-from services.engine.run_bound import RunBound
-from services.engine.scheduling.image_prefetch import Preparing
-from services.engine.scheduling.rates import RateMeter
-
-_RUNS_AHEAD = 2  # prepared pictures, in runs of the largest size
-_PATCHES_PER_TOKEN = 4  # of most models
+from services.engine.scheduling.run_bound import RunBound
+from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Vision
 
 
 @dataclass
@@ -43,27 +36,31 @@ class EncodeQueue:
     While the store has no room for what has been encoded, only what a consumer waits for is: so
     pictures pile up in the queue alone, which its requests' deadlines bound. What the store pushed
     out waits here to be put again, as long as the leases last that it was kept for.
+
+    `step` is all of it. Where a run passes on a clock that is not the model's own, `advance`,
+    `begin` and `complete` are its parts.
     """
 
     def __init__(
         self,
-        vision: VisionModel,
+        vision: Vision,
+        pictures: Pictures,
         store: ECConnector,
         max_patches: int,
-        wake: Callable[[], None],
-        meter: RateMeter,
+        meter: Meter,
+        clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`wake` is called, from another thread, whenever a picture becomes ready to run;
-        `meanwhile` is entered while the model computes."""
+        """`meanwhile` is entered while the model computes."""
         self._vision = vision
         self._meanwhile = meanwhile
         self._store = store
         store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self.bound = RunBound(max_patches)
         self._meter = meter
-        ahead = _RUNS_AHEAD * max_patches // _PATCHES_PER_TOKEN
-        self._preparing = Preparing(vision.prepare, ahead, wake)
+        self._clock = clock
+        self._begun = 0.0
+        self._preparing = pictures
         self._jobs: dict[str, _Job] = {}
         self._unstored: dict[str, Entry] = {}
         self.encoded = 0
@@ -84,7 +81,7 @@ class EncodeQueue:
         """Queue a request's items; returns those that are answered at once."""
         deadline = None
         if request.deadline_s is not None:
-            deadline = time.monotonic() + request.deadline_s
+            deadline = self._clock() + request.deadline_s
         waiter = _Waiter(request.request_id, request.holder, deadline)
         outputs = [self._add_item(item, waiter) for item in request.items]
         self._prepare()
@@ -130,21 +127,34 @@ class EncodeQueue:
 
     def step(self) -> list[EncodeOutput]:
         """Encode one batch of what is prepared; returns every answer that is due."""
-        outputs = self._expire() + self._store_all()
+        outputs = self.advance()
+        batch, failed = self.begin()
+        if batch:
+            with self._meanwhile():
+                results = self._vision.encode(batch)
+            failed += self.complete(batch, results)
+        self._prepare()
+        return outputs + failed
+
+    def advance(self) -> list[EncodeOutput]:
+        """What is late, and what finds room in the store by now."""
+        return self._expire() + self._store_all()
+
+    def begin(self) -> tuple[list[Prepared], list[EncodeOutput]]:
+        """The pictures of the next run, and the answers about those that cannot be used."""
+        outputs: list[EncodeOutput] = []
         batch: list[Prepared] = []
         patches = 0
-        for mm_hash, future in self._runnable():
-            prepared = future.exception() or future.result()
+        for mm_hash, prepared in self._runnable():
             if isinstance(prepared, BaseException):
                 outputs += self._fail(mm_hash, prepared)
             elif not batch or patches + prepared.patches <= self.bound.room:
                 batch.append(prepared)
                 patches += prepared.patches
-        outputs += self._run(batch)
-        self._prepare()
-        return outputs
+        self._begun = self._clock()
+        return batch, outputs
 
-    def _runnable(self) -> list[tuple[str, Future[Prepared]]]:
+    def _runnable(self) -> list[tuple[str, Prepared | BaseException]]:
         """What can be encoded now, oldest first. While results wait for room in the store, only
         what a consumer is waiting for, as its place will be free again at once."""
         ready = self._preparing.ready()
@@ -161,16 +171,14 @@ class EncodeQueue:
         """Whether what has been encoded waits for room in the store."""
         return bool(self._unstored)
 
-    def _run(self, batch: list[Prepared]) -> list[EncodeOutput]:
-        if not batch:
-            return []
+    def complete(
+        self, batch: Sequence[Prepared], results: Sequence[Tensors | TriptychError]
+    ) -> list[EncodeOutput]:
+        """Account for a run that has ended; the answers that are due."""
         self.runs += 1
         outputs: list[EncodeOutput] = []
-        begun = time.perf_counter()
-        with self._meanwhile():
-            results = self._vision.encode(batch)
         tokens = sum(prepared.item.length for prepared in batch)
-        seconds = time.perf_counter() - begun
+        seconds = self._clock() - self._begun
         self._meter.encoded(tokens, seconds)
         self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
@@ -199,7 +207,7 @@ class EncodeQueue:
 
     def _drop_unneeded(self) -> None:
         """What found no room and is kept for nobody is made again if somebody asks for it."""
-        now = time.monotonic()
+        now = self._clock()
         for mm_hash, entry in list(self._unstored.items()):
             if not (mm_hash in self._jobs or entry.held(now) or self._store.wanted(mm_hash)):
                 del self._unstored[mm_hash]
@@ -241,7 +249,7 @@ class EncodeQueue:
 
     def _expire(self) -> list[EncodeOutput]:
         expired: list[EncodeOutput] = []
-        now = time.monotonic()
+        now = self._clock()
         for mm_hash, job in list(self._jobs.items()):
             late = [w for w in job.waiters if w.deadline is not None and w.deadline <= now]
             error = DeadlineExceeded(

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.refs import KVRef, has_remote_prefill
-from protocol.types import GenerateRequest, RequestOutput
+from protocol.types import FinishReason, GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
-from services.engine.model.language import LanguageModel
-from services.engine.model.runner import Runner
-from services.engine.sampling.grammar import Grammars
-from services.engine.sampling.sampler import Sampled
-from services.engine.scheduling.admission_checks import Intake
-from services.engine.scheduling.rates import RateMeter, work_of
-from services.engine.scheduling.request import Request, choices_of, sibling_of
-from services.engine.scheduling.scheduler import Chunk, Scheduler
+from services.engine.scheduling.admission_checks import Intake, MakeKeys
+from services.engine.scheduling.chunks import Chunk, Work, work_of
+from services.engine.scheduling.deadlines import Deadlines
+from services.engine.scheduling.request import Request, Status, choices_of, sibling_of
+from services.engine.scheduling.scheduler import Scheduler
+from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.transfers.kv_fetches import Transfers
 
 
 class GenerateCore:
-    """Schedules, runs and accounts for generate requests."""
+    """Schedules, runs and accounts for generate requests.
+
+    `step` is all of it. Where a step passes on a clock that is not the model's own, `advance`,
+    `begin` and `complete` are its parts; requests may come and go between the last two.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
-        model: LanguageModel,
+        model: Admission,
         scheduler: Scheduler,
         runner: Runner,
         transfers: Transfers,
-        grammars: Grammars,
-        meter: RateMeter,
-        meanwhile: Callable[[], AbstractContextManager[None]],
+        meter: Meter,
+        clock: Clock,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+        make_keys: MakeKeys | None = None,
     ) -> None:
-        """`meanwhile` is entered while the model computes."""
+        """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
+        without it they are named by the configuration."""
         self._config = config
         self._meter = meter
         self.scheduler = scheduler
         self.transfers = transfers
         self._runner = runner
         self._meanwhile = meanwhile
-        self._grammars = grammars
-        self._intake = Intake(config, model, scheduler, grammars, shares_kv=transfers.shares)
+        self._clock = clock
+        self._intake = Intake(
+            config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
+        )
         self._requests: dict[str, dict[int, Request]] = {}
+        self._deadlines = Deadlines(self._is_alive, lambda: len(self._requests))
         self._progressed = False
         self._in_step: list[str] = []
+        self._begun = 0.0
+        self._work = Work()
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
 
     def __len__(self) -> int:
@@ -56,24 +65,39 @@ class GenerateCore:
     def add(self, source: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""
         try:
-            if source.request_id in self._requests:
-                name = source.request_id
-                raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
-            request = self._intake.request(source)
-            ref = _remote(source)
+            self.admit(source)
         except TriptychError as error:
             return [
                 RequestOutput(source.request_id, finish_reason="error", error=error_info(error))
             ]
+        return []
+
+    def admit(self, source: GenerateRequest) -> None:
+        """Queue a request; `InvalidRequest` or `Unavailable` if it is refused."""
+        if source.request_id in self._requests:
+            name = source.request_id
+            raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
+        request = self._intake.request(source)
+        ref = _remote(source)
         self._register(request)
+        if request.deadline is not None:
+            self._deadlines.add(request.deadline, request.arrival, source.request_id)
         if ref is not None:
-            self.transfers.subscribe(request, ref)
+            self.transfers.fetch(request, ref)
         else:
             self.scheduler.add(request)
             self.scheduler.embeddings.pin(request)
         if request.hands_over:
-            self.transfers.offers.open(request)
-        return []
+            self.transfers.offers.offer(request)
+
+    def _is_alive(self, request_id: str, arrival: int) -> bool:
+        choices = self._requests.get(request_id)
+        return choices is not None and next(iter(choices.values())).arrival == arrival
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next request must have ended."""
+        return self._deadlines.next_time
 
     def _register(self, request: Request) -> None:
         self._requests.setdefault(request.source.request_id, {})[request.index] = request
@@ -94,11 +118,11 @@ class GenerateCore:
                 if index in (None, request.index):
                     self._drop(request)
             if index is None:
-                self.transfers.offers.withdraw(request_id)
+                self.transfers.offers.release(request_id)
 
     def _drop(self, request: Request) -> None:
         self._unregister(request)
-        self.transfers.offers.stop_growing(request.source.request_id, "the request was aborted")
+        self.transfers.offers.abandon(request.source.request_id, "the request was aborted")
         self.transfers.abort(request)
 
     def close(self) -> None:
@@ -106,43 +130,51 @@ class GenerateCore:
         hold something for them are told."""
         self.abort(list(self._requests))
         self.transfers.offers.close()
-        self._grammars.close()
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
         self._in_step = list(self._requests)
-        outputs = self._advance()
-        begun = time.perf_counter()
-        chunks = self.scheduler.schedule()
+        outputs = self.advance()
+        chunks = self.begin()
+        if chunks:
+            with self._meanwhile():
+                sampled = self._runner.run(chunks)
+            outputs += self.complete(chunks, sampled)
+        return outputs
+
+    def begin(self) -> list[Chunk]:
+        """The chunks of the next step, [] if there is nothing to compute."""
+        self._begun = self._clock()
+        chunks = self.scheduler.schedule(self.transfers.unplace)
         self._tell_of_preemptions()
+        self._progressed = bool(chunks)
         if chunks:
             self.counters["steps"] += 1
-            work = work_of(chunks)
-            outputs += self._run([self._with_siblings(chunk) for chunk in chunks])
-            self._meter.stepped(work, time.perf_counter() - begun)
-        self._progressed = bool(chunks)
-        return outputs
+            self._work = work_of(chunks)
+        return [self._with_siblings(chunk) for chunk in chunks]
 
     def _tell_of_preemptions(self) -> None:
         for request in self.scheduler.preempted:
             self.transfers.offers.restart(request.source.request_id)
         self.scheduler.preempted.clear()
 
-    def _run(self, chunks: list[Chunk]) -> list[RequestOutput]:
-        with self._meanwhile():
-            sampled = self._runner.run(chunks)
+    def complete(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> list[RequestOutput]:
+        """Account for chunks that have run; what their requests gained. Those that have ended in
+        the meantime gain nothing."""
         failed = {one.request.key for one in sampled if one.failure}
         for chunk in chunks:
-            if chunk.request.key in failed:
-                continue  # its blocks hold nothing that another request may use
-            self.scheduler.computed(chunk)
-            if chunk.request.hands_over:
-                self.transfers.offers.grown(chunk.request)
+            # The blocks of one that failed hold nothing that another request may use.
+            if chunk.request.status is Status.RUNNING and chunk.request.key not in failed:
+                self.scheduler.computed(chunk.request, chunk.end)
+                if chunk.request.hands_over:
+                    self.transfers.offers.advance(chunk.request)
         gained = [
             self._fail(one.request, one.failure) if one.failure else self._gained(one)
             for one in sampled
+            if one.request.status is not Status.FINISHED
         ]
-        self.transfers.offers.hand_over(gained)
+        self.transfers.offers.seal(gained)
+        self._meter.stepped(self._work, self._clock() - self._begun)
         return gained
 
     @property
@@ -150,7 +182,8 @@ class GenerateCore:
         """Whether the last step ran anything; if not, requests wait for something to arrive."""
         return self._progressed
 
-    def _advance(self) -> list[RequestOutput]:
+    def advance(self) -> list[RequestOutput]:
+        """All that time and peers have brought: deadlines, KV, embeddings."""
         outputs = self._expire()
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))
@@ -175,17 +208,16 @@ class GenerateCore:
         request.num_computed = arrival.num_tokens
         choices = [request, *self._siblings(request)]
         return [
-            self._gained(Sampled(choice, token))
+            self._gained(Sampled(choice, [token]))
             for choice in choices
             for token in arrival.outputs[choice.index]
         ]
 
     def _expire(self) -> list[RequestOutput]:
-        now = time.monotonic()
-        late = [r for r in self._alive() if r.deadline is not None and r.deadline <= now]
         return [
             self._fail(request, DeadlineExceeded("the request's deadline has passed"))
-            for request in late
+            for request_id in self._deadlines.due(self._clock())
+            for request in list(self._requests[request_id].values())
         ]
 
     def _fail(self, request: Request, error: TriptychError) -> RequestOutput:
@@ -198,7 +230,7 @@ class GenerateCore:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
         self.abort(list(self._requests))
         self.transfers.arrived.clear()
-        self.transfers.offers.hand_over([])
+        self.transfers.offers.seal([])
         info = error_info(error)
         return [RequestOutput(name, finish_reason="error", error=info) for name in self._in_step]
 
@@ -213,7 +245,7 @@ class GenerateCore:
         siblings = self._siblings(request)
         if request.num_output or not chunk.samplers:
             return chunk
-        return Chunk(request, chunk.start, chunk.count, (request, *siblings))
+        return replace(chunk, samplers=(request, *siblings))
 
     def _siblings(self, request: Request) -> list[Request]:
         """The other choices of a request, from here on requests of their own."""
@@ -225,19 +257,26 @@ class GenerateCore:
         return siblings
 
     def _gained(self, sampled: Sampled) -> RequestOutput:
-        request, token = sampled.request, sampled.token_id
+        request = sampled.request
         first = request.num_output == len(request.source.emitted.get(request.index, ()))
-        request.tokens.append(token)
+        reason, stop, count = self._ending(request, sampled.token_ids)
+        tokens, logprobs = sampled.token_ids[:count], sampled.logprobs
+        request.tokens += tokens
+        if count > 1:
+            self.scheduler.computed(request, request.num_computed + count - 1)
         output = RequestOutput(
             request.source.request_id,
             request.index,
-            [token],
-            [sampled.logprobs] if sampled.logprobs else None,
+            tokens,
+            logprobs[:count] if logprobs else None,
+            reason,
+            stop,
         )
         if first:
             self._count_prompt(request, output)
-        self.counters["generation_tokens"] += 1
-        self._finish_if_done(request, token, output)
+        self.counters["generation_tokens"] += count
+        if reason is not None:
+            self._finish(request)
         return output
 
     def _count_prompt(self, request: Request, output: RequestOutput) -> None:
@@ -246,21 +285,23 @@ class GenerateCore:
             self.counters["prompt_tokens"] += request.num_prompt
             self.counters["cached_tokens"] += output.cached_tokens
 
-    def _finish_if_done(self, request: Request, token: int, output: RequestOutput) -> None:
-        sampling = request.sampling
-        if request.num_output >= sampling.min_tokens:
-            if token in self._config.eos_token_ids and not sampling.ignore_eos:
-                output.finish_reason = "stop"
-            elif token in sampling.stop_token_ids:
-                output.finish_reason, output.stop_reason = "stop", token
-        if output.finish_reason is None and (
-            request.num_output >= sampling.max_tokens or request.hands_over
-        ):
-            output.finish_reason = "length"
-        if output.finish_reason is not None:
-            self._finish(request, output)
+    def _ending(
+        self, request: Request, tokens: Sequence[int]
+    ) -> tuple[FinishReason | None, int | None, int]:
+        """(finish reason, stop reason, how many of `tokens` are put out) as a choice gains them."""
+        sampling, eos = request.sampling, self._config.eos_token_ids
+        for count, token in enumerate(tokens, request.num_output + 1):
+            given = count - request.num_output
+            if count >= sampling.min_tokens:
+                if token in eos and not sampling.ignore_eos:
+                    return "stop", None, given
+                if token in sampling.stop_token_ids:
+                    return "stop", token, given
+            if count >= sampling.max_tokens or request.hands_over:
+                return "length", None, given
+        return None, None, len(tokens)
 
-    def _finish(self, request: Request, output: RequestOutput) -> None:
+    def _finish(self, request: Request) -> None:
         self._unregister(request)
         if request.hands_over and request.blocks:
             self.transfers.offers.hold(request)

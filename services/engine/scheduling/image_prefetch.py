@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from protocol.types import EncodeItem
-from services.engine.model.vision import Prepared
+from services.engine.scheduling.seams import Prepared
 
 _NICE = 10
+_RUNS_AHEAD = 2  # prepared pictures, in runs of the largest size
+_PATCHES_PER_TOKEN = 4  # of most models
 
 
 class Preparing:
@@ -58,12 +60,18 @@ class Preparing:
         future.add_done_callback(lambda _: self._wake())
         self._begun[item.mm_hash] = item.length, future
 
-    def ready(self) -> list[tuple[str, Future[Prepared]]]:
-        """What is prepared, or cannot be, oldest first."""
-        return [(name, future) for name, (_, future) in self._begun.items() if future.done()]
+    def ready(self) -> list[tuple[str, Prepared | BaseException]]:
+        """What is prepared, or why it cannot be, oldest first."""
+        done = [(name, future) for name, (_, future) in self._begun.items() if future.done()]
+        return [(name, future.exception() or future.result()) for name, future in done]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def tokens_ahead(max_patches: int) -> int:
+    """Of pictures that are prepared while the vision model takes `max_patches` in a run."""
+    return _RUNS_AHEAD * max_patches // _PATCHES_PER_TOKEN
 
 
 def _stand_back() -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connectors.meter import TransferStats
 from protocol.registry import Rates
-from services.engine.scheduling.scheduler import Chunk
+from services.engine.scheduling.chunks import Work
+from services.engine.scheduling.seams import Clock
 
 _STEP_MEMORY = 1000  # steps after which a measurement weighs 1/e
 _RUN_MEMORY = 100  # the same of encoder runs, which are fewer
@@ -86,29 +86,6 @@ class LinearFit:
         return whole, max(0.0, float(error))
 
 
-class Work(NamedTuple):
-    """What a step does: `computed` tokens of prompts whose first `reused` were known, and one token
-    each for `requests` others that have `context` tokens in all."""
-
-    computed: int = 0
-    reused: int = 0
-    requests: int = 0
-    context: int = 0
-
-
-def work_of(chunks: Sequence[Chunk]) -> Work:
-    """To be asked before the chunks are run."""
-    computed = reused = requests = context = 0
-    for chunk in chunks:
-        if chunk.count == 1 and chunk.start >= chunk.request.num_prompt:
-            requests += 1
-            context += chunk.end
-        else:
-            computed += chunk.count
-            reused += chunk.start if chunk.start == chunk.request.num_cached else 0
-    return Work(computed, reused, requests, context)
-
-
 class RateMeter:
     """The rates of one engine.
 
@@ -117,8 +94,9 @@ class RateMeter:
     readings: their number, their bytes.
     """
 
-    def __init__(self, max_age_s: float = 1.0) -> None:
+    def __init__(self, max_age_s: float = 1.0, clock: Clock = time.monotonic) -> None:
         """`rates` are reckoned anew when they are older than `max_age_s`."""
+        self._clock = clock
         self._max_age_s = max_age_s
         self._rates = Rates()
         self._reckoned = float("-inf")
@@ -153,7 +131,7 @@ class RateMeter:
 
     def rates(self) -> Rates:
         """0 where nothing has been measured."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._reckoned >= self._max_age_s:
             self._reckoned, self._rates = now, self._reckon()
         return self._rates

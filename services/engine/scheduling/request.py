@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from protocol.keys import BlockKeyChain
 from protocol.refs import wants_remote_decode
 from protocol.types import GenerateRequest, MMItem, SamplingParams
-from services.engine.model.positions import Positions
-from services.engine.sampling.grammar import Constraint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Status(enum.Enum):
@@ -22,6 +25,20 @@ class Status(enum.Enum):
 
 RequestKey = tuple[str, int]
 Order = tuple[int, int, int]
+
+
+class Constraint(Protocol):
+    """One choice's way through a grammar."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `allowed` can be asked; until then the grammar is being compiled."""
+
+    def another(self) -> Constraint:
+        """For another choice of the same request."""
+
+    def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
+        """Which tokens may follow `output`, which goes on from that of the last call. bool[V]"""
 
 
 @dataclass(eq=False)
@@ -36,7 +53,7 @@ class Request:
     index: int
     arrival: int
     tokens: list[int]
-    positions: Positions
+    positions: NDArray[np.int64]
     rope_delta: int
     keys: BlockKeyChain
     deadline: float | None = None
@@ -81,6 +98,11 @@ class Request:
     def order(self) -> Order:
         """Who runs first: lower priority value, then the older, then the lower choice."""
         return self.source.priority, self.arrival, self.index
+
+    @property
+    def num_left(self) -> int:
+        """Tokens without KV. While one is left, the last that was put out, the request decodes."""
+        return len(self.tokens) - self.num_computed
 
     @property
     def hands_over(self) -> bool:

@@ -1,56 +1,78 @@
 """Which tokens of which requests run in the next step.
 
-Continuous batching with chunked prefill: a step takes up to `max_num_batched_tokens`, running
-requests first, in order of (priority, arrival). When blocks run out, the youngest running request
-is preempted and starts again later; the oldest can therefore always finish.
+Continuous batching with chunked prefill. Requests that decode come first, with one token each; what
+is left of `max_num_batched_tokens` goes to prompts, running ones first, in order of (priority,
+arrival). While requests decode, prompts get at most `max_prefill_beside_decode` tokens of a step:
+that bounds how long a prompt makes the others wait for their next token. There are never more
+requests running than a step has tokens, so the oldest prompt gets some of every step.
+
+When blocks run out, the youngest running request is preempted and starts again later; the oldest
+can therefore always finish.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request, RequestKey, Status
 from services.membership.events import CacheLog
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens start … start + count − 1 of a request, and the choices that sample after them."""
-
-    request: Request
-    start: int
-    count: int
-    samplers: tuple[Request, ...] = ()
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
+Unplace = Callable[[Request], None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """max_num_batched_tokens bounds a step, max_num_seqs the requests that run at once."""
+    """`max_num_batched_tokens` bounds a step, `max_num_seqs` the requests that run at once,
+    `max_prefill_beside_decode`, unless 0, the prompt tokens of a step in which requests decode."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     whole_media: bool = False
     """No chunk may end inside a media span (its tokens see one another in both directions)."""
+    max_prefill_beside_decode: int = 0
+    decode_steps: int = 1
+    """Tokens that a choice may gain in one step while all decode and none waits."""
 
     @property
     def whole_media_tokens(self) -> int:
         """Longest media span that fits a step even when every other request decodes beside it."""
         return self.max_num_batched_tokens - self.max_num_seqs
 
+    @property
+    def max_running(self) -> int:
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+
+@dataclass
+class _Step:
+    """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts.
+    `unplace` takes the blocks of a loading request back."""
+
+    left: int
+    unplace: Unplace
+    prompts: int = 0
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.left -= chunk.count
+        self.prompts -= chunk.count
+
+    def remove(self, request: Request) -> None:
+        """A request has lost its blocks to one that is older."""
+        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
+
 
 @dataclass
 class Scheduler:
-    """`remote` wait for blocks to put KV from elsewhere in, `loading` have them; `unplace` takes
-    them back. `starved` is a request that could start if others did not hold blocks or slots. `log`
-    is told what becomes a known prefix."""
+    """`remote` wait for blocks to put KV from elsewhere in, `loading` have them. `starved` is a
+    request that could start if others did not hold blocks or slots. `log` is told what becomes a
+    known prefix."""
 
     blocks: BlockManager
     embeddings: EmbeddingCache
@@ -62,7 +84,6 @@ class Scheduler:
     preemptions: int = 0
     preempted: list[Request] = field(default_factory=list)
     starved: Request | None = None
-    unplace: Callable[[Request], None] | None = None
     log: CacheLog | None = None
 
     def add(self, request: Request) -> None:
@@ -75,66 +96,80 @@ class Scheduler:
         yield from self.waiting
         yield from self.remote
 
-    def schedule(self) -> list[Chunk]:
-        """The next step's chunks; their blocks are allocated.
-
-        A preempted request is younger than the one that needed its blocks, so it is never among
-        the chunks chosen before it; and nobody is admitted in a step that preempts.
-        """
-        chunks: list[Chunk] = []
-        budget = self.limits.max_num_batched_tokens
+    def schedule(self, unplace: Unplace) -> list[Chunk]:
+        """The next step's chunks; their blocks are allocated. None is admitted in a step that
+        preempts. `unplace` takes the blocks of a loading request back."""
+        step = _Step(self.limits.max_num_batched_tokens, unplace)
         preemptions = self.preemptions
-        for request in sorted(self.running, key=lambda r: r.order):
-            if budget == 0:
-                break
-            if request.status is not Status.RUNNING:
-                continue
-            budget -= self._schedule_running(request, budget, chunks)
+        running = sorted(self.running, key=lambda r: r.order)
+        decodes = [request for request in running if request.num_left == 1]
+        for request in decodes:
+            self._schedule_running(request, 1, step)
+        step.prompts = self._for_prompts(step)
+        for request in running if len(decodes) < len(running) else ():
+            if request.num_left > 1 and step.prompts > 0:
+                self._schedule_running(request, step.prompts, step)
         if self.preemptions == preemptions:
-            self._admit_waiting(budget, chunks)
-        return chunks
+            self._admit_waiting(step)
+        if self.limits.decode_steps > 1:
+            self._lengthen(step)
+        return step.chunks
 
-    def _admit_waiting(self, budget: int, chunks: list[Chunk]) -> None:
+    def _for_prompts(self, step: _Step) -> int:
+        bound = self.limits.max_prefill_beside_decode
+        return min(step.left, bound) if bound and step.chunks else step.left
+
+    def _schedule_running(self, request: Request, budget: int, step: _Step) -> None:
+        if request.status is not Status.RUNNING:
+            return
+        count = self._chunk_size(request, budget, step.left)
+        if count and self._grow(request, request.num_computed + count, step):
+            step.add(chunk_of(request, count))
+
+    def _lengthen(self, step: _Step) -> None:
+        """Further steps for those who decode, as far as there are blocks."""
+        if self.waiting or not all(chunk.decodes for chunk in step.chunks):
+            return
+        for number, chunk in enumerate(step.chunks):
+            request = chunk.request
+            steps = min(request.sampling.max_tokens - request.num_output, self.limits.decode_steps)
+            needed = self.blocks.blocks_for(request.num_computed + steps) - len(request.blocks)
+            if steps > 1 and self.blocks.can_allocate(needed):
+                self._extend(request, needed)
+                step.chunks[number] = replace(chunk, steps=steps)
+
+    def _admit_waiting(self, step: _Step) -> None:
         """Start waiting requests in order; those that wait for embeddings are passed by."""
         self.starved = None
         for request in list(self.waiting):
-            if budget == 0:
+            if step.prompts <= 0:
                 break
-            taken = self._admit(request, budget, chunks)
-            if taken is None:
+            if not self._admit(request, step):
                 self.starved = request
                 break
-            budget -= taken
 
     def has_room(self) -> bool:
-        return len(self.running) + len(self.loading) < self.limits.max_num_seqs
+        return len(self.running) + len(self.loading) < self.limits.max_running
 
-    def _schedule_running(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
-        count = self._chunk_size(request, budget)
-        if count == 0 or not self._grow(request, request.num_computed + count):
-            return 0
-        chunks.append(_chunk(request, count))
-        return count
-
-    def _admit(self, request: Request, budget: int, chunks: list[Chunk]) -> int | None:
-        """Start a waiting request; tokens taken (0 if it waits for embeddings), None if it must
-        wait for others to end."""
+    def _admit(self, request: Request, step: _Step) -> bool:
+        """Start a waiting request, unless it waits for embeddings; False if it must wait for others
+        to end."""
         if not self.has_room():
-            return None
+            return False
         matched = self.match_prefix(request)
         request.num_computed = len(matched) * self.blocks.block_size
         self.embeddings.pin(request)
-        count = self._chunk_size(request, budget)
+        count = self._chunk_size(request, step.prompts, step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
         if count == 0 or not self.blocks.can_allocate(needed, matched):
             request.num_computed = 0
-            return 0 if count == 0 else None
+            return count == 0
         self.take_prefix(request, matched)
         self._extend(request, needed)
         self.waiting.remove(request)
         self.start(request)
-        chunks.append(_chunk(request, count))
-        return count
+        step.add(chunk_of(request, count))
+        return True
 
     def match_prefix(self, request: Request) -> list[int]:
         """Cached blocks that `request` can start from; its last token is always computed."""
@@ -153,37 +188,33 @@ class Scheduler:
         request.status = Status.RUNNING
         self.running.append(request)
 
-    def _chunk_size(self, request: Request, budget: int) -> int:
+    def _chunk_size(self, request: Request, budget: int, most: int) -> int:
         """Tokens that can run now: within the budget, up to the first embedding not there yet, and
-        without the last if what may follow it is not known yet."""
+        without the last if what may follow it is not known yet. A media span that must be whole may
+        take up to `most`."""
         start = request.num_computed
-        end = min(len(request.tokens) - (not request.may_sample), start + budget)
+        known = len(request.tokens) - (not request.may_sample)
+        end = min(known, start + budget)
         for item in request.items_in(start, end):
             if not self.embeddings.ready(item.mm_hash):
                 end = max(start, item.offset)
                 break
-        if self.limits.whole_media:
-            end = self._whole_spans(request, start, end)
+            if self.limits.whole_media and item.end > end:
+                fits = item.offset <= start and item.end <= min(known, start + most)
+                end = item.end if fits else max(start, item.offset)
+                break
         return end - start
 
-    @staticmethod
-    def _whole_spans(request: Request, start: int, end: int) -> int:
-        """`end`, moved before any media span that it would cut."""
-        for item in request.items_in(start, end):
-            if item.end > end:
-                return max(start, item.offset)
-        return end
-
-    def _grow(self, request: Request, num_tokens: int) -> bool:
+    def _grow(self, request: Request, num_tokens: int, step: _Step) -> bool:
         """Give a running request room for `num_tokens`, preempting younger ones if needed."""
         needed = self.blocks.blocks_for(num_tokens) - len(request.blocks)
         while not self.blocks.can_allocate(needed):
             victim = max((*self.running, *self.loading), key=lambda r: r.order)
             if victim in self.loading:
-                assert self.unplace is not None
-                self.unplace(victim)
+                step.unplace(victim)
             else:
                 self.preempt(victim)
+                step.remove(victim)
             if victim is request:
                 return False
         self._extend(request, needed)
@@ -204,19 +235,20 @@ class Scheduler:
         self.preempted.append(request)
         self.add(request)
 
-    def computed(self, chunk: Chunk) -> None:
-        """Account for a chunk that has run: its full blocks become a known prefix."""
-        request = chunk.request
-        request.num_computed = chunk.end
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """`num_tokens` of a request have KV: its full blocks become a known prefix."""
+        request.num_computed = num_tokens
         self.store_prefix(request)
-        if request.num_computed >= request.num_prompt:
+        if num_tokens >= request.num_prompt:
             self.embeddings.unpin(request.key)
         elif request.mm_items:
             self.embeddings.release(request)
 
     def store_prefix(self, request: Request) -> None:
-        keys = request.keys.extend(request.tokens)
         full = request.num_computed // self.blocks.block_size
+        if full == request.num_stored // self.blocks.block_size:
+            return
+        keys = request.keys.extend(request.tokens)
         new = [
             i
             for i in range(request.num_stored // self.blocks.block_size, full)
@@ -241,10 +273,3 @@ class Scheduler:
 
     def keys(self) -> set[RequestKey]:
         return {request.key for request in self.all_requests()}
-
-
-def _chunk(request: Request, count: int) -> Chunk:
-    """A chunk that samples if it reaches the end of what is known."""
-    end = request.num_computed + count
-    samplers = (request,) if end == len(request.tokens) else ()
-    return Chunk(request, request.num_computed, count, samplers)

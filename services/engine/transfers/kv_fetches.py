@@ -64,7 +64,7 @@ class Transfers:
         """Whether requests can be handed over to and from here at all."""
         return self._connector.shares
 
-    def subscribe(self, request: Request, ref: KVRef) -> None:
+    def fetch(self, request: Request, ref: KVRef) -> None:
         """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
         needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)
         insort(self._scheduler.remote, request, key=lambda r: r.order)

@@ -1,4 +1,7 @@
-"""KV that another worker decodes with: offered while it is computed, held until it is fetched."""
+"""KV that another worker decodes with: offered while it is computed, held until it is fetched.
+
+offer → advance, as blocks are complete → seal, when all are → release, or the connector ends it
+"""
 
 from __future__ import annotations
 
@@ -36,30 +39,30 @@ class Offers:
         """Offers that wait for their consumers."""
         return len(self._published)
 
-    def open(self, request: Request) -> None:
+    def offer(self, request: Request) -> None:
         """A request that another worker will decode is here; that worker may be asking already."""
-        self.withdraw(request.source.request_id, "the request was sent again")
+        self.release(request.source.request_id, "the request was sent again")
         self._open.add(request.source.request_id)
         self._connector.open(request.source.request_id)
 
-    def grown(self, request: Request) -> None:
-        """Tell whoever will decode a request which of its blocks are complete by now."""
+    def advance(self, request: Request) -> None:
+        """Tell the worker that will decode a request which of its blocks are complete."""
         if request.source.request_id in self._open:
             full = request.num_computed // self._scheduler.blocks.block_size
             self._connector.extend(request.source.request_id, request.blocks[:full])
 
     def hold(self, request: Request) -> None:
-        """A request that hands over has put out its token: keep its KV until `hand_over`. That of
-        one choice does for all."""
+        """A request that hands over has put out its token: keep its KV until `seal`. That of one
+        choice does for all."""
         if request.source.request_id in self._held:
             self._scheduler.finish(request)
             return
         blocks = self._scheduler.finish(request, keep_blocks=True)
         self._held[request.source.request_id] = _Held(request, blocks)
 
-    def hand_over(self, outputs: Sequence[RequestOutput]) -> None:
-        """Offer the KV of the requests held in this step, unless all their choices have ended or
-        their offers have.
+    def seal(self, outputs: Sequence[RequestOutput]) -> None:
+        """Complete the offers of the requests held in this step, unless all their choices have
+        ended or their offers have.
 
         The first output of a choice that goes on gets the `kv_transfer_params`. Without them its
         KV is computed where it is decoded.
@@ -69,7 +72,7 @@ class Offers:
             going_on = [output for output in mine if output.finish_reason == "length"]
             if not going_on or request_id not in self._open:
                 self._scheduler.blocks.release(held.blocks)
-                self.stop_growing(request_id, "every choice of the request has ended")
+                self.abandon(request_id, "every choice of the request has ended")
                 continue
             tokens = {output.index: output.token_ids for output in mine}
             going_on[0].kv_transfer_params = self._publish(held, tokens).to_params()
@@ -90,15 +93,15 @@ class Offers:
         if request_id in self._open:
             self._connector.restart(request_id)
 
-    def stop_growing(self, request_id: str, reason: str) -> None:
+    def abandon(self, request_id: str, reason: str) -> None:
         """The KV that was being offered will not be completed here."""
         if request_id in self._open:
             self._open.discard(request_id)
             self._connector.withdraw(request_id, reason)
 
-    def withdraw(self, request_id: str, reason: str = "the request was aborted") -> None:
-        """Nobody will fetch this request's blocks."""
-        self.stop_growing(request_id, reason)
+    def release(self, request_id: str, reason: str = "the request was aborted") -> None:
+        """End a request's offer: no worker will fetch its blocks."""
+        self.abandon(request_id, reason)
         if request_id in self._published:
             self._connector.withdraw(request_id, reason)
             self._scheduler.blocks.release(self._published.pop(request_id))
@@ -115,4 +118,4 @@ class Offers:
     def close(self) -> None:
         """Withdraw everything; requests have been aborted by then."""
         for request_id in [*self._open, *self._published]:
-            self.withdraw(request_id, "the engine is stopping")
+            self.release(request_id, "the engine is stopping")

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.types import RequestOutput
 from services.engine.engine import Engine
+from services.engine.model.admission import ModelAdmission
 from services.engine.sampling.grammar import Constraint, Grammars
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture
@@ -210,9 +211,9 @@ def test_a_grammar_that_fails_costs_its_request_only(
 def test_a_prompt_is_computed_while_its_grammar_is_compiled(model_dir: ModelDir) -> None:
     path = model_dir("qwen2_5_vl")
     worker = engine(path)
-    assert worker.generate is not None
+    assert worker.generate is not None and worker._grammars is not None
     held = threading.Event()
-    worker.generate._grammars._pool.submit(held.wait)
+    worker._grammars._pool.submit(held.wait)
     slow, _ = request_of(path, asking(LONG), "slow", grammar=choice("no"))
     quick, _ = request_of(path, TEXT, "quick")
     for request in (slow, quick):
@@ -240,7 +241,9 @@ def test_without_a_tokenizer_grammars_are_refused(model_dir: ModelDir, tmp_path:
     path = model_dir("qwen2_5_vl")
     worker = engine(path)
     assert worker.generate is not None
-    worker.generate._intake._grammars = Grammars.load(tmp_path, 10, (0,))
+    model = worker.generate._intake._model
+    assert isinstance(model, ModelAdmission)
+    model._grammars = Grammars.load(tmp_path, 10, (0,))
     request, _ = request_of(path, TEXT, "r", grammar=choice("no"))
     (refused,) = worker.generate.add(request)
     assert refused.error is not None and refused.error.param == "grammar"

@@ -7,8 +7,8 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.types import EncodeItem
-from services.engine.model.vision import Prepared
 from services.engine.scheduling.image_prefetch import Preparing
+from services.engine.scheduling.seams import Prepared
 from tests.support.waiting import until
 
 BOUND_S = 30.0
@@ -72,7 +72,7 @@ def test_what_cannot_be_prepared_is_ready_too_with_its_error(preparing: Preparin
     preparing.add(item("a", data=b""))
     preparing.advance(None)
     ready(preparing, "a")
-    assert isinstance(preparing.ready()[0][1].exception(), InvalidRequest)
+    assert isinstance(preparing.ready()[0][1], InvalidRequest)
 
 
 def test_somebody_is_woken_for_each() -> None:

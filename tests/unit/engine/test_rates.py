@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from connectors.meter import TransferStats
-from services.engine.scheduling.rates import LinearFit, RateMeter, Work
+from services.engine.scheduling.chunks import Work
+from services.engine.scheduling.rates import LinearFit, RateMeter
 
 PREFILL = (5.0, 0.1, 0.002)  # base, computed, reused
 DECODE = (10.0, 0.5, 0.0004)  # base, request, context token

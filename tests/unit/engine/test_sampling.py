@@ -27,7 +27,7 @@ def request(
 
 def sample(logits: list[float], *requests: Request) -> list[int]:
     rows = torch.tensor([logits] * len(requests))
-    return [s.token_id for s in Sampler(eos_token_ids=(0,)).sample(rows, requests)]
+    return [s.token_ids[0] for s in Sampler(eos_token_ids=(0,)).sample(rows, requests)]
 
 
 LOGITS = [float(v) for v in np.linspace(-2, 2, VOCABULARY)]
@@ -111,9 +111,9 @@ def test_bias_min_tokens_and_logprobs() -> None:
     (gained,) = Sampler(()).sample(torch.tensor([LOGITS]), [request(temperature=0.0, logprobs=2)])
     assert gained.logprobs is not None
     expected = torch.log_softmax(torch.tensor(LOGITS).double(), 0)
-    assert gained.logprobs.logprob == pytest.approx(float(expected[best]))
-    assert [top.token_id for top in gained.logprobs.top_logprobs] == [best, best - 1]
-    assert gained.logprobs.rank == 1
+    assert gained.logprobs[0].logprob == pytest.approx(float(expected[best]))
+    assert [top.token_id for top in gained.logprobs[0].top_logprobs] == [best, best - 1]
+    assert gained.logprobs[0].rank == 1
 
 
 def test_choices_differ_and_are_reproducible(model_dir: ModelDir) -> None:

@@ -1,0 +1,28 @@
+"""What a language model and its grammars say of requests before they run."""
+
+from __future__ import annotations
+
+from protocol.types import GenerateRequest
+from services.engine.model.language import LanguageModel
+from services.engine.model.positions import Positions, mrope_positions, text_positions
+from services.engine.sampling.grammar import Constraint, Grammars
+
+
+class ModelAdmission:
+    """`services.engine.scheduling.seams.Admission` of a model that is loaded."""
+
+    def __init__(self, model: LanguageModel, grammars: Grammars) -> None:
+        self._model = model
+        self._grammars = grammars
+        self.vocabulary = int(model.text_config.vocab_size)
+
+    def positions(self, source: GenerateRequest) -> tuple[Positions, int]:
+        """See `mrope_positions`; 0 for a model with one dimension."""
+        length = len(source.token_ids)
+        if self._model.uses_mrope:
+            return mrope_positions(length, source.mm_items, self._model.merge_size)
+        return text_positions(length), 0
+
+    def constraint(self, grammar: str) -> Constraint | None:
+        """See `Grammars.constraint`."""
+        return self._grammars.constraint(grammar)

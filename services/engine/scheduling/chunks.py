@@ -1,0 +1,62 @@
+"""What one step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.engine.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens start … start + count − 1 of a request, and the choices that sample after them.
+
+    A choice that decodes may gain up to `steps` tokens, each computed from the one before.
+    """
+
+    request: Request
+    start: int
+    count: int
+    samplers: tuple[Request, ...] = ()
+    steps: int = 1
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it goes on after a token that was put out; else it computes a prompt."""
+        return self.count == 1 and self.start >= self.request.num_prompt
+
+
+class Work(NamedTuple):
+    """What a step does: `computed` tokens of prompts whose first `reused` were known, and one token
+    each for `requests` others that have `context` tokens in all."""
+
+    computed: int = 0
+    reused: int = 0
+    requests: int = 0
+    context: int = 0
+
+
+def work_of(chunks: Sequence[Chunk]) -> Work:
+    """To be asked before the chunks are run."""
+    computed = reused = requests = context = 0
+    for chunk in chunks:
+        if chunk.decodes:
+            requests += 1
+            context += chunk.end
+        else:
+            computed += chunk.count
+            reused += chunk.start if chunk.start == chunk.request.num_cached else 0
+    return Work(computed, reused, requests, context)
+
+
+def chunk_of(request: Request, count: int) -> Chunk:
+    """The request's next `count` tokens; it samples if they reach the end of what is known."""
+    start = request.num_computed
+    samplers = (request,) if start + count == len(request.tokens) else ()
+    return Chunk(request, start, count, samplers)

@@ -1,0 +1,111 @@
+"""What the scheduling core is given from outside: a clock, a model, a meter.
+
+A worker, a mock worker and a simulated one differ in these, and in their connectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from connectors.base import Tensors
+from connectors.meter import TransferStats
+from protocol.errors import TriptychError
+from protocol.registry import Rates
+from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs
+from services.engine.scheduling.chunks import Chunk, Work
+from services.engine.scheduling.request import Constraint, Request
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Clock = Callable[[], float]
+"""Seconds that never go back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens one choice gained in a step, one for each step that its chunk stands for; with a
+    `failure`, why it cannot gain any."""
+
+    request: Request
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    failure: TriptychError | None = None
+
+
+class Runner(Protocol):
+    """The model, one step at a time."""
+
+    def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """Compute the chunks; what each of their samplers gained."""
+
+
+class Admission(Protocol):
+    """What a model says of requests before they run."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids lie below."""
+
+    def positions(self, source: GenerateRequest) -> tuple[NDArray[np.int64], int]:
+        """Rotary positions int64[1 or 3, prompt] and what to add to a later token's index."""
+
+    def constraint(self, grammar: str) -> Constraint | None:
+        """For a request's first choice, None without a grammar. `InvalidRequest` or `Unavailable`
+        if there cannot be one."""
+
+
+class Meter(Protocol):
+    """Measures a worker's work."""
+
+    def stepped(self, work: Work, seconds: float) -> None: ...
+
+    def encoded(self, tokens: int, seconds: float) -> None: ...
+
+    def transferred(self, stats: Iterable[TransferStats]) -> None: ...
+
+    def rates(self) -> Rates: ...
+
+
+class EmbeddingForm(Protocol):
+    """What the embeddings of one model look like."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one media token."""
+
+    def taken(self, mm_hash: str, tensors: Tensors, tokens: int) -> Tensors:
+        """An entry of `tokens` rows as the model takes it; `TransferError` if it cannot."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture ready for the vision model. `patches` is its share of a run's cost."""
+
+    item: EncodeItem
+    pixels: Any
+    patches: int
+
+
+class Pictures(Protocol):
+    """Pictures on their way to the vision model, by mm_hash; see `image_prefetch`."""
+
+    def add(self, item: EncodeItem) -> None: ...
+
+    def discard(self, mm_hash: str) -> None: ...
+
+    def advance(self, wanted: Callable[[str], bool] | None) -> None: ...
+
+    def ready(self) -> list[tuple[str, Prepared | BaseException]]: ...
+
+    def close(self) -> None: ...
+
+
+class Vision(Protocol):
+    """The vision model, one run at a time."""
+
+    def encode(self, batch: Sequence[Prepared]) -> Sequence[Tensors | TriptychError]:
+        """Embeddings of each picture, or why one cannot be used."""

@@ -1,0 +1,171 @@
+"""Who runs in a step: those who decode first, prompts with what is left, and nobody never."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connectors.base import EC_TENSOR, Entry
+from connectors.ec.local import LocalEC
+from protocol.keys import BlockKeyChain
+from protocol.types import GenerateRequest, MMItem, SamplingParams
+from services.engine.model.embedding_layout import EmbeddingLayout
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.request import Request
+from services.engine.scheduling.scheduler import Limits, Scheduler
+
+SIZE = 16
+LAYOUT = EmbeddingLayout(1, 0, torch.float32)
+
+
+class Case:
+    """A scheduler whose steps put out a token for each choice that samples."""
+
+    def __init__(self, limits: Limits, num_blocks: int = 4096) -> None:
+        self.store = LocalEC(1 << 24, 30.0, 600.0)
+        embeddings = EmbeddingCache(self.store, 1 << 24, LAYOUT)
+        self.scheduler = Scheduler(BlockManager(num_blocks, SIZE), embeddings, limits)
+        self.arrivals = 0
+
+    def add(self, length: int, most: int = 1000, *items: MMItem, **more: Any) -> Request:
+        sampling = SamplingParams(max_tokens=most)
+        self.arrivals += 1
+        prompt = [self.arrivals] * length
+        source = GenerateRequest(f"r{self.arrivals}", prompt, sampling, list(items), **more)
+        request = Request(
+            source, 0, self.arrivals, list(prompt), np.zeros((1, length), np.int64), 0,
+            BlockKeyChain(b"", SIZE, items),
+        )  # fmt: skip
+        self.scheduler.add(request)
+        self.scheduler.embeddings.pin(request)
+        return request
+
+    def store_picture(self, item: MMItem) -> None:
+        self.store.put(item.mm_hash, Entry({EC_TENSOR: torch.zeros(item.length, 1)}, ("",)))
+
+    def step(self) -> list[Chunk]:
+        assert self.scheduler.embeddings.poll() == []
+        chunks = self.scheduler.schedule(lambda request: None)
+        for chunk in chunks:
+            self.scheduler.computed(chunk.request, chunk.end)
+            for request in chunk.samplers:
+                request.tokens.append(1)
+                if request.num_output == request.sampling.max_tokens:
+                    self.scheduler.finish(request)
+        return chunks
+
+    def check(self) -> None:
+        owners = [request.blocks for request in self.scheduler.all_requests()]
+        assert self.scheduler.blocks.check_integrity(owners) == []
+
+
+def prompts(chunks: list[Chunk]) -> int:
+    return sum(chunk.count for chunk in chunks if not chunk.decodes)
+
+
+def test_a_late_picture_of_an_old_request_holds_up_nobody() -> None:
+    """Its prompt takes 13 steps and more, in each of which all others get their token."""
+    case = Case(Limits(64, 256))
+    picture = MMItem("picture", "image", 8, 13 * 256)
+    old = case.add(8 + picture.length + 8, 1000, picture)
+    others = [case.add(8) for _ in range(32)]
+    case.step()
+    case.step()
+    assert old.num_computed == 8 and all(request.num_left == 1 for request in others)
+    case.store_picture(picture)
+    steps = 0
+    while not old.num_output:
+        chunks = case.step()
+        assert {c.request for c in chunks if c.decodes} == set(others)
+        assert 0 < prompts(chunks) <= 256 - 32
+        steps += 1
+    assert steps == -(-(picture.length + 8) // (256 - 32))
+    case.check()
+
+
+def test_beside_requests_that_decode_prompts_get_no_more_than_they_may() -> None:
+    case = Case(Limits(64, 256, max_prefill_beside_decode=40))
+    alone, long = case.add(300), case.add(500)
+    assert prompts(case.step()) == 256, "there is nobody to hold up"
+    assert prompts(case.step()) == 256 and alone.num_output == 1
+    while long.num_left > 1:
+        chunks = case.step()
+        assert alone in {chunk.request for chunk in chunks}
+        assert prompts(chunks) <= 40
+
+
+def test_the_oldest_prompt_gets_on_however_many_decode() -> None:
+    """A step has room for fewer tokens than there may be requests."""
+    case = Case(Limits(64, 8, max_prefill_beside_decode=4))
+    for _ in range(7):
+        case.add(1)
+    while len(case.scheduler.running) < 7 or case.scheduler.waiting:
+        case.step()
+    long, late = case.add(30), [case.add(1) for _ in range(20)]
+    for _ in range(30):
+        assert len(case.step()) <= 8
+    assert long.num_output >= 1
+    assert all(request in case.scheduler.waiting for request in late), "there are no more slots"
+
+
+def test_a_picture_that_must_be_whole_is_computed_beside_those_who_decode() -> None:
+    """Even where it is longer than prompts may take of such a step."""
+    case = Case(Limits(8, 64, whole_media=True, max_prefill_beside_decode=16))
+    others = [case.add(2) for _ in range(7)]
+    case.step()
+    picture = MMItem("picture", "image", 20, 56)
+    case.store_picture(picture)
+    old = case.add(90, 1, picture, priority=-1)
+    computed = []
+    while old.num_output == 0:
+        chunks = case.step()
+        assert {c.request for c in chunks} >= set(others)
+        computed += [(c.start, c.count) for c in chunks if c.request is old]
+    assert computed == [(0, 16), (16, 4), (20, 56), (76, 14)]
+
+
+def test_a_request_that_decodes_leaves_the_step_if_an_older_prompt_needs_its_blocks() -> None:
+    case = Case(Limits(8, 17), num_blocks=6)
+    young = case.add(16, priority=1)
+    case.step()
+    old = case.add(80, 4)
+    chosen = []
+    while old.num_output == 0:
+        chunks = case.step()
+        assert all(len(c.request.blocks) * SIZE >= c.end for c in chunks)
+        chosen.append([chunk.request for chunk in chunks])
+        case.check()
+    assert chosen == [[young, old]] * 4 + [[old]]
+    assert case.scheduler.preemptions == 1 and young in case.scheduler.waiting
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 90), st.integers(1, 12), st.integers(0, 2)), max_size=14
+    )
+)
+def test_all_end_and_books_agree_whatever_comes(
+    steps: int, requests: list[tuple[int, int, int]]
+) -> None:
+    limits = Limits(5, 24, max_prefill_beside_decode=10, decode_steps=steps)
+    case = Case(limits, num_blocks=8)
+    added = []
+    for length, most, priority in requests:
+        added.append(case.add(length, most, priority=priority))
+        chunks = case.step()
+        assert sum(chunk.count for chunk in chunks) <= 24
+        case.check()
+    left = 3000
+    while any(request.num_output < request.sampling.max_tokens for request in added):
+        case.step()
+        case.check()
+        left -= 1
+        assert left, "somebody starves"
+    assert case.scheduler.blocks.usage == 0.0
