@@ -7,10 +7,8 @@ calibrate   fits the timing model to that
 prompts     requests: lengths, block keys, pictures
 traces      chat, multi-turn, pictures, documents, bursts
 mooncake    Mooncake's public format
-stage       what every simulated worker has
-encode      an encoder, around the mock workers' queue
-prefill     a prefill worker
-decode      a decode worker, its steps in closed form
+fleet       mock engines on one clock, and what they say to each other
+worker      one of them, whose requests are lengths and block keys
 simulation  one trace through one fleet, with the real master
 metrics     what a run was worth
 contenders  policies, their published options, the grids to tune over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,15 @@ class Clock:
     def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
         self.at(self.now + seconds, call, *args)
 
-    def run(self, until: float) -> None:
-        """Make every call that is due up to `until`."""
+    def time(self) -> float:
+        """For those who are given a clock."""
+        return self.now
+
+    def run(self, until: float = math.inf) -> None:
+        """Make every call that is due up to `until`, or all there are."""
         due, pop = self._due, heapq.heappop
         while due and due[0][0] <= until:
             self.now, _, call, args = pop(due)
             call(*args)
-        self.now = max(self.now, until)
+        if until < math.inf:
+            self.now = max(self.now, until)

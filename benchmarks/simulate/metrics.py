@@ -12,7 +12,7 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import TraceRequest
 from benchmarks.simulate.records import Record
 from benchmarks.simulate.simulation import Simulation
-from benchmarks.simulate.stage import WINDOW_S, Stage
+from benchmarks.simulate.worker import WINDOW_S, Worker
 
 TTFT_TIMES = 5.0
 TPOT_TIMES = 5.0
@@ -69,9 +69,9 @@ def outcome(simulation: Simulation, records: Sequence[Record], aims: Objectives)
     seconds = max(1e-9, counted[-1].arrival - counted[0].arrival)
     prompt = sum(r.request.tokens for r in counted)
     items = sum(len(r.request.items) for r in records)
-    runs = sum(w.queue.encoded for w in simulation.encoders.values())
+    runs = sum(w.engine.counters()["mm_encoded"] for w in simulation.encoders.values())
     span = int(counted[0].arrival / WINDOW_S) + 1, int(counted[-1].arrival / WINDOW_S)
-    stages: dict[str, list[Stage]] = {
+    stages: dict[str, list[Worker]] = {
         "prefill": list(simulation.prefills.values()),
         "decode": list(simulation.decodes.values()),
     }
@@ -96,7 +96,7 @@ def _ms(seconds: NDArray[np.float64], percentile: float) -> float:
     return float(np.percentile(seconds, percentile, method="lower")) * 1e3
 
 
-def windows(workers: Sequence[Stage], column: str, span: tuple[int, int]) -> NDArray[np.float64]:
+def windows(workers: Sequence[Worker], column: str, span: tuple[int, int]) -> NDArray[np.float64]:
     """Seconds per second by worker and window, [workers, windows]; zeros if there are none."""
     first, last = span
     rows = []

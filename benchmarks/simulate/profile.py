@@ -28,6 +28,7 @@ class Profile:
     prefill_blocks: int = 1024
     decode_blocks: int = 2048
     step_tokens: int = 2048
+    max_prefill_beside_decode: int = 512
     max_running: int = 64
     max_patches: int = 16384
     row_bytes: int = 4096

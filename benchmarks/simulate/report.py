@@ -14,8 +14,8 @@ from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
 from benchmarks.simulate.metrics import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.stage import WINDOW_S
 from benchmarks.simulate.study import GOOD, Line, Result
+from benchmarks.simulate.worker import WINDOW_S
 
 EVEN_BAR = 2.0
 
@@ -23,9 +23,9 @@ _INTRODUCTION = """\
 # The master's policy beside peers', simulated
 
 Written by `python -m benchmarks.simulate`. The master is the real one (`services.master`), on
-virtual time; workers are simulated with the mock workers' timing model, caches and encode queue;
-loads are reported every {heartbeat:g} s, cache events arrive after {event:g} ms, messages take
-{message:g} ms.
+virtual time; workers are the real engine's scheduling core (`services.engine.scheduling`), with the
+mock workers' timing model in place of a model; loads are reported every {heartbeat:g} s, cache
+events arrive after {event:g} ms, messages take {message:g} ms.
 Everything but the choice of workers is the same for all policies: peers get our content keys over
 text *and* pictures, our index, our accounting of load and our overlap of stages, which is more than
 they have. Peers choose encoders as published: `kv` and `round_robin` in turn, `rtp`,

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.simulate.clock import Clock
-from benchmarks.simulate.decode import DecodeJob, DecodeWorker
-from benchmarks.simulate.encode import EncodeWorker
-from benchmarks.simulate.prefill import PrefillJob, PrefillWorker
+from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest
 from benchmarks.simulate.records import Record, Shape
-from benchmarks.simulate.stage import Stage
+from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.errors import TriptychError
 from protocol.kv_events import CacheEvent, EventBatch, EventSource
 from protocol.registry import (
     Finished,
     Heartbeat,
     InstanceInfo,
-    InstanceRole,
     MediaNeed,
     Placement,
     ScheduleRequest,
-    Target,
 )
+from protocol.types import EncodeOutput, GenerateRequest, RequestOutput
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
 from services.master.master import Master
 from services.master.placement.tickets import PlacementTicket
+from services.mock.engine import Engine, Step
 
 _TICK_S = 0.1  # as `services.master.api.service`
 _PUMP_S = 0.005
@@ -56,31 +56,39 @@ class Simulation:
         self.master = Master(self.config, random.Random(self.seed))
         rng = random.Random(self.seed + 1)
         profile, clock = self.profile, self.clock
-        self.encoders = {
-            f"encode-{i}": EncodeWorker(f"encode-{i}", profile, clock, rng.getrandbits(32))
-            for i in range(self.shape.encode)
-        }
-        self.prefills = {
-            f"prefill-{i}": PrefillWorker(
-                f"prefill-{i}", profile, clock, rng.getrandbits(32), self._lost
-            )
-            for i in range(self.shape.prefill)
-        }
-        self.decodes = {
-            f"decode-{i}": DecodeWorker(f"decode-{i}", profile, clock, rng.getrandbits(32))
-            for i in range(self.shape.decode)
-        }
+        self._requests: dict[str, TraceRequest] = {}
+        self._by_name: dict[str, Record] = {}
+        self._decoders: dict[str, Worker] = {}
+        self._encoding: dict[str, Record | None] = {}
+        self._wants: dict[tuple[Engine, str], tuple[TraceRequest, Picture]] = {}
+        self._asked = 0
+        self.fleet = Fleet(
+            clock, self._put_out, message_s=profile.message_s, on_step=self._stepped,
+            on_missing=self._missing,
+        )  # fmt: skip
+
+        def workers(role: str, count: int) -> dict[str, Worker]:
+            names = [f"{role}-{i}" for i in range(count)]
+            return {
+                name: Worker(name, profile, clock, rng.getrandbits(32), self._requests)
+                for name in names
+            }
+
+        self.encoders = workers("encode", self.shape.encode)
+        self.prefills = workers("prefill", self.shape.prefill)
+        self.decodes = workers("decode", self.shape.decode)
+        self._names = {worker.name: worker for worker in self.workers}
         for worker in self.workers:
             self._join(worker, rng.random())
 
     @property
-    def workers(self) -> list[Stage]:
+    def workers(self) -> list[Worker]:
         return [*self.encoders.values(), *self.prefills.values(), *self.decodes.values()]
 
-    def _join(self, worker: Stage, phase: float) -> None:
-        role: InstanceRole = worker.name.split("-")[0]  # type: ignore[assignment]
+    def _join(self, worker: Worker, phase: float) -> None:
+        self.fleet.join(worker.engine)
         info = InstanceInfo(
-            worker.name, role, f"http://{worker.name}:8000", "m",
+            worker.name, worker.engine.settings.role, f"http://{worker.name}:8000", "m",
             block_size=self.profile.block_size, max_running=self.profile.max_running,
             kv_bytes_per_token=self.profile.kv_bytes_per_token, events=[_SOURCE],
             load=worker.load(),
@@ -94,7 +102,7 @@ class Simulation:
         worker.publish = publish
         self.clock.after(phase * self.profile.heartbeat_s, self._read_load, worker)
 
-    def _read_load(self, worker: Stage) -> None:
+    def _read_load(self, worker: Worker) -> None:
         beat = Heartbeat(worker.name, load=worker.load())
         self.clock.after(self.profile.message_s, self._heartbeat, beat)
         self.clock.after(self.profile.heartbeat_s, self._read_load, worker)
@@ -121,6 +129,8 @@ class Simulation:
         last arrival stays unfinished."""
         self.records = [Record(request, request.arrival / pace) for request in trace]
         self._open = len(self.records)
+        self._by_name.update((record.request.name, record) for record in self.records)
+        self._requests.update((request.name, request) for request in trace)
         for record in self.records:
             self.clock.at(record.arrival + self.profile.message_s, self._schedule, record)
         self.clock.at(0.0, self._tick)
@@ -164,82 +174,92 @@ class Simulation:
             self._refused(record, ticket.outcome)
 
     def _start(self, record: Record, placement: Placement) -> None:
-        """The proxy's part: every stage is asked at once."""
-        decode = self.decodes[placement.decode.instance_id]
+        """The proxy's part: every stage is asked at once. Decode asks for KV ahead."""
+        decode, request = self.decodes[placement.decode.instance_id], record.request
         if placement.prefill is None:
-            self._alone(record, decode)
+            self._add(decode, record, generate_request(request))
+            self.clock.after(self.profile.message_s, decode.count, 1)
             return
         prefill = self.prefills[placement.prefill.instance_id]
-        job = PrefillJob(record.request, lambda job: self._prefilled(record, job, prefill, decode))
+        params: dict[str, Any] = {}
         charged = {e.mm_hash for e in placement.encoders if e.state == "encode"}
-        for item, source in zip(record.request.items, placement.encoders, strict=True):
-            if source.state == "prefix" or source.target == placement.prefill:
-                continue
-            job.coming.add(item.mm_hash)
-            self._encode(record, item, source.target, prefill, report=item.mm_hash in charged)
-            charged.discard(item.mm_hash)
-        decode.announced += 1
-        self.clock.after(self.profile.message_s, prefill.add, job)
+        for item, source in zip(request.items, placement.encoders, strict=True):
+            self._wants[prefill.engine, item.mm_hash] = request, item
+            if source.state != "prefix" and source.target != placement.prefill:
+                assert source.target is not None, "every fleet with pictures has encoders"
+                encoder = self.encoders[source.target.instance_id]
+                params[item.mm_hash] = encoder.engine.ec.endpoint()
+                self._encode(encoder, item, record if item.mm_hash in charged else None)
+                charged.discard(item.mm_hash)
+        over, ahead = {"do_remote_decode": True}, prefill.endpoint(request)
+        self._decoders[request.name] = decode
+        wanted = generate_request(request, kv_transfer_params=over, ec_transfer_params=params)
+        self._add(prefill, record, wanted)
+        self.clock.after(self.profile.message_s, prefill.count, 1)
+        self._add(decode, record, generate_request(request, kv_transfer_params=ahead))
 
-    def _alone(self, record: Record, decode: DecodeWorker) -> None:
-        """The decode worker has nearly the whole prompt, and computes the rest."""
+    def _add(self, worker: Worker, record: Record, source: GenerateRequest) -> None:
+        def add() -> None:
+            try:
+                self.fleet.add(worker.engine, source)
+            except TriptychError as error:
+                if not record.refused:
+                    self._refused(record, error)
 
-        def first(job: DecodeJob) -> None:
-            record.first = self.clock.now + self.profile.message_s
-            record.cached = job.cached
+        self.clock.after(self.profile.message_s, add)
 
-        job = DecodeJob(record.request, first, lambda _: self._done(record), alone=True)
-        self.clock.after(self.profile.message_s, decode.add, job)
+    def _encode(self, encoder: Worker, item: Picture, record: Record | None) -> None:
+        """`record` is charged with it."""
+        self._asked += 1
+        name = str(self._asked)
+        self._encoding[name] = record
 
-    def _encode(
-        self, record: Record, item: Picture, target: Target | None, prefill: PrefillWorker,
-        *, report: bool,
-    ) -> None:  # fmt: skip
-        assert target is not None, "every simulated fleet with pictures has encoders"
-        encoder, delay = self.encoders[target.instance_id], self.profile.message_s
+        def add() -> None:
+            encoder.count(1)
+            self.fleet.add_encode(encoder.engine, encode_request(name, item))
 
-        def encoded() -> None:
-            seconds = delay + self.profile.timing.embedding_s(item.tokens)
-            self.clock.after(seconds, prefill.embedding, item.mm_hash, item.tokens)
-            if report:
-                name = record.request.name
-                self._report(Finished(name, "encode", [item.mm_hash]))
+        self.clock.after(self.profile.message_s, add)
 
-        self.clock.after(delay, encoder.encode, item, encoded)
+    def _missing(self, engine: Engine, mm_hash: str) -> None:
+        """What a prefill worker was thought to hold is made again, where its hash points, unless
+        its prefix cache has what became of it."""
+        request, item = self._wants[engine, mm_hash]
+        known = len(engine.blocks.match(request.prompt_keys)) * self.profile.block_size
+        if item.end > known:
+            self.encoder_misses += 1
+            encoders = list(self.encoders.values())
+            self._encode(encoders[int(mm_hash, 16) % len(encoders)], item, None)
 
-    def _lost(self, job: PrefillJob, item: Picture) -> None:
-        """What a prefill worker was thought to hold is made again, where its hash points."""
-        self.encoder_misses += 1
-        job.coming.add(item.mm_hash)
-        encoder = list(self.encoders.values())[int(item.mm_hash, 16) % len(self.encoders)]
-        prefill = next(w for w in self.prefills.values() if job in w.running or job in w.waiting)
-        seconds = self.profile.message_s + self.profile.timing.embedding_s(item.tokens)
-        self.clock.after(
-            2 * self.profile.message_s, encoder.encode, item,
-            lambda: self.clock.after(seconds, prefill.embedding, item.mm_hash, item.tokens),
-        )  # fmt: skip
-
-    def _prefilled(
-        self, record: Record, job: PrefillJob, prefill: PrefillWorker, decode: DecodeWorker
+    def _put_out(
+        self, engine: Engine, outputs: list[RequestOutput], encoded: list[EncodeOutput]
     ) -> None:
-        delay = self.profile.message_s
-        record.first = self.clock.now + delay
-        record.cached = job.cached
-        self._report(Finished(record.request.name, "prefill"))
+        worker = self._names[engine.settings.instance_id]
+        for item in encoded:
+            worker.count(-1)
+            charged = self._encoding.pop(item.request_id)
+            if charged is not None:
+                self._report(Finished(charged.request.name, "encode", [item.mm_hash]))
+        for output in outputs:
+            record = self._by_name[output.request_id]
+            if record.first == math.inf and output.token_ids:
+                record.first = self.clock.now + self.profile.message_s
+                record.cached = output.cached_tokens or 0
+            if output.finish_reason is not None:
+                worker.count(-1)
+                self._ended(worker, record)
 
-        def copied(_: DecodeJob) -> None:
-            self.clock.after(delay, prefill.release, job)
-
-        def offered() -> None:
-            decode.announced -= 1
-            decode.add(DecodeJob(record.request, copied, lambda _: self._done(record)))
-
-        self.clock.after(delay, offered)
-
-    def _done(self, record: Record) -> None:
+    def _ended(self, worker: Worker, record: Record) -> None:
+        name = record.request.name
+        if worker.name in self.prefills:
+            self._report(Finished(name, "prefill"))
+            self.clock.after(self.profile.message_s, self._decoders.pop(name).count, 1)
+            return
         record.last = self.clock.now + self.profile.message_s
         self._open -= 1
-        self._report(Finished(record.request.name))
+        self._report(Finished(name))
+
+    def _stepped(self, engine: Engine, step: Step) -> None:
+        self._names[engine.settings.instance_id].stepped(step)
 
     def _report(self, report: Finished) -> None:
         self.clock.after(2 * self.profile.message_s, self._finished, report)

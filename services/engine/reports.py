@@ -18,9 +18,14 @@ from services.engine.scheduling.seams import Meter
 class Reporting(Protocol):
     """What there is to tell of an engine, with a model or without. `ec_capacity` in bytes."""
 
-    generate: GenerateCore | None
-    encode: EncodeQueue | None
-    ec: ECConnector
+    @property
+    def generate(self) -> GenerateCore | None: ...
+
+    @property
+    def encode(self) -> EncodeQueue | None: ...
+
+    @property
+    def ec(self) -> ECConnector: ...
 
     @property
     def meter(self) -> Meter: ...

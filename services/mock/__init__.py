@@ -1,25 +1,15 @@
-"""Workers without a model: the real workers' HTTP API before a timing model and simulated caches.
+"""Workers without a model: the real engine's scheduling core before a timing model, with faults.
 
 config       flags, environment and file → one frozen configuration
+settings     what an engine is, apart from its timing
 timing       how long a step, an encoder run and a transfer take
 tokens       which token stands where
-settings     what an engine is, apart from its timing
-kv_blocks    KV blocks counted, known prefixes by block key, LRU
-embeddings   embeddings counted in bytes, LRU
-request      one request and its choices inside the engine
-scheduler    continuous batching: who runs in the next step
-offers       KV held for other workers, under leases
-loads        KV and embeddings on their way from other workers
-media        embeddings on their way, or made on the spot
-encoding     the encode queue
-events       what the caches gain and lose
-checks       what is refused
-answers      tokens of a choice, cut where it ends
-generation   requests admitted, run, answered, handed over
-deadlines    when requests must have ended
-engine       all of it, on virtual time: no clock, no asyncio
-reports      load, gauges, counters
-virtual      many engines on one virtual clock
+runner       what stands for the model: tokens, pictures, rates
+timers       calls that are due at some time
+actions      what an engine wants said to others
+kv           a KV connector that counts: offers under leases, loads
+ec           an EC connector that counts: a store, loads
+engine       the engine's cores before these, on any clock
 driver       an engine on an event loop's clock
 peers        HTTP to other mock workers
 faults       what goes wrong, when, how often
@@ -35,4 +25,6 @@ publisher    cache events over ZMQ
 registration told to the master, again and again
 server       a socket and its routes
 main         start, say where, serve until told to stop
+
+The HTTP side is its own, as it has to answer wrongly on demand, and faster than what it tests.
 """

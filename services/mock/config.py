@@ -59,6 +59,12 @@ class MockConfig:
     max_num_batched_tokens: int = count_option(
         2048, "Tokens that one step computes at most.", "tokens"
     )
+    max_prefill_beside_decode: int = count_option(
+        512,
+        "Prompt tokens of a step in which other requests decode. 0: no bound of its own.",
+        "tokens",
+        minimum=0,
+    )
     steps_at_once: int = count_option(
         1, "Decode steps whose tokens are sent together while no request waits.", "steps"
     )
@@ -193,6 +199,7 @@ class MockConfig:
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_beside_decode=self.max_prefill_beside_decode,
             steps_at_once=self.steps_at_once,
             max_encoder_patches=self.max_encoder_patches,
             ec_cache_bytes=self.embedding_cache_bytes,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from protocol.errors import RequestAborted, error_info, from_info
+from protocol.refs import KVRef
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
 from services.mock.engine import Engine, Step
-from services.mock.loads import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
-from services.mock.offers import OfferBody
+from services.mock.kv import OfferBody
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 
@@ -88,7 +88,7 @@ class Driver:
         """
         choices = set(request.emitted) or set(range(request.sampling.n))
         sink = _Sink(choices, observe, whole=whole)
-        self.engine.add(request, time.monotonic(), local)
+        self.engine.add(request, local)
         self._sinks[request.request_id] = sink
         self.wake()
         try:
@@ -104,7 +104,7 @@ class Driver:
         queue: asyncio.Queue[EncodeOutput] = asyncio.Queue()
         wanted = {item.mm_hash for item in request.items}
         outputs: dict[str, EncodeOutput] = {}
-        for output in self.engine.add_encode(request, time.monotonic()):
+        for output in self.engine.add_encode(request):
             outputs[output.mm_hash] = output
         self._encoding[request.request_id] = queue
         self.wake()
@@ -137,21 +137,21 @@ class Driver:
 
         None after `wait_s`; the reason if it has become certain that there will be no offer.
         """
-        found = self.engine.offers.find(request_id, time.monotonic())
+        found = self.engine.kv.find(request_id)
         if found is not None or wait_s <= 0:
             return found
         settled = await self._wait(self._offered, request_id, wait_s)
-        found = self.engine.offers.find(request_id, time.monotonic())
+        found = self.engine.kv.find(request_id)
         if found is None and settled:
             return "the request has ended and nothing is held for it"
         return found
 
     async def embedding(self, mm_hash: str, wait_s: float) -> int | None:
         """Rows of an embedding in the store, waiting until it is there."""
-        found = self.engine.store.find(mm_hash)
+        found = self.engine.ec.rows_of(mm_hash)
         if found is None and wait_s > 0:
             await self._wait(self._stored, mm_hash, wait_s)
-            found = self.engine.store.find(mm_hash)
+            found = self.engine.ec.rows_of(mm_hash)
         return found
 
     async def _wait(
@@ -176,13 +176,13 @@ class Driver:
     def _run(self) -> None:
         self._timer = None
         for _ in range(_STEPS_AT_ONCE):
-            now = time.monotonic()
-            step = self.engine.step(now)
+            now = self.engine.clock()
+            step = self.engine.step()
             self._dispatch(step)
             if step.next_time is None:
                 return
             if step.next_time > now:
-                delay = max(_TICK_S, step.next_time - time.monotonic())
+                delay = max(_TICK_S, step.next_time - self.engine.clock())
                 self._timer = self._timer or self._loop.call_later(delay, self._run)
                 return
         self.wake()
@@ -206,10 +206,10 @@ class Driver:
 
     def _act(self, action: Action) -> None:
         match action:
-            case AskKV(request_id):
-                self._start(self._ask_kv(action), request_id)
-            case ConfirmKV(request_id):
-                self._start(self._confirm_kv(action), request_id)
+            case AskKV(ref):
+                self._start(self._ask_kv(ref), ref.request_id)
+            case ConfirmKV(ref, generation):
+                self._start(self._confirm_kv(ref, generation), ref.request_id)
             case KeepKV(ref):
                 self._start(self._peers.keep(ref), "")
             case ReleaseKV(ref):
@@ -224,19 +224,17 @@ class Driver:
         self._tasks[task] = name
         task.add_done_callback(self._tasks.pop)
 
-    async def _ask_kv(self, action: AskKV) -> None:
-        answer = await self._peers.ask(action.ref)
-        self.engine.kv_answered(action.request_id, answer, time.monotonic())
+    async def _ask_kv(self, ref: KVRef) -> None:
+        self.engine.kv.answered(ref, await self._peers.ask(ref))
         self.wake()
 
-    async def _confirm_kv(self, action: ConfirmKV) -> None:
-        held = await self._peers.confirm(action.ref, action.generation)
-        self.engine.kv_confirmed(action.request_id, held)
+    async def _confirm_kv(self, ref: KVRef, generation: int) -> None:
+        self.engine.kv.confirmed(ref, await self._peers.confirm(ref, generation))
         self.wake()
 
     async def _ask_embedding(self, action: AskEmbedding) -> None:
         answer = await self._peers.embedding(action.mm_hash, action.host, action.port)
-        self.engine.embedding_found(action.mm_hash, answer, time.monotonic())
+        self.engine.ec.found(action.mm_hash, answer)
         self.wake()
 
     def close(self) -> None:

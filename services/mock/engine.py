@@ -1,29 +1,43 @@
-"""A worker's engine on virtual time: whoever calls `step` says what time it is.
+"""A worker's engine on virtual time: the real one's scheduling core, timed instead of computing.
 
-No clock, no sockets, no asyncio: an event loop drives one worker, a simulator thousands.
+No sockets, no asyncio: an event loop drives one worker, a simulator thousands.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
-from protocol.errors import DeadlineExceeded, InvalidRequest
+from connectors.meter import TransferStats
+from protocol.errors import InvalidRequest
 from protocol.kv_events import CacheEvent
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.scheduling.deadlines import Deadlines
-from services.mock.embeddings import EmbeddingStore
-from services.mock.encoding import EncodeQueue
-from services.mock.events import EventLog
-from services.mock.generation import Generation
-from services.mock.kv_blocks import KVBlocks
-from services.mock.loads import Action, KVLoads
-from services.mock.media import Media
-from services.mock.offers import OfferBody, Offers
-from services.mock.scheduler import Batch, Scheduler
+from services.engine.reports import counters_of, gauges_of
+from services.engine.scheduling.admission_checks import MakeKeys
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.encode_queue import EncodeQueue
+from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.scheduler import Scheduler
+from services.engine.scheduling.seams import Admission, Clock, Prepared
+from services.engine.transfers.kv_fetches import Transfers
+from services.membership.events import CacheLog
+from services.mock.actions import Action
+from services.mock.ec import CountedEC, RowForm
+from services.mock.kv import CountedKV
+from services.mock.runner import (
+    AtOnce,
+    KnownRates,
+    Pace,
+    TimedAdmission,
+    TimedRunner,
+    TimedVision,
+    Words,
+    pace_of,
+)
 from services.mock.settings import EngineSettings
+from services.mock.timers import Timers
 from services.mock.timing import Noise, Timing
 
 _CATCH_UP_S = 0.05
@@ -32,7 +46,8 @@ _CATCH_UP_S = 0.05
 @dataclass
 class Step:
     """What happened, what the driver is to do for it, and when there is more (None: not before
-    something is added or answered). `settled`: requests whose KV nobody need wait for any more."""
+    something is added or answered). `settled`: requests whose KV nobody need wait for any more.
+    `worked`: from when to when something was computed that has ended by now."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
     encoded: list[EncodeOutput] = field(default_factory=list)
@@ -40,162 +55,226 @@ class Step:
     settled: list[str] = field(default_factory=list)
     kv_events: list[CacheEvent] = field(default_factory=list)
     ec_events: list[CacheEvent] = field(default_factory=list)
+    worked: list[tuple[float, float]] = field(default_factory=list)
     next_time: float | None = None
 
 
-class Engine:
-    """Everything a mock worker computes and remembers. Times are seconds on one clock."""
+@dataclass
+class _Batch:
+    """Chunks under way, each for `steps` steps."""
 
-    def __init__(self, settings: EngineSettings, timing: Timing, noise: Noise) -> None:
+    chunks: list[Chunk]
+    start: float
+    pace: Pace
+    steps: int
+
+    @property
+    def end(self) -> float:
+        return self.start + self.pace.seconds(self.steps)
+
+    def cut(self, now: float) -> None:
+        """End with the step that is under way."""
+        self.steps = min(self.steps, self.pace.reached(now - self.start))
+        self.chunks = [replace(chunk, steps=self.steps) for chunk in self.chunks]
+
+
+class Engine:
+    """Everything a mock worker computes and remembers. `generate` and `encode` are the real
+    engine's cores, before connectors that hold nothing."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        timing: Timing,
+        noise: Noise,
+        clock: Clock,
+        *,
+        words: Words | None = None,
+        admission: Admission | None = None,
+        make_keys: MakeKeys | None = None,
+        log: CacheLog | None = None,
+    ) -> None:
+        """`words` and `admission` are the model's part, if it is another than `settings` says;
+        `make_keys` names a request's blocks, `log` collects what caches gain and lose."""
         self.settings = settings
         self.timing = timing
         self.noise = noise
-        self.blocks = KVBlocks(
+        self.clock = clock
+        self.timers = Timers()
+        self.meter = KnownRates(timing, settings.row_bytes)
+        self._actions: list[Action] = []
+        outside = settings, timing, noise, clock, self.timers, self._actions
+        self.kv, self.ec = CountedKV(*outside), CountedEC(*outside)
+        self._log = log or (CacheLog(settings.block_size) if settings.events else None)
+        if self._log is not None and settings.encodes:
+            self.ec.listen(self._log.embedding_changed)
+        self._runner, self._vision = TimedRunner(words or settings.vocabulary), TimedVision()
+        self.blocks = self._blocks()
+        self.generate: GenerateCore | None = None
+        if settings.generates:
+            self.generate = self._language(admission or TimedAdmission(), make_keys)
+        self.encode: EncodeQueue | None = None
+        if settings.encodes:
+            self.encode = EncodeQueue(
+                self._vision, AtOnce(), self.ec, settings.max_encoder_patches, self.meter, clock
+            )
+        self._batch: _Batch | None = None
+        self._run: tuple[float, float, list[Prepared]] | None = None
+        self._worked: list[tuple[float, float]] = []
+
+    def _blocks(self) -> BlockManager:
+        settings = self.settings
+        blocks = BlockManager(
             settings.num_blocks, settings.block_size, prefix_caching=settings.prefix_caching
         )
-        self.store = EmbeddingStore(settings.ec_cache_bytes, settings.row_bytes)
-        self.scheduler = Scheduler(
-            self.blocks,
-            settings.max_num_seqs,
-            settings.max_num_batched_tokens,
-            settings.steps_at_once,
-            instant=timing.instant_decode,
+        if self._log is not None:
+            blocks.forgotten = self._log.block_removed
+        return blocks
+
+    def _language(self, admission: Admission, make_keys: MakeKeys | None) -> GenerateCore:
+        settings = self.settings
+        embeddings = EmbeddingCache(self.ec, settings.ec_cache_bytes, RowForm(settings.row_bytes))
+        if self._log is not None and not settings.encodes:
+            embeddings.changed = self._log.embedding_changed
+        limits = settings.limits(instant=self.timing.instant_decode)
+        scheduler = Scheduler(self.blocks, embeddings, limits, log=self._log)
+        transfers = Transfers(
+            self.kv,
+            scheduler,
+            vocabulary=TimedAdmission.vocabulary,
+            fail_on_error=settings.fail_on_kv_error,
         )
-        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
-        self._timer_ids = 0
-        self._actions: list[Action] = []
-        self.offers = Offers(self.blocks, settings.lease_s)
-        self.loads = KVLoads(
-            self.scheduler, timing, noise, settings.compatibility, self._at, self._actions,
-            keep_s=settings.lease_s / 3,
+        return GenerateCore(
+            settings.engine_config(), admission, scheduler, self._runner, transfers, self.meter,
+            self.clock, make_keys=make_keys,
         )  # fmt: skip
-        self.media = Media(
-            self.store, timing, noise, self._at, self._actions, remote=settings.remote_embeddings
-        )
-        self.events = EventLog(self.blocks, self.store, enabled=settings.events)
-        self.generation = Generation(
-            settings, self.scheduler, self.offers, self.loads, self.media, self.events
-        )
-        self.encoding = EncodeQueue(
-            self.store, timing, noise, settings.max_encoder_patches, self._embedding_handle
-        )
-        self.deadlines = Deadlines(self._alive, lambda: len(self.generation))
-        self._batch = Batch()
 
-    def _at(self, time: float, call: Callable[[float], None]) -> None:
-        self._timer_ids += 1
-        heapq.heappush(self._timers, (time, self._timer_ids, call))
+    @property
+    def core(self) -> GenerateCore:
+        """`InvalidRequest` if this worker generates no tokens."""
+        if self.generate is None:
+            raise InvalidRequest(f"a worker with the role {self.settings.role} generates no tokens")
+        return self.generate
 
-    def _embedding_handle(self, mm_hash: str, rows: int) -> dict[str, Any]:
-        size = rows * self.settings.row_bytes
-        return {
-            **self.embeddings_endpoint(),
-            "size_bytes": size,
-            "shape": [rows, self.settings.row_bytes // 2],
-            "triptych": {"instance_id": self.settings.instance_id},
-        }
-
-    def embeddings_endpoint(self) -> dict[str, Any]:
-        """What a handle has before there is any embedding: where to ask for it."""
-        return {"peer_host": self.settings.host, "peer_port": self.settings.port}
-
-    def add(self, source: GenerateRequest, now: float, local: Collection[str] = ()) -> None:
+    def add(self, source: GenerateRequest, local: Collection[str] = ()) -> None:
         """Queue a request; `local` are items whose media came with it. Raises `InvalidRequest`."""
-        request = self.generation.add(source, local, now)
-        if source.deadline_s is not None:
-            self.deadlines.add(now + source.deadline_s, request.arrival, source.request_id)
+        self.core.admit(source)
+        self.ec.expect(source.request_id, source.mm_items, local)
 
-    def _alive(self, request_id: str, arrival: int) -> bool:
-        request = self.generation.find(request_id)
-        return request is not None and request.arrival == arrival
-
-    def _expired(self, now: float) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        for request_id in self.deadlines.due(now):
-            request = self.generation.find(request_id)
-            if request is not None:
-                error = DeadlineExceeded("the request's deadline has passed")
-                outputs += self.generation.fail(request, error)
-        return outputs
-
-    def add_encode(self, request: EncodeRequest, now: float) -> list[EncodeOutput]:
+    def add_encode(self, request: EncodeRequest) -> list[EncodeOutput]:
         """Queue items; returns those answered at once. Raises `InvalidRequest`."""
-        if not self.settings.encodes:
+        if self.encode is None:
             raise InvalidRequest(f"a worker with the role {self.settings.role} encodes no media")
-        return self.encoding.add(request, now)
+        return self.encode.add(request)
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
         """Stop requests, or one choice of each; nothing is said of them any more."""
         names = list(request_ids)
-        self.generation.abort(names, index)
-        if index is None:
-            self.encoding.abort(names)
+        if self.generate is not None:
+            self.generate.abort(names, index)
+        if self.encode is not None and index is None:
+            self.encode.abort(names)
 
-    def embedding_found(self, mm_hash: str, answer: int | str, now: float) -> None:
-        """Answer to `AskEmbedding`: rows, or why there is none."""
-        self.media.found(mm_hash, answer, now)
-
-    def kv_answered(self, request_id: str, answer: OfferBody | str, now: float) -> None:
-        """Answer to `AskKV`: the offer, or why there is none."""
-        self.loads.answered(request_id, answer, now)
-
-    def kv_confirmed(self, request_id: str, held: bool) -> None:
-        """Answer to `ConfirmKV`."""
-        self.loads.confirmed(request_id, held)
-
-    def step(self, now: float) -> Step:
-        """Everything that is due at `now`, at most one batch; call again if `next_time` is now."""
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2](now)
-        self.offers.expire(now)
-        encoded = self.encoding.step(now)
-        outputs = self._expired(now)
-        outputs += self.generation.settle(now)
-        self.loads.begin()
-        start = now
-        if self._batch and self._batch.end <= now:
-            start = max(self._batch.end, now - _CATCH_UP_S)
-            done, self._batch = self._batch, Batch()
-            outputs += self.generation.run(done, now)
-        if not self._batch:
-            self._batch = self.scheduler.schedule()
-            self._batch.end = start + self.noise.on(self._batch.seconds(self.timing))
-            outputs += self.generation.settle(now)
-        return self._taken(outputs, encoded)
-
-    def _taken(self, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> Step:
-        self.events.collect()
-        step = Step(
-            outputs,
-            encoded,
-            list(self._actions),
-            list(self.offers.settled),
-            self.events.kv,
-            self.events.ec,
-            self._next_time(),
-        )
+    def step(self) -> Step:
+        """Everything that is due by now; call again if `next_time` is now."""
+        now = self.clock()
+        self.timers.run(now)
+        encoded = self._encode(self.encode, now) if self.encode is not None else []
+        outputs = self._generate(self.generate, now) if self.generate is not None else []
+        step = Step(outputs, encoded, list(self._actions), list(self.kv.settled))
+        if self._log is not None:
+            step.kv_events, step.ec_events = self._log.take()
+        step.worked, self._worked = self._worked, []
         self._actions.clear()
-        self.offers.settled.clear()
-        self.events.kv, self.events.ec = [], []
+        self.kv.settled.clear()
+        step.next_time = self._next_time()
         return step
 
+    def _encode(self, queue: EncodeQueue, now: float) -> list[EncodeOutput]:
+        outputs = queue.advance()
+        if self._run is not None and self._run[1] <= now:
+            start, end, batch = self._run
+            self._run = None
+            self._worked.append((start, end))
+            outputs += queue.complete(batch, self._vision.encode(batch))
+        if self._run is None:
+            batch, failed = queue.begin()
+            outputs += failed
+            if batch:
+                patches = sum(prepared.patches for prepared in batch)
+                tokens = sum(prepared.item.length for prepared in batch)
+                seconds = self.noise.on(self.timing.encode_s(patches, tokens))
+                self._run = now, now + seconds, batch
+        return outputs
+
+    def _generate(self, core: GenerateCore, now: float) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        start = now
+        batch = self._batch
+        if batch is not None and batch.end <= now:
+            start = max(batch.end, now - _CATCH_UP_S)
+            self._batch = None
+            self._worked.append((batch.start, batch.end))
+            outputs += core.complete(batch.chunks, self._runner.run(batch.chunks))
+        outputs += core.advance()
+        if self._batch is not None:
+            self._make_way(core, self._batch, now)
+            return outputs
+        chunks = core.begin()
+        if not chunks and len(core):
+            # What one look has found lacking, the next one asks for or takes from others.
+            outputs += core.advance()
+            chunks = core.begin()
+        if chunks:
+            pace, factor = pace_of(self.timing, chunks), self.noise.on(1.0)
+            pace = Pace(pace.first_s * factor, pace.more_s * factor)
+            self._batch = _Batch(chunks, start, pace, chunks[0].steps)
+        return outputs
+
+    def _make_way(self, core: GenerateCore, batch: _Batch, now: float) -> None:
+        """Whoever has come takes part from the next step on."""
+        scheduler = core.scheduler
+        if batch.steps > 1 and (scheduler.waiting or len(scheduler.running) > len(batch.chunks)):
+            batch.cut(now)
+
     def _next_time(self) -> float | None:
-        times = [self._batch.end] if self._batch else []
-        if self._timers:
-            times.append(self._timers[0][0])
-        others = self.encoding.next_time, self.offers.next_expiry, self.deadlines.next_time
-        times += [time for time in others if time is not None]
-        return min(times, default=None)
+        times = [
+            self.timers.next_time,
+            self.kv.next_time,
+            self._batch.end if self._batch is not None else None,
+            self._run[1] if self._run is not None else None,
+            self.generate.next_deadline if self.generate is not None else None,
+            self.encode.next_deadline if self.encode is not None else None,
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def ec_capacity(self) -> int:
+        """Bytes of embeddings that are kept for others."""
+        return self.settings.ec_cache_bytes
+
+    def transfer_stats(self) -> list[TransferStats]:
+        return [self.ec.stats(), self.kv.stats()]
+
+    def gauges(self) -> dict[str, float]:
+        return gauges_of(self)
+
+    def counters(self) -> dict[str, float]:
+        values = counters_of(self)
+        return values | {"kv_expired": self.kv.expired} if self.generate is not None else values
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         """Forget what no request needs."""
         if prefix:
-            self.blocks.reset()
-            self.events.cleared()
+            self.blocks.reset_prefix_cache()
+            if self._log is not None:
+                self._log.blocks_cleared()
         if encoder:
-            self.store.clear()
-            self.events.embeddings_cleared()
+            self.ec.clear()
+            if self.generate is not None:
+                self.generate.scheduler.embeddings.clear()
 
     def check_integrity(self) -> list[str]:
         """Compare every book with every other; [] if nothing leaked."""
-        return self.generation.check_integrity()
+        problems = self.ec.check_integrity()
+        return problems + (self.generate.check_integrity() if self.generate is not None else [])

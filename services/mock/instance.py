@@ -15,15 +15,14 @@ from protocol.draining import held_only
 from protocol.errors import ModelNotFound, NotServing, RequestAborted, TriptychError, Unavailable
 from protocol.registry import InstanceInfo
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.engine.reports import load_of
 from services.membership.tasks import TaskLog
 from services.mock.config import MockConfig
 from services.mock.driver import Driver
 from services.mock.engine import Engine
 from services.mock.faults import Fault, Faults, parse_faults
-from services.mock.offers import kv_ref
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
-from services.mock.reports import counters_of, gauges_of, load_of
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise
 
@@ -65,7 +64,8 @@ class Instance:
         settings = replace(
             shared, instance_id=uuid.uuid4().hex, generation=uuid.uuid4().hex[:16], port=port
         )
-        engine = Engine(settings, config.timing(), Noise(config.jitter, config.seed + number))
+        noise = Noise(config.jitter, config.seed + number)
+        engine = Engine(settings, config.timing(), noise, time.monotonic)
         faults = Faults(parse_faults(config.faults or "[]"), config.seed + number)
         driver = Driver(engine, peers, publisher)
         return Instance(config, settings, engine, driver, faults, publisher)
@@ -148,8 +148,8 @@ class Instance:
             block_size=settings.block_size,
             max_running=settings.max_num_seqs,
             kv_bytes_per_token=settings.kv_bytes_per_token if settings.generates else 0,
-            kv_endpoint=kv_ref(settings).to_params() if growing else None,
-            ec_endpoint=self.engine.embeddings_endpoint() if settings.role == "encode" else None,
+            kv_endpoint=self.engine.kv.endpoint() if growing else None,
+            ec_endpoint=self.engine.ec.endpoint() if settings.role == "encode" else None,
             events=self.publisher.sources if self.publisher is not None else [],
             load=load_of(self.engine),
         )
@@ -199,10 +199,10 @@ class Instance:
             label = f'{{role="{self.settings.role}"{labels}}}'
             lines.append(f"# TYPE triptych:{name} {kind}\ntriptych:{name}{label} {value}\n")
 
-        for name, value in gauges_of(self.engine).items():
+        for name, value in self.engine.gauges().items():
             add("gauge", name, value)
         add("gauge", "num_requests_in_flight", self.in_flight)
-        for name, value in counters_of(self.engine).items():
+        for name, value in self.engine.counters().items():
             add("counter", f"{name}_total", value)
         for reason, count in sorted(self.finished.items()):
             add("counter", "request_success_total", count, f',finished_reason="{reason}"')

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.registry import Heartbeat, InstanceInfo
+from services.engine.reports import load_of
 from services.membership import registration
 from services.mock.instance import Instance
-from services.mock.reports import load_of
 
 
 class _Member:

@@ -6,10 +6,10 @@ from aiohttp import web
 
 from protocol.kv_events import short_key
 from protocol.rtp_status import CacheStatus, StatusQuery, parse_query
+from services.engine.reports import load_of
 from services.membership.rtp_status import cache_status, work_status
 from services.mock.answering import Answering
 from services.mock.instance import Instance
-from services.mock.reports import counters_of, load_of
 
 
 async def cache(instance: Instance, answering: Answering) -> web.StreamResponse:
@@ -24,7 +24,7 @@ async def work(instance: Instance, answering: Answering) -> web.StreamResponse:
         instance.settings.role,
         instance.settings.port,
         load_of(instance.engine),
-        counters_of(instance.engine),
+        instance.engine.counters(),
         instance.tasks,
         since=query.ended_since,
         room=instance.config.max_num_queued - instance.in_flight,

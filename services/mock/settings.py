@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from protocol.registry import InstanceRole
+from services.engine.config import EngineConfig
+from services.engine.scheduling.scheduler import Limits
 from services.mock.tokens import Vocabulary
+
+_INSTANT = 4096
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class EngineSettings:
     max_model_len: int = 32768
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    max_prefill_beside_decode: int = 512
     steps_at_once: int = 1
     max_encoder_patches: int = 16384
     ec_cache_bytes: int = 256 << 20
@@ -42,6 +47,27 @@ class EngineSettings:
     events: bool = False
     remote_embeddings: bool = False
     fail_on_kv_error: bool = False
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine's core reads of it."""
+        return EngineConfig(
+            model_dir="",
+            model=self.model,
+            revision=self.revision,
+            parts=("language",),
+            block_size=self.block_size,
+            max_model_len=min(self.max_model_len, self.num_blocks * self.block_size),
+            eos_token_ids=() if self.eos_token_id < 0 else (self.eos_token_id,),
+        )
+
+    def limits(self, *, instant: bool) -> Limits:
+        """`instant`: decode steps take no time, so that no order of them can be observed."""
+        return Limits(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            max_prefill_beside_decode=self.max_prefill_beside_decode,
+            decode_steps=_INSTANT if instant else self.steps_at_once,
+        )
 
     @property
     def encodes(self) -> bool:

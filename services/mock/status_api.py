@@ -14,7 +14,6 @@ from services.mock.chat import text_of
 from services.mock.faults import parse_faults
 from services.mock.instance import Instance
 from services.mock.openai_api import models
-from services.mock.reports import counters_of, gauges_of
 
 _T = TypeVar("_T")
 
@@ -83,8 +82,8 @@ async def integrity(instance: Instance, answering: Answering) -> web.StreamRespo
     engine = instance.engine
     report = {
         "problems": engine.check_integrity(),
-        "gauges": gauges_of(engine),
-        "counters": counters_of(engine),
+        "gauges": engine.gauges(),
+        "counters": engine.counters(),
     }
     return answering.json(report)
 

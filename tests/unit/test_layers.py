@@ -57,7 +57,8 @@ ALLOWED = {
         "services.master.config", "protocol",
     },
     "services.mock": {
-        "services.mock", "services.engine", "services.http", "services.frontend",
+        "services.mock", "services.engine.scheduling", "services.engine.transfers",
+        "services.engine.reports", "services.engine.config", "services.http", "services.frontend",
         "services.membership", "connectors", "protocol",
     },
     "proxy": {
@@ -86,6 +87,7 @@ LIGHT = (
     "protocol.generate", "services.admission.queue", "services.frontend.render",
     "services.http.server", "proxy.__main__",
     "services.worker.main", "services.master.__main__", "services.mock.main",
+    "benchmarks.simulate.simulation",
     "services.engine.reports", "services.engine.scheduling.block_manager",
     "services.engine.scheduling.embedding_cache", "services.engine.scheduling.encode_queue",
     "services.engine.scheduling.generate_core", "services.engine.scheduling.image_prefetch",

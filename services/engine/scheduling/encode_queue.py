@@ -237,6 +237,12 @@ class EncodeQueue:
         self._jobs.pop(mm_hash, None)
         return [EncodeOutput(w.request_id, mm_hash, params) for w in waiters]
 
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next request must have been answered."""
+        waiters = (waiter for job in self._jobs.values() for waiter in job.waiters)
+        return min((w.deadline for w in waiters if w.deadline is not None), default=None)
+
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
         job = self._jobs.pop(mm_hash, None)
         self._preparing.discard(mm_hash)

@@ -264,6 +264,7 @@ class GenerateCore:
         request.tokens += tokens
         if count > 1:
             self.scheduler.computed(request, request.num_computed + count - 1)
+            self.scheduler.trim(request)
         output = RequestOutput(
             request.source.request_id,
             request.index,
@@ -289,17 +290,16 @@ class GenerateCore:
         self, request: Request, tokens: Sequence[int]
     ) -> tuple[FinishReason | None, int | None, int]:
         """(finish reason, stop reason, how many of `tokens` are put out) as a choice gains them."""
-        sampling, eos = request.sampling, self._config.eos_token_ids
-        for count, token in enumerate(tokens, request.num_output + 1):
-            given = count - request.num_output
-            if count >= sampling.min_tokens:
-                if token in eos and not sampling.ignore_eos:
+        sampling, output = request.sampling, request.num_output
+        eos = () if sampling.ignore_eos else self._config.eos_token_ids
+        room = 1 if request.hands_over else max(1, sampling.max_tokens - output)
+        for given, token in enumerate(tokens[:room] if eos or sampling.stop_token_ids else (), 1):
+            if output + given >= sampling.min_tokens:
+                if token in eos:
                     return "stop", None, given
                 if token in sampling.stop_token_ids:
                     return "stop", token, given
-            if count >= sampling.max_tokens or request.hands_over:
-                return "length", None, given
-        return None, None, len(tokens)
+        return ("length", None, room) if len(tokens) >= room else (None, None, len(tokens))
 
     def _finish(self, request: Request) -> None:
         self._unregister(request)

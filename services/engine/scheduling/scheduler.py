@@ -130,13 +130,26 @@ class Scheduler:
         """Further steps for those who decode, as far as there are blocks."""
         if self.waiting or not all(chunk.decodes for chunk in step.chunks):
             return
-        for number, chunk in enumerate(step.chunks):
-            request = chunk.request
-            steps = min(request.sampling.max_tokens - request.num_output, self.limits.decode_steps)
-            needed = self.blocks.blocks_for(request.num_computed + steps) - len(request.blocks)
-            if steps > 1 and self.blocks.can_allocate(needed):
-                self._extend(request, needed)
-                step.chunks[number] = replace(chunk, steps=steps)
+        requests = [chunk.request for chunk in step.chunks]
+        left = [1 if r.hands_over else r.sampling.max_tokens - r.num_output for r in requests]
+        steps = min([self.limits.decode_steps, *left])
+        while steps > 1 and not self.blocks.can_allocate(sum(self._lacking(requests, steps))):
+            steps //= 2
+        if steps > 1:
+            for request, lacking in zip(requests, self._lacking(requests, steps), strict=True):
+                self._extend(request, lacking)
+            step.chunks = [replace(chunk, steps=steps) for chunk in step.chunks]
+
+    def _lacking(self, requests: list[Request], tokens: int) -> list[int]:
+        """Blocks that each lacks for so many tokens more."""
+        blocks_for = self.blocks.blocks_for
+        return [max(0, blocks_for(r.num_computed + tokens) - len(r.blocks)) for r in requests]
+
+    def trim(self, request: Request) -> None:
+        """Give back blocks beyond a request's tokens: a step of several has ended early."""
+        kept = self.blocks.blocks_for(len(request.tokens))
+        self.blocks.release(request.blocks[kept:])
+        del request.blocks[kept:]
 
     def _admit_waiting(self, step: _Step) -> None:
         """Start waiting requests in order; those that wait for embeddings are passed by."""

@@ -1,26 +1,25 @@
-"""The simulator: the same seed gives the same run, and its workers take the mock engine's time."""
+"""The simulator: the same seed gives the same run; steps in closed form take the same time."""
 
 import random
+from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from benchmarks.simulate.clock import Clock
-from benchmarks.simulate.decode import DecodeJob, DecodeWorker
-from benchmarks.simulate.encode import EncodeWorker
+from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.metrics import Objectives, outcome
-from benchmarks.simulate.prefill import PrefillJob, PrefillWorker
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, Prompt, TraceRequest
 from benchmarks.simulate.records import Shape
 from benchmarks.simulate.simulation import Simulation
-from benchmarks.simulate.stage import Stage
 from benchmarks.simulate.traces import TRACES
+from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput, SamplingParams
 from services.master.config import MasterConfig
 from services.mock.engine import Engine
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise, Timing
-from tests.support.virtual_fleet import VirtualFleet
 
 TIMING = Timing(
     encode_base_ms=5.0, encode_patch_ms=0.01, prefill_base_ms=3.0, prefill_token_ms=0.1,
@@ -31,10 +30,6 @@ SMALL = Profile(
     "small", TIMING, block_size=16, prefill_blocks=512, decode_blocks=4096, step_tokens=256,
     max_running=64, message_s=0.0, jitter=0.0,
 )  # fmt: skip
-
-
-def nothing_lost(job: PrefillJob, item: Picture) -> None:
-    raise AssertionError(f"{item} was thought to be here")
 
 
 def requests(count: int, seed: int = 3) -> list[TraceRequest]:
@@ -59,162 +54,108 @@ def tokens_of(request: TraceRequest) -> list[int]:
     return ids + random.Random(request.name).choices(range(1 << 30), k=rest)
 
 
-def in_mock_engines(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
-    """First and last token of each request: one prefill and one decode engine, handing over."""
+def in_engines(trace: list[TraceRequest], steps: int, alone: bool) -> dict[str, list[float]]:
+    """First and last token of each request: one prefill and one decode engine, handing over, or
+    `alone` one that computes prompts and answers. `steps` may be made before anything is said."""
     times: dict[str, list[float]] = {}
-    sources: dict[str, GenerateRequest] = {}
+    clock = Clock()
 
-    def settings(role: str, port: int) -> EngineSettings:
-        return EngineSettings(
+    def engine(role: str, port: int) -> Engine:
+        settings = EngineSettings(
             role=role, instance_id=role, host="h", port=port,  # type: ignore[arg-type]
             num_blocks=512 if role == "prefill" else 4096, max_num_seqs=64,
-            max_num_batched_tokens=256 if role == "prefill" else 1 << 20, lease_s=1e6,
+            max_num_batched_tokens=256, steps_at_once=steps, lease_s=1e6,
         )  # fmt: skip
-
-    prefill, decode = (
-        Engine(settings(role, port), TIMING, Noise())
-        for port, role in enumerate(("prefill", "decode"))
-    )
+        return Engine(settings, TIMING, Noise(), clock.time)
 
     def told(engine: Engine, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
         for output in outputs:
-            times.setdefault(output.request_id, []).append(fleet.now)
-            if engine is prefill:
-                source = sources[output.request_id]
-                source.kv_transfer_params = output.kv_transfer_params
-                source.emitted = {0: list(output.token_ids)}
-                fleet.add(decode, source)
+            times.setdefault(output.request_id, []).append(clock.now)
 
-    fleet = VirtualFleet([prefill, decode], told)
+    prefill, decode = engine("prefill", 0), engine("decode", 1)
+    fleet = Fleet(clock, told, message_s=0.001)
+    for member in (prefill, decode):
+        fleet.join(member)
     for request in trace:
-        fleet.run(until=request.arrival)
+        clock.run(until=request.arrival)
         sampling = SamplingParams(max_tokens=request.output, temperature=0.0)
         made = GenerateRequest(request.name, tokens_of(request), sampling)
-        sources[request.name] = made
-        asked = GenerateRequest(
-            request.name, made.token_ids, sampling, kv_transfer_params={"do_remote_decode": True}
-        )
-        fleet.add(prefill, asked)
-    fleet.run()
-    return {name: (found[0], found[-1]) for name, found in times.items()}
+        if not alone:
+            ahead = prefill.kv.endpoint() | {"remote_request_id": request.name}
+            over = {"do_remote_decode": True}
+            fleet.add(prefill, msgspec.structs.replace(made, kv_transfer_params=over))
+            made.kv_transfer_params = ahead
+        fleet.add(decode, made)
+    clock.run()
+    for member in (prefill, decode):
+        assert member.check_integrity() == [] and member.blocks.usage == 0.0
+    assert decode.core.counters["steps"] > 0
+    return {name: [found[0], found[-1]] for name, found in times.items()}
 
 
-def in_simulated_workers(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
-    clock = Clock()
-    prefill = PrefillWorker("prefill", SMALL, clock, 0, nothing_lost)
-    decode = DecodeWorker("decode", SMALL, clock, 0)
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-
-    def done(job: DecodeJob) -> None:
-        last[job.request.name] = clock.now
-
-    def prefilled(job: PrefillJob) -> None:
-        first[job.request.name] = clock.now
-        decode.add(DecodeJob(job.request, lambda _: prefill.release(job), done))
-
-    for request in trace:
-        clock.at(request.arrival, prefill.add, PrefillJob(request, prefilled))
-    clock.run(1e6)
-    return {name: (first[name], last[name]) for name in first}
-
-
-def test_simulated_workers_take_the_time_of_the_mock_engine() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_steps_in_closed_form_take_the_time_of_single_ones(alone: bool) -> None:
     """Chunked prefill, prefix reuse, hand-over, growing and shrinking batches."""
-    trace = requests(60)
-    expected, found = in_mock_engines(trace), in_simulated_workers(trace)
-    assert found.keys() == expected.keys()
-    for name, (first, last) in expected.items():
-        assert found[name][0] == pytest.approx(first, abs=1e-6), name
-        assert found[name][1] == pytest.approx(last, abs=1e-6), name
+    trace = requests(60, seed=3 + alone)
+    single, closed = (in_engines(trace, steps, alone) for steps in (1, 1 << 30))
+    assert single.keys() == closed.keys() == {request.name for request in trace}
+    for name, expected in single.items():
+        assert closed[name] == pytest.approx(expected, abs=1e-6), name
 
 
-def alone_in_a_mock_engine(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
-    """First and last token of each request: one engine computes prompts and answers."""
-    times: dict[str, list[float]] = {}
-    settings = EngineSettings(
-        role="prefill_decode", instance_id="pd", host="h", port=0, num_blocks=4096,
-        max_num_seqs=64, max_num_batched_tokens=256, lease_s=1e6,
-    )  # fmt: skip
-    engine = Engine(settings, TIMING, Noise())
+@dataclass
+class Alone:
+    """One simulated worker, what it is asked for, and what it has put out by now."""
+
+    worker: Worker
+    fleet: Fleet
+    clock: Clock
+    ended: list[float]
+
+
+def one_worker(role: str, *known: TraceRequest) -> Alone:
+    clock, ended = Clock(), list[float]()
+    worker = Worker(f"{role}-0", SMALL, clock, 0, {request.name: request for request in known})
 
     def told(engine: Engine, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
-        for output in outputs:
-            times.setdefault(output.request_id, []).append(fleet.now)
+        ended.extend(clock.now for output in (*outputs, *encoded))
 
-    fleet = VirtualFleet([engine], told)
-    for request in trace:
-        fleet.run(until=request.arrival)
-        sampling = SamplingParams(max_tokens=request.output, temperature=0.0)
-        fleet.add(engine, GenerateRequest(request.name, tokens_of(request), sampling))
-    fleet.run()
-    return {name: (found[0], found[-1]) for name, found in times.items()}
-
-
-def alone_in_a_simulated_worker(trace: list[TraceRequest]) -> dict[str, tuple[float, float]]:
-    clock = Clock()
-    worker = DecodeWorker("decode", SMALL, clock, 0)
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-
-    def begun(job: DecodeJob) -> None:
-        first[job.request.name] = clock.now
-
-    def done(job: DecodeJob) -> None:
-        last[job.request.name] = clock.now
-
-    for request in trace:
-        clock.at(request.arrival, worker.add, DecodeJob(request, begun, done, alone=True))
-    clock.run(1e6)
-    return {name: (first[name], last[name]) for name in first}
-
-
-def test_a_decode_worker_that_prefills_takes_the_time_of_the_mock_engine() -> None:
-    # The mock prices the last token of a prompt, if computed alone, as one of an answer. None is.
-    trace = [request for request in requests(60, seed=4) if request.tokens % 16 != 1]
-    expected, found = alone_in_a_mock_engine(trace), alone_in_a_simulated_worker(trace)
-    assert found.keys() == expected.keys()
-    for name, (first, last) in expected.items():
-        assert found[name] == (pytest.approx(first, abs=1e-6), pytest.approx(last, abs=1e-6)), name
+    fleet = Fleet(clock, told, on_step=lambda engine, step: worker.stepped(step))
+    fleet.join(worker.engine)
+    return Alone(worker, fleet, clock, ended)
 
 
 def test_a_prefill_worker_stops_before_a_picture_and_goes_on_when_it_comes() -> None:
-    clock = Clock()
-    worker = PrefillWorker("prefill", SMALL, clock, 0, nothing_lost)
     prompt = Prompt(16)
     prompt.add(1, 100)
     prompt.add_picture(7, 50)
     prompt.add(2, 10)
-    request = prompt.request("r", 0.0, 3, 4, "")
-    ended: list[float] = []
-    job = PrefillJob(request, lambda job: ended.append(clock.now))
-    job.coming.add(request.items[0].mm_hash)
-    worker.add(job)
-    clock.run(1.0)
-    assert (job.computed, ended) == (100, [])
-    worker.embedding(request.items[0].mm_hash, 50)
-    clock.run(2.0)
-    assert ended == [pytest.approx(1.0 + 0.003 + 60 * 0.0001)]
-    again = PrefillJob(request, lambda job: ended.append(clock.now))
-    worker.add(again)
-    assert again.missing == {}
+    request = prompt.request("r", 0.0, 3, 1, "")
+    case = one_worker("prefill", request)
+    case.fleet.add(case.worker.engine, generate_request(request))
+    case.clock.run(until=1.0)
+    (running,) = case.worker.engine.core.scheduler.running
+    assert (running.num_computed, case.ended) == (100, [])
+    case.worker.engine.ec.found(request.items[0].mm_hash, 50)
+    case.fleet.wake(case.worker.engine)
+    case.clock.run(until=2.0)
+    assert case.ended == [pytest.approx(1.0 + 0.0005 + 0.003 + 60 * 0.0001)]
+    assert sum(case.worker.worked) == pytest.approx(2 * 0.003 + 160 * 0.0001)
 
 
 def test_an_encoder_encodes_a_picture_once_however_many_ask() -> None:
-    clock = Clock()
-    worker = EncodeWorker("encode", SMALL, clock, 0)
-    ended: list[float] = []
-    for _ in range(3):
-        worker.encode(Picture("a", 0, 100), lambda: ended.append(clock.now))
-    clock.run(1.0)
-    worker.encode(Picture("a", 0, 100), lambda: ended.append(clock.now))
-    assert ended == [pytest.approx(0.005 + 400 * 0.00001)] * 3 + [1.0]
-    assert worker.queue.encoded == 1
+    case = one_worker("encode")
+    for name in "abc":
+        case.fleet.add_encode(case.worker.engine, encode_request(name, Picture("a", 0, 100)))
+    case.clock.run(until=1.0)
+    case.fleet.add_encode(case.worker.engine, encode_request("d", Picture("a", 0, 100)))
+    assert case.ended == [pytest.approx(0.005 + 400 * 0.00001)] * 3 + [1.0]
+    assert case.worker.engine.counters()["mm_encoded"] == 1
 
 
 def test_time_is_spread_over_the_windows_it_falls_into() -> None:
-    clock = Clock()
-    worker = Stage("w", SMALL, clock, 0)
+    case = one_worker("decode")
+    clock, worker = case.clock, case.worker
     clock.at(4.0, worker.count, 2)
     clock.at(25.0, worker.count, -1)
     clock.at(26.0, worker.count, -1)
@@ -231,8 +172,7 @@ def run(policy: str, seed: int) -> list[tuple[float, float, int]]:
     assert 0.0 < found.kv_hits < 1.0 and 0.0 < found.ec_hits < 1.0
     assert all(record.last >= record.first > record.arrival for record in records)
     for worker in simulation.workers:
-        assert worker.blocks.check_integrity([]) == [] and worker.blocks.usage == 0.0 \
-            if worker.blocks.num_blocks else True  # fmt: skip
+        assert worker.engine.check_integrity() == [] and worker.engine.blocks.usage == 0.0
     assert len(simulation.master.ledger) <= 1
     return [(record.first, record.last, record.cached) for record in records]
 

@@ -55,23 +55,15 @@ def test_events_add_up_to_the_cache() -> None:
     """Whatever is computed, evicted and reset: who follows the events knows what is cached."""
     only = engine(num_blocks=24, block_size=4, events=True, max_num_seqs=3)
     run = Run([only])
-    seen: list[CacheEvent] = []
-    step = only.step
-
-    def recording(now: float) -> object:
-        result = step(now)
-        seen.extend(result.kv_events)
-        return result
-
-    only.step = recording  # type: ignore[assignment, method-assign]
     draw = random.Random(1)
     for number in range(60):
         shared = [draw.randrange(3)] * draw.randrange(1, 20)
         run.fleet.add(only, asked(f"r{number}", [*shared, draw.randrange(9)], draw.randrange(1, 8)))
         if number % 20 == 19:
             only.reset_caches(prefix=True)
-        run.fleet.run(until=run.fleet.now + 0.03)
-    run.fleet.run()
+        run.clock.run(until=run.clock.now + 0.03)
+    run.clock.run()
+    seen = run.kv_events
     kinds = {type(event) for event in seen}
     assert kinds == {BlockStored, BlockRemoved, AllBlocksCleared}
     assert applied(seen) == {short_key(key) for key in only.blocks.known()} != set()
@@ -82,13 +74,10 @@ def test_a_stored_block_says_all_that_its_key_depends_on() -> None:
     only = engine(block_size=4, events=True)
     item = MMItem("pic", "image", 2, 5)
     prompt = list(range(13))
-    only.add(asked("r", prompt, 1, mm_items=[item], cache_salt="s"), 0.0)
-    events: list[CacheEvent] = []
-    now: float | None = 0.0
-    while now is not None:
-        step = only.step(now)
-        events, now = events + step.kv_events, step.next_time
-    (stored,) = (event for event in events if isinstance(event, BlockStored))
+    run = Run([only])
+    run.fleet.add(only, asked("r", prompt, 1, mm_items=[item], cache_salt="s"))
+    run.clock.run()
+    (stored,) = (event for event in run.kv_events if isinstance(event, BlockStored))
     root = root_key(model="mock", revision="mock", cache_salt="s")
     keys = BlockKeyChain(root, 4, [item]).extend(prompt)
     assert stored.block_hashes == [short_key(key) for key in keys]
@@ -119,9 +108,9 @@ async def test_events_are_published_replayed_and_summed_up() -> None:
         await answers_to(dealer, 0)
         for number in range(4):
             item = EncodeItem(f"pic{number}", "image", 4, (), b"x")
-            encoder.add_encode(EncodeRequest(f"r{number}", [item]), 0.0)
+            encoder.add_encode(EncodeRequest(f"r{number}", [item]))
             for _ in range(3):
-                step = encoder.step(float(number))
+                step = encoder.step()
                 publisher.publish(step.kv_events, step.ec_events)
         replayed = await answers_to(dealer, 2)
         (whole,) = await answers_to(dealer, SNAPSHOT)

@@ -8,9 +8,9 @@ import pytest
 from protocol.errors import InvalidRequest
 from protocol.registry import InstanceRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
+from services.engine.reports import load_of
 from services.mock.engine import Engine
-from services.mock.offers import kv_ref
-from services.mock.reports import load_of
+from services.mock.kv import kv_ref
 from tests.unit.mock.test_engine import TIMING, WORDS, Run, asked, engine
 
 PROMPT = list(range(40))
@@ -27,7 +27,7 @@ def prefilled(run: Run, prefill: Engine, request: GenerateRequest) -> dict[str, 
     """Run the prefill stage; the handle."""
     wanted = msgspec.structs.replace(request, kv_transfer_params=HAND_OVER)
     run.fleet.add(prefill, wanted)
-    run.fleet.run(until=run.fleet.now + 1.0)
+    run.clock.run(until=run.clock.now + 1.0)
     params = next(
         o.kv_transfer_params for _, o in run.answers[request.request_id] if o.kv_transfer_params
     )
@@ -41,14 +41,14 @@ def test_decode_goes_on_with_the_token_prefill_has_put_out() -> None:
     handle = prefilled(run, prefill, request)
     assert handle["remote_num_tokens"] == 40 and len(handle["remote_block_ids"][0]) == 3
     assert prefill.blocks.usage > 0
-    begun = run.fleet.now
+    begun = run.clock.now
     emitted = {0: run.tokens("r")}
     rest = msgspec.structs.replace(request, kv_transfer_params=handle, emitted=emitted)
     run.fleet.add(decode, rest)
-    run.fleet.run()
+    run.clock.run()
     assert run.tokens("r") == WORDS.answer(PROMPT, length=6)
     assert run.times("r")[1] - begun == pytest.approx(3 * 0.002 + 0.011)
-    assert decode.loads.fetched == 1 and run.answers["r"][1][1].cached_tokens == 40
+    assert decode.core.transfers.fetched == 1 and run.answers["r"][1][1].cached_tokens == 40
     run.check()
 
 
@@ -58,7 +58,7 @@ def test_a_proxy_that_drops_the_first_token_gets_it_again() -> None:
     handle = prefilled(run, prefill, request)
     run.answers.clear()
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run()
+    run.clock.run()
     for index in (0, 1):
         assert run.tokens("r", index) == WORDS.answer(PROMPT, length=6, seed=4, choice=index)
     run.check()
@@ -74,11 +74,11 @@ def test_decode_placed_ahead_waits_for_growing_kv_and_adopts_its_tokens(decode_f
     stages = [(decode, waiting), (prefill, working)]
     for stage, wanted in stages if decode_first else reversed(stages):
         run.fleet.add(stage, wanted)
-        run.fleet.run(until=run.fleet.now + 0.001)
-    run.fleet.run()
+        run.clock.run(until=run.clock.now + 0.001)
+    run.clock.run()
     expected = WORDS.answer(PROMPT, length=6)
     assert run.tokens("r") == [expected[0], *expected]
-    assert decode.loads.fetched == 1
+    assert decode.core.transfers.fetched == 1
     run.check()
 
 
@@ -87,23 +87,23 @@ def test_what_the_decode_worker_has_already_is_not_copied() -> None:
     for name in ("a", "b"):
         request = asked(name, PROMPT, 2)
         handle = prefilled(run, prefill, request)
-        begun = run.fleet.now
+        begun = run.clock.now
         run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-        run.fleet.run()
-    assert run.times("b")[1] - begun == pytest.approx(0.002 + 0.011)
+        run.clock.run()
+    assert run.times("b")[1] - begun == pytest.approx(0.002 + 0.001), "a block, the last token"
 
 
 def test_an_expired_lease_costs_a_computation_and_nothing_else() -> None:
     run, prefill, decode = pair(lease_s=5.0)
     request = asked("r", PROMPT, 6)
     handle = prefilled(run, prefill, request)
-    run.fleet.run(until=run.fleet.now + 6.0)
-    assert prefill.blocks.usage == 0.0 and prefill.offers.expired == 1
+    run.clock.run(until=run.clock.now + 6.0)
+    assert prefill.blocks.usage == 0.0 and prefill.kv.expired == 1
     run.answers.clear()
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run()
+    run.clock.run()
     assert run.tokens("r") == WORDS.answer(PROMPT, length=6)
-    assert (decode.loads.fetched, decode.loads.failures) == (0, 1)
+    assert (decode.core.transfers.fetched, decode.core.transfers.failed) == (0, 1)
     assert run.answers["r"][0][1].cached_tokens == 0
     run.check()
 
@@ -114,8 +114,8 @@ def test_kv_that_waits_for_room_keeps_its_lease() -> None:
     request = asked("r", PROMPT, 6)
     handle = prefilled(run, prefill, request)
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run()
-    assert run.times("r")[1] > 10.0 and decode.loads.fetched == 1
+    run.clock.run()
+    assert run.times("r")[1] > 10.0 and decode.core.transfers.fetched == 1
     run.check()
 
 
@@ -126,8 +126,8 @@ def test_a_dead_prefill_worker_is_noticed() -> None:
     run.fleet.dead.add(prefill)
     run.answers.clear()
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run()
-    assert run.tokens("r") == WORDS.answer(PROMPT, length=6) and decode.loads.failures == 1
+    run.clock.run()
+    assert run.tokens("r") == WORDS.answer(PROMPT, length=6) and decode.core.transfers.failed == 1
 
 
 def test_a_failed_load_fails_the_request_if_so_configured() -> None:
@@ -135,7 +135,7 @@ def test_a_failed_load_fails_the_request_if_so_configured() -> None:
     request = asked("r", PROMPT, 6)
     handle = prefilled(run, prefill, request) | {"remote_request_id": "unknown"}
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run()
+    run.clock.run()
     error = run.last("r").error
     assert error is not None and error.code == "transfer_failed"
 
@@ -146,7 +146,7 @@ def test_the_kv_of_another_prompt_gives_the_other_prompts_tokens() -> None:
     other = prefilled(run, prefill, asked("other", [9] * 40, 6))
     request = asked("r", PROMPT, 6, kv_transfer_params=other)
     run.fleet.add(decode, request)
-    run.fleet.run()
+    run.clock.run()
     assert run.tokens("r") == WORDS.answer([9] * 40, length=6) != WORDS.answer(PROMPT, length=6)
 
 
@@ -163,11 +163,11 @@ def test_handles_that_cannot_be_meant_are_not_used() -> None:
     for number, handle in enumerate(broken):
         name = f"r{number}"
         run.fleet.add(decode, asked(name, PROMPT, 4, kv_transfer_params=handle))
-        run.fleet.run(until=run.fleet.now + 1.0)
+        run.clock.run(until=run.clock.now + 1.0)
         assert run.tokens(name) == WORDS.answer(PROMPT, length=4)
-    assert decode.loads.failures == 3
+    assert decode.core.transfers.failed == 3
     with pytest.raises(InvalidRequest):
-        decode.add(asked("x", PROMPT, 4, kv_transfer_params={"do_remote_prefill": True}), 0.0)
+        decode.add(asked("x", PROMPT, 4, kv_transfer_params={"do_remote_prefill": True}))
 
 
 def test_an_aborted_request_lets_go_of_its_kv_at_both_ends() -> None:
@@ -175,11 +175,11 @@ def test_an_aborted_request_lets_go_of_its_kv_at_both_ends() -> None:
     request = asked("r", PROMPT, 6)
     handle = prefilled(run, prefill, request)
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
-    run.fleet.run(until=run.fleet.now + 0.003)
-    assert len(decode.loads) == 1
+    run.clock.run(until=run.clock.now + 0.003)
+    assert len(decode.kv) == 1
     run.fleet.abort(decode, ["r"])
-    run.fleet.run(until=run.fleet.now + 0.001)
-    assert len(prefill.offers) == 0
+    run.clock.run(until=run.clock.now + 0.001)
+    assert len(prefill.core.transfers.offers) == 0
     run.check()
 
 
@@ -188,7 +188,7 @@ def test_a_request_that_ends_with_its_first_token_holds_nothing() -> None:
     stop = WORDS.answer(PROMPT, length=1)[0]
     request = asked("r", PROMPT, 6, stop_token_ids=(stop,), kv_transfer_params=HAND_OVER)
     run.fleet.add(prefill, request)
-    run.fleet.run(until=1.0)
+    run.clock.run(until=1.0)
     assert run.last("r").finish_reason == "stop" and run.last("r").kv_transfer_params is None
     run.check()
 
@@ -211,10 +211,10 @@ def with_picture(name: str = "r", **more: Any) -> GenerateRequest:
 def test_prefill_computes_up_to_the_picture_and_waits_there() -> None:
     run, encoder, prefill = media_fleet()
     run.fleet.add(prefill, with_picture())
-    run.fleet.run(until=0.5)
-    assert prefill.scheduler.running[0].computed == 10 and "r" not in run.answers
+    run.clock.run(until=0.5)
+    assert prefill.core.scheduler.running[0].num_computed == 10 and "r" not in run.answers
     run.fleet.add_encode(encoder, picture())
-    run.fleet.run()
+    run.clock.run()
     assert run.times("r")[0] == pytest.approx(0.5 + 0.030)
     assert run.tokens("r") == WORDS.answer(PROMPT, [MMItem("pic", "image", 10, 20)], length=2)
     run.check()
@@ -224,24 +224,25 @@ def test_prefill_computes_up_to_the_picture_and_waits_there() -> None:
 def test_an_embedding_that_is_there_is_fetched_once(handle: dict[str, Any]) -> None:
     run, encoder, prefill = media_fleet()
     run.fleet.add_encode(encoder, picture())
-    run.fleet.run(until=1.0)
+    run.clock.run(until=1.0)
     for name in ("a", "b"):
         run.fleet.add(prefill, with_picture(name, ec_transfer_params={"pic": handle}))
-    run.fleet.run()
+    run.clock.run()
     assert len(run.tokens("a")) == len(run.tokens("b")) == 2
-    assert (prefill.media.queries, prefill.media.hits) == (2, 1)
+    embeddings = prefill.core.scheduler.embeddings
+    assert (embeddings.queries, embeddings.hits) == (2, 1)
 
 
 def test_a_lost_embedding_fails_the_request_unless_the_media_came_with_it() -> None:
     run, _, prefill = media_fleet()
     handle = {"pic": {"peer_host": "h", "peer_port": 3}}
     run.fleet.add(prefill, with_picture("without", ec_transfer_params=handle))
-    run.fleet.run()
+    run.clock.run()
     error = run.last("without").error
-    assert error is not None and error.code == "transfer_failed"
+    assert error is not None and error.code == "embedding_lost"
     run.fleet.add(prefill, with_picture("with", ec_transfer_params=handle), local=["pic"])
-    run.fleet.run()
-    assert len(run.tokens("with")) == 2 and prefill.media.encoded == 1
+    run.clock.run()
+    assert len(run.tokens("with")) == 2 and prefill.ec.encoded == 1
     run.check()
 
 
@@ -249,7 +250,7 @@ def test_an_embedding_of_another_length_is_refused() -> None:
     run, encoder, prefill = media_fleet()
     run.fleet.add_encode(encoder, picture(rows=19))
     run.fleet.add(prefill, with_picture())
-    run.fleet.run()
+    run.clock.run()
     error = run.last("r").error
     assert error is not None and error.code == "embedding_length_mismatch"
     run.check()
@@ -259,7 +260,7 @@ def test_load_is_what_waits_runs_and_is_left_to_compute() -> None:
     run, prefill, _ = pair(max_num_seqs=1)
     for name, size in (("a", 30), ("b", 50)):
         run.fleet.add(prefill, asked(name, list(range(size)), 9))
-    run.fleet.run(until=0.035)
+    run.clock.run(until=0.035)
     load = load_of(prefill)
     assert (load.running, load.queued, load.queued_tokens) == (1, 1, 51)
     assert load.context_tokens == 30 and load.free_blocks == 4096 - 2
