@@ -124,34 +124,34 @@ class Fleet:
             case ConfirmKV():
                 held = False
                 if producer is not None:
-                    held = producer.kv.confirm(ref.request_id, action.generation)
+                    held = producer.offers.confirm(ref.request_id, action.generation)
                     self.wake(producer)
                 self._send(self._tell_held, engine, ref, held)
             case KeepKV() if producer is not None:
-                producer.kv.find(ref.request_id)
+                producer.offers.find(ref.request_id)
             case ReleaseKV() if producer is not None:
                 self._kv_waiters.pop((producer, ref.request_id), None)
-                producer.kv.release(ref.request_id)
+                producer.offers.release(ref.request_id)
                 self.wake(producer)
             case _:
                 pass
 
     def _tell_held(self, engine: Engine, ref: KVRef, held: bool) -> None:
-        engine.kv.confirmed(ref, held)
+        engine.loads.confirmed(ref, held)
         self.wake(engine)
 
     def _ask(self, engine: Engine, ref: KVRef, producer: Engine | None) -> None:
         if producer is None:
-            engine.kv.answered(ref, "the producer is gone")
+            engine.loads.answered(ref, "the producer is gone")
             self.wake(engine)
-        elif ref.growing and producer.kv.find(ref.request_id) is None:
+        elif ref.growing and producer.offers.find(ref.request_id) is None:
             self._kv_waiters[producer, ref.request_id] = engine, ref
         else:
             self._send(self._tell_offer, producer, engine, ref)
 
     def _tell_offer(self, producer: Engine, consumer: Engine, ref: KVRef) -> None:
-        offer = producer.kv.find(ref.request_id)
-        consumer.kv.answered(ref, offer or "nothing is held under this name")
+        offer = producer.offers.find(ref.request_id)
+        consumer.loads.answered(ref, offer or "nothing is held under this name")
         self.wake(consumer)
 
     def _find_embedding(self, engine: Engine, action: AskEmbedding) -> None:

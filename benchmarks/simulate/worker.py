@@ -14,7 +14,7 @@ from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, S
 from services.engine.reports import load_of
 from services.membership.events import MEDIUM, CacheLog
 from services.mock.engine import Engine, Step
-from services.mock.kv import kv_ref
+from services.mock.kv_offers import kv_ref
 from services.mock.runner import TimedAdmission
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise

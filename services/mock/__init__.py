@@ -4,10 +4,11 @@ config       flags, environment and file → one frozen configuration
 settings     what an engine is, apart from its timing
 timing       how long a step, an encoder run and a transfer take
 tokens       which token stands where
+batches      how long steps take
 runner       what stands for the model: tokens, pictures, rates
 timers       calls that are due at some time
 actions      what an engine wants said to others
-kv           a KV connector that counts: offers under leases, loads
+kv           a KV connector that counts: kv_offers under leases, kv_loads
 ec           an EC connector that counts: a store, loads
 engine       the engine's cores before these, on any clock
 driver       an engine on an event loop's clock

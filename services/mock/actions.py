@@ -9,14 +9,14 @@ from protocol.refs import KVRef
 
 @dataclass(frozen=True)
 class AskKV:
-    """Ask the producer for a request's KV; the answer is due in `CountedKV.answered`."""
+    """Ask the producer for a request's KV; the answer is due in `CountedLoads.answered`."""
 
     ref: KVRef
 
 
 @dataclass(frozen=True)
 class ConfirmKV:
-    """Tell the producer that all is copied; its answer is due in `CountedKV.confirmed`."""
+    """Tell the producer that all is copied; its answer is due in `CountedLoads.confirmed`."""
 
     ref: KVRef
     generation: int

@@ -93,7 +93,7 @@ class Answering:
 
     def _other(self, request_id: str) -> str:
         """A request whose KV is held here, or one that nobody has made."""
-        names = self.instance.engine.kv.names()
+        names = self.instance.engine.offers.names()
         return next((name for name in names if name != request_id), f"{request_id}-other")
 
     @property

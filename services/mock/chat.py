@@ -16,8 +16,8 @@ from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
 from protocol.openai import ChatCompletionRequest, CompletionRequest, ContentPart, SharedFields
 from protocol.types import GenerateRequest, MMItem, Modality, SamplingParams
+from services.mock.batches import PATCHES_PER_TOKEN
 from services.mock.instance import Instance
-from services.mock.runner import PATCHES_PER_TOKEN
 
 PLACEHOLDER = 256
 

@@ -13,7 +13,7 @@ from protocol.refs import KVRef
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
 from services.mock.engine import Engine, Step
-from services.mock.kv import OfferBody
+from services.mock.kv_offers import OfferBody
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 
@@ -137,11 +137,11 @@ class Driver:
 
         None after `wait_s`; the reason if it has become certain that there will be no offer.
         """
-        found = self.engine.kv.find(request_id)
+        found = self.engine.offers.find(request_id)
         if found is not None or wait_s <= 0:
             return found
         settled = await self._wait(self._offered, request_id, wait_s)
-        found = self.engine.kv.find(request_id)
+        found = self.engine.offers.find(request_id)
         if found is None and settled:
             return "the request has ended and nothing is held for it"
         return found
@@ -225,11 +225,11 @@ class Driver:
         task.add_done_callback(self._tasks.pop)
 
     async def _ask_kv(self, ref: KVRef) -> None:
-        self.engine.kv.answered(ref, await self._peers.ask(ref))
+        self.engine.loads.answered(ref, await self._peers.ask(ref))
         self.wake()
 
     async def _confirm_kv(self, ref: KVRef, generation: int) -> None:
-        self.engine.kv.confirmed(ref, await self._peers.confirm(ref, generation))
+        self.engine.loads.confirmed(ref, await self._peers.confirm(ref, generation))
         self.wake()
 
     async def _ask_embedding(self, action: AskEmbedding) -> None:

@@ -18,7 +18,7 @@ from protocol.types import MMItem
 from services.engine.scheduling.embedding_cache import MISMATCH
 from services.engine.scheduling.seams import Clock
 from services.mock.actions import Action, AskEmbedding
-from services.mock.runner import patches_of
+from services.mock.batches import patches_of
 from services.mock.settings import EngineSettings
 from services.mock.timers import Timers
 from services.mock.timing import Noise, Timing

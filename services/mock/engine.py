@@ -6,7 +6,7 @@ No sockets, no asyncio: an event loop drives one worker, a simulator thousands.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
@@ -15,7 +15,6 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, Request
 from services.engine.reports import counters_of, gauges_of
 from services.engine.scheduling.admission_checks import MakeKeys
 from services.engine.scheduling.block_manager import BlockManager
-from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
@@ -24,17 +23,18 @@ from services.engine.scheduling.seams import Admission, Clock, Prepared
 from services.engine.transfers.kv_fetches import Transfers
 from services.membership.events import CacheLog
 from services.mock.actions import Action
+from services.mock.batches import Batch
 from services.mock.ec import CountedEC, RowForm
 from services.mock.kv import CountedKV
+from services.mock.kv_loads import CountedLoads
+from services.mock.kv_offers import CountedOffers
 from services.mock.runner import (
     AtOnce,
     KnownRates,
-    Pace,
     TimedAdmission,
     TimedRunner,
     TimedVision,
     Words,
-    pace_of,
 )
 from services.mock.settings import EngineSettings
 from services.mock.timers import Timers
@@ -57,25 +57,6 @@ class Step:
     ec_events: list[CacheEvent] = field(default_factory=list)
     worked: list[tuple[float, float]] = field(default_factory=list)
     next_time: float | None = None
-
-
-@dataclass
-class _Batch:
-    """Chunks under way, each for `steps` steps."""
-
-    chunks: list[Chunk]
-    start: float
-    pace: Pace
-    steps: int
-
-    @property
-    def end(self) -> float:
-        return self.start + self.pace.seconds(self.steps)
-
-    def cut(self, now: float) -> None:
-        """End with the step that is under way."""
-        self.steps = min(self.steps, self.pace.reached(now - self.start))
-        self.chunks = [replace(chunk, steps=self.steps) for chunk in self.chunks]
 
 
 class Engine:
@@ -103,8 +84,11 @@ class Engine:
         self.timers = Timers()
         self.meter = KnownRates(timing, settings.row_bytes)
         self._actions: list[Action] = []
-        outside = settings, timing, noise, clock, self.timers, self._actions
-        self.kv, self.ec = CountedKV(*outside), CountedEC(*outside)
+        passing = timing, noise, clock, self.timers, self._actions
+        self.offers = CountedOffers(settings, clock)
+        self.loads = CountedLoads(*passing, keep_s=settings.lease_s / 3)
+        self.kv = CountedKV(settings, self.offers, self.loads)
+        self.ec = CountedEC(settings, *passing)
         self._log = log or (CacheLog(settings.block_size) if settings.events else None)
         if self._log is not None and settings.encodes:
             self.ec.listen(self._log.embedding_changed)
@@ -118,7 +102,7 @@ class Engine:
             self.encode = EncodeQueue(
                 self._vision, AtOnce(), self.ec, settings.max_encoder_patches, self.meter, clock
             )
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._run: tuple[float, float, list[Prepared]] | None = None
         self._worked: list[tuple[float, float]] = []
 
@@ -181,12 +165,12 @@ class Engine:
         self.timers.run(now)
         encoded = self._encode(self.encode, now) if self.encode is not None else []
         outputs = self._generate(self.generate, now) if self.generate is not None else []
-        step = Step(outputs, encoded, list(self._actions), list(self.kv.settled))
+        step = Step(outputs, encoded, list(self._actions), list(self.offers.settled))
         if self._log is not None:
             step.kv_events, step.ec_events = self._log.take()
         step.worked, self._worked = self._worked, []
         self._actions.clear()
-        self.kv.settled.clear()
+        self.offers.settled.clear()
         step.next_time = self._next_time()
         return step
 
@@ -226,12 +210,10 @@ class Engine:
             outputs += core.advance()
             chunks = core.begin()
         if chunks:
-            pace, factor = pace_of(self.timing, chunks), self.noise.on(1.0)
-            pace = Pace(pace.first_s * factor, pace.more_s * factor)
-            self._batch = _Batch(chunks, start, pace, chunks[0].steps)
+            self._batch = Batch.of(chunks, start, self.timing, self.noise)
         return outputs
 
-    def _make_way(self, core: GenerateCore, batch: _Batch, now: float) -> None:
+    def _make_way(self, core: GenerateCore, batch: Batch, now: float) -> None:
         """Whoever has come takes part from the next step on."""
         scheduler = core.scheduler
         if batch.steps > 1 and (scheduler.waiting or len(scheduler.running) > len(batch.chunks)):
@@ -240,7 +222,7 @@ class Engine:
     def _next_time(self) -> float | None:
         times = [
             self.timers.next_time,
-            self.kv.next_time,
+            self.offers.next_time,
             self._batch.end if self._batch is not None else None,
             self._run[1] if self._run is not None else None,
             self.generate.next_deadline if self.generate is not None else None,
@@ -261,7 +243,7 @@ class Engine:
 
     def counters(self) -> dict[str, float]:
         values = counters_of(self)
-        return values | {"kv_expired": self.kv.expired} if self.generate is not None else values
+        return values | {"kv_expired": self.offers.expired} if self.generate is not None else values
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         """Forget what no request needs."""

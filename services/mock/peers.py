@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from protocol.refs import KVRef
-from services.mock.kv import OfferBody
+from services.mock.kv_offers import OfferBody
 
 ASK_PATH = "/mock/kv/ask"
 CONFIRM_PATH = "/mock/kv/confirm"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from connectors.base import EC_TENSOR, Tensors
@@ -12,51 +10,14 @@ from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.registry import Rates
 from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, TokenLogprob
-from services.engine.scheduling.chunks import Chunk, Work, work_of
+from services.engine.scheduling.chunks import Chunk, Work
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Prepared, Sampled
+from services.mock.batches import PATCHES_PER_TOKEN, patches_of
 from services.mock.timing import Timing
 from services.mock.tokens import prompt_digest, seed_of
 
-PATCHES_PER_TOKEN = 4
 _LARGEST = 1 << 31
-
-
-def patches_of(grid: tuple[int, ...], tokens: int) -> int:
-    return math.prod(grid) if grid else tokens * PATCHES_PER_TOKEN
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Step k of a batch, from 0, takes `first_s` + k · `more_s`."""
-
-    first_s: float
-    more_s: float
-
-    def seconds(self, steps: int) -> float:
-        return self.first_s * steps + self.more_s * steps * (steps - 1) / 2
-
-    def reached(self, seconds: float) -> int:
-        """The fewest steps, at least one, that take so long."""
-        half = self.more_s / 2
-        steps = seconds / self.first_s if self.first_s else 0.0
-        if half:
-            line = self.first_s - half
-            steps = (math.sqrt(line * line + 4 * half * seconds) - line) / (2 * half)
-        count = max(1, math.floor(steps))
-        while self.seconds(count) < seconds - 1e-12:
-            count += 1
-        return count
-
-
-def pace_of(timing: Timing, chunks: Sequence[Chunk]) -> Pace:
-    """Of a step, and of those that follow it with the same requests if all of them decode."""
-    work = work_of(chunks)
-    first = timing.prefill_s(work.computed, work.reused)
-    first += timing.decode_s(work.requests, work.context)
-    if chunks[0].steps == 1:
-        return Pace(first, 0.0)
-    return Pace(first, timing.decode_s(work.requests, work.context + work.requests) - first)
 
 
 class Words(Protocol):

@@ -128,7 +128,7 @@ async def kv_ask(instance: Instance, answering: Answering) -> web.StreamResponse
 async def kv_confirm(instance: Instance, answering: Answering) -> web.StreamResponse:
     """A consumer has copied the KV: it is let go, and the consumer told whether it was held."""
     question = _question(answering.body)
-    held = instance.engine.kv.confirm(question.request_id, question.generation)
+    held = instance.engine.offers.confirm(question.request_id, question.generation)
     instance.driver.wake()
     return answering.json(KVAnswer(held=held))
 
@@ -137,7 +137,7 @@ async def kv_release(instance: Instance, answering: Answering) -> web.StreamResp
     """A consumer does not want the KV."""
     question = _question(answering.body)
     if question.instance_id == instance.settings.instance_id:
-        instance.engine.kv.release(question.request_id)
+        instance.engine.offers.release(question.request_id)
         instance.driver.wake()
     return answering.json(KVAnswer())
 

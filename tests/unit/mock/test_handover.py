@@ -10,7 +10,7 @@ from protocol.registry import InstanceRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
 from services.engine.reports import load_of
 from services.mock.engine import Engine
-from services.mock.kv import kv_ref
+from services.mock.kv_offers import kv_ref
 from tests.unit.mock.test_engine import TIMING, WORDS, Run, asked, engine
 
 PROMPT = list(range(40))
@@ -82,6 +82,32 @@ def test_decode_placed_ahead_waits_for_growing_kv_and_adopts_its_tokens(decode_f
     run.check()
 
 
+def test_the_offer_of_a_preempted_request_is_made_anew() -> None:
+    """Its decode worker has asked already, and goes on waiting."""
+    prefill = engine(1, role="prefill", num_blocks=11, block_size=4, max_num_batched_tokens=8)
+    decode = engine(2, role="decode", block_size=4)
+    run = Run([prefill, decode])
+    prompts = {name: [ord(name[0])] * 32 for name in ("old", "young")}
+    for name, prompt in prompts.items():
+        ahead = kv_ref(prefill.settings).to_params() | {"remote_request_id": name}
+        run.fleet.add(decode, asked(name, prompt, 6, kv_transfer_params=ahead))
+        items = late_picture(name)
+        run.fleet.add(prefill, asked(name, prompt, 6, mm_items=items, kv_transfer_params=HAND_OVER))
+    run.clock.run()
+    assert prefill.core.scheduler.preemptions > 0
+    transfers = decode.core.transfers
+    assert (transfers.fetched, transfers.failed) == (2, 0)
+    for name, prompt in prompts.items():
+        expected = WORDS.answer(prompt, late_picture(name), length=6)
+        assert run.tokens(name) == [expected[0], *expected], name
+    run.check()
+
+
+def late_picture(name: str) -> list[MMItem]:
+    """The older request waits for one while the younger takes blocks."""
+    return [MMItem("pic", "image", 4, 20)] if name == "old" else []
+
+
 def test_what_the_decode_worker_has_already_is_not_copied() -> None:
     run, prefill, decode = pair()
     for name in ("a", "b"):
@@ -98,7 +124,7 @@ def test_an_expired_lease_costs_a_computation_and_nothing_else() -> None:
     request = asked("r", PROMPT, 6)
     handle = prefilled(run, prefill, request)
     run.clock.run(until=run.clock.now + 6.0)
-    assert prefill.blocks.usage == 0.0 and prefill.kv.expired == 1
+    assert prefill.blocks.usage == 0.0 and prefill.offers.expired == 1
     run.answers.clear()
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
     run.clock.run()
@@ -176,7 +202,7 @@ def test_an_aborted_request_lets_go_of_its_kv_at_both_ends() -> None:
     handle = prefilled(run, prefill, request)
     run.fleet.add(decode, msgspec.structs.replace(request, kv_transfer_params=handle))
     run.clock.run(until=run.clock.now + 0.003)
-    assert len(decode.kv) == 1
+    assert len(decode.loads) == 1
     run.fleet.abort(decode, ["r"])
     run.clock.run(until=run.clock.now + 0.001)
     assert len(prefill.core.transfers.offers) == 0
