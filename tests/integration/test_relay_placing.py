@@ -1,0 +1,149 @@
+"""Workers that speak vLLM's protocol, a master that probes them, and a proxy that asks it."""
+
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.conftest import ModelDir
+from tests.support import waiting
+from tests.support.clients import body_of
+from tests.support.conversations import asking, picture
+from tests.support.masters import instances
+from tests.support.stack import Process, Stack, call, running
+
+ROLES = ("encode", "prefill", "decode")
+LONG = "You are a patient assistant who looks at pictures of shapes. " * 12
+until = partial(waiting.until, bound_s=20.0)
+
+
+@dataclass
+class Site:
+    """Two workers of each role, which do not register; `proxies` by whether they have the model."""
+
+    stack: Stack
+    master: Process
+    workers: dict[str, list[Process]]
+    proxies: dict[str, Process]
+
+    def counter(self, role: str, name: str) -> list[float]:
+        return [call(f"{w.url}/integrity")[1]["counters"][name] for w in self.workers[role]]
+
+    def gained(self, role: str, name: str, before: list[float]) -> list[float]:
+        return [now - then for now, then in zip(self.counter(role, name), before, strict=True)]
+
+
+def metric(process: Process, name: str) -> float:
+    with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"triptych_{name}"))
+
+
+def up(process: Process) -> int:
+    states = call(f"{process.url}/health")[1]
+    return sum(state == "up" for role in ROLES for state in states[role].values())
+
+
+@pytest.fixture(scope="module")
+def site(model_dir: ModelDir) -> Iterator[Site]:
+    model = model_dir("qwen2_5_vl")
+    with running(model) as stack:
+        flags = ("--admin-api-key", "secret", "--probe-interval", "0.1")
+        master = stack.start_plain("services.master", *flags)
+        workers = {role: [mock(stack, role) for _ in range(2)] for role in ROLES}
+        master.wait_ready()
+        for role, some in workers.items():
+            for worker in some:
+                body = {"role": role, "url": worker.wait_ready()}
+                assert instances(master, "POST", body)[0] == 200
+        asks = ("--master-url", master.url, "--probe-interval", "0.2", "--log-level", "info")
+        proxies = {
+            "without": stack.start_plain("proxy", "--dialect", "openai", *asks),
+            "with": stack.start("proxy", *asks),
+        }
+        for proxy in proxies.values():
+            proxy.wait_ready()
+            until(lambda proxy=proxy: up(proxy) == 6)
+        yield Site(stack, master, workers, proxies)
+
+
+def mock(stack: Stack, role: str) -> Process:
+    return stack.start(
+        "services.mock", "--role", role, "--dialect", "openai", "--speed", "20",
+        "--log-level", "warning",
+    )  # fmt: skip
+
+
+def asked(proxy: Process, number: int, text: str, **more: Any) -> dict[str, Any]:
+    body = {**body_of(asking(picture(number), text)), "model": "tiny", "max_tokens": 8, **more}
+    status, answer = call(f"{proxy.url}/v1/chat/completions", body)
+    assert status == 200, answer
+    found: dict[str, Any] = answer
+    return found
+
+
+@pytest.mark.parametrize("kind", ["without", "with"])
+def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) -> None:
+    """A picture is encoded where it is, or once more where that is cheaper, and a prompt that begins as an earlier one goes
+    where that one's KV is, whoever is less busy by chance."""
+    proxy, salt = site.proxies[kind], 100 if kind == "with" else 200
+    encoded, cached = site.counter("encode", "mm_encoded"), site.counter("prefill", "cached_tokens")
+    placed = metric(proxy, 'proxy:placements_total{by="master"}')
+    for turn in range(4):
+        for number in range(3):
+            asked(proxy, salt + number, f"{kind} {number} {LONG} And now, turn {turn}?")
+    assert metric(proxy, 'proxy:placements_total{by="master"}') - placed == 12
+    assert 3 <= sum(site.gained("encode", "mm_encoded", encoded)) <= 5
+    tokens = sum(site.gained("prefill", "cached_tokens", cached))
+    assert tokens > 9 * len(LONG) // 8, "nine of the twelve prompts begin as an earlier one"
+
+
+def test_the_master_sees_what_is_under_way_and_what_is_over(site: Site) -> None:
+    proxy = site.proxies["without"]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: asked(proxy, 300 + n, f"Number {n}?", max_tokens=30), range(16)))
+    until(lambda: metric(site.master, "master:requests_in_flight") == 0)
+
+
+def test_streams_are_placed_too(site: Site) -> None:
+    proxy = site.proxies["without"]
+    before = metric(proxy, 'proxy:placements_total{by="master"}')
+    body = {**body_of(asking(picture(1), "Hello?")), "model": "tiny", "stream": True}
+    request = urllib.request.Request(
+        f"{proxy.url}/v1/chat/completions",
+        json.dumps({**body, "max_tokens": 5}).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as response:
+        events = [e for e in response.read().decode().split("\n\n") if e]
+    assert events[-1] == "data: [DONE]" and len(events) > 5
+    assert metric(proxy, 'proxy:placements_total{by="master"}') == before + 1
+    until(lambda: metric(site.master, "master:requests_in_flight") == 0)
+
+
+def test_an_unknown_model_is_the_clients_own_fault(site: Site) -> None:
+    body = {**body_of(asking(picture(1), "Hello?")), "model": "no-such-model"}
+    status, answer = call(f"{site.proxies['without'].url}/v1/chat/completions", body)
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_requests_go_on_without_the_master_and_with_it_again(site: Site) -> None:
+    proxy = site.proxies["without"]
+    site.master.process.send_signal(signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 30
+        while metric(proxy, "proxy:master_present"):
+            assert time.monotonic() < deadline
+            asked(proxy, 401, "Still there?")
+        asked(proxy, 402, "And now?")
+    finally:
+        site.master.process.send_signal(signal.SIGCONT)
+    until(lambda: metric(proxy, "proxy:master_present") == 1)
+    asked(proxy, 403, "Back again?")
