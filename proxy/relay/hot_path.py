@@ -9,12 +9,14 @@ from protocol.errors import TriptychError
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
 from proxy.upstream.exchange import Exchange
+from services.http.bodies import Bodies
 
 
 class HotPath(Protocol):
     """What answers relayed requests."""
 
     max_body_bytes: int
+    bodies: Bodies  # what is being received on all routes
 
     @property
     def takes_any(self) -> bool:

@@ -51,6 +51,7 @@ class Relay:
             Needs(gateway.fleet, gateway.frontend),
         )
         self.max_body_bytes = config.max_body_bytes
+        self.bodies = gateway.bodies
         self._authorization = config.authorization.encode()
         self._callers: dict[bytes, Caller] = {}
 

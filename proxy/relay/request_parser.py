@@ -103,6 +103,11 @@ class RequestParser:
         self.raw = None
 
     @property
+    def size(self) -> int:
+        """Bytes of the body that have come."""
+        return self._size
+
+    @property
     def overflowing(self) -> bool:
         """Whether the client sends so much more than allowed that it is better cut off."""
         return self._size > 2 * self._limit or self._fed > 2 * self._limit + MAX_HEAD

@@ -21,6 +21,7 @@ from proxy.relay.request_parser import RequestParser
 from proxy.relay.response import ClientResponse
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.http1 import CONTINUE
+from services.http.bodies import Claim
 from services.http.listener import Listener, Pace, TooSlow, http_response
 
 _ROUTES = tuple(
@@ -28,6 +29,7 @@ _ROUTES = tuple(
 )
 _LONGEST = max(map(len, _ROUTES))
 _LARGE = 1 << 20
+_COUNTED = 1 << 16  # smaller bodies are bounded by the number of requests
 
 
 class ClientConnection(Listener):
@@ -52,6 +54,7 @@ class ClientConnection(Listener):
         self._source: Exchange | None = None
         self._paused = False
         self._places = 0
+        self._claim: Claim | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
@@ -85,6 +88,7 @@ class ClientConnection(Listener):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._leave()
+        self._let_go()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -135,6 +139,8 @@ class ClientConnection(Listener):
         self._read_size += len(data)
         try:
             reader.feed(data)
+            if reader.size > _COUNTED and not reader.turned_away:
+                self._hold(reader)
             if reader.headers_complete and not (reader.admitted or reader.turned_away):
                 self._enter(reader)
         except TriptychError as error:
@@ -154,6 +160,24 @@ class ClientConnection(Listener):
         if reader.expects_continue and not reader.complete:
             self.transport.write(CONTINUE)
 
+    def _hold(self, reader: RequestParser) -> None:
+        """Count a large body's bytes until its request is over: another attempt may need them."""
+        if self._claim is None:
+            self._claim = self._hot.bodies.open(self._give_up)
+        self._claim.add(reader.size - self._claim.size)
+        if reader.complete:
+            self._claim.complete()
+
+    def _give_up(self) -> None:
+        """The body has stalled, and others need the room."""
+        if self._reader is not None:
+            self._turn_away(self._reader, TooSlow())
+
+    def _let_go(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
     def _leave(self, keep: int = 0) -> None:
         while self._places > keep:
             self._places -= 1
@@ -167,6 +191,7 @@ class ClientConnection(Listener):
             return
         reader.turn_away()
         self._leave()
+        self._let_go()
         self._hot.observe(error)
         name = reader.headers.get(b"x-request-id", b"")
         ClientResponse(self.transport, name, keep_alive=False, http_1_0=False).fail(error)
@@ -197,6 +222,7 @@ class ClientConnection(Listener):
         else:
             self._reader = None
             self._leave()
+            self._let_go()
             super().data_received(b"".join(reader.raw))
 
     # And its way out.
@@ -209,6 +235,7 @@ class ClientConnection(Listener):
         finally:
             self.server_state.total_requests += 1
             self._task = self._reader = self._reply = None
+            self._let_go()
             if self.transport.get_write_buffer_size() < _LARGE:
                 self._leave()
             if self.transport.is_closing() or not (reply.ended and reply.keep_alive):

@@ -18,6 +18,7 @@ from protocol.errors import TriptychError, Unavailable
 from proxy.relay.response import ClientResponse
 from proxy.relay.server import connection_class
 from proxy.upstream.answer import Answer
+from services.http.bodies import Bodies
 from services.http.listener import Pace
 from tests.support.listening import QUICK, Client, code_of, listening, post, run
 from tests.support.waiting import eventually
@@ -36,6 +37,7 @@ class Echo:
     seen: list[TriptychError] = field(default_factory=list)
     size: int = 0
     gate: asyncio.Event | None = None
+    bodies: Bodies = field(default_factory=lambda: Bodies(1 << 20, 1 << 20, stall_s=0.05))
 
     def takes(self, body: bytes) -> bool:
         return self.takes_all
@@ -303,3 +305,49 @@ def test_whatever_arrives_every_request_is_counted_out(
         assert hot.inside == 0
 
     asyncio.run(work())
+
+
+def test_large_bodies_are_counted_until_their_requests_are_over() -> None:
+    async def work() -> None:
+        hot = Echo(gate=asyncio.Event())
+        async with edge(hot) as address, Client(address) as one, Client(address) as two:
+            await one.send(post(CHAT, b"a" * 600_000))
+            await eventually(lambda: hot.bodies.held == 600_000)
+            await two.send(post(CHAT, b"b" * 600_000))
+            status, answer = await two.answer()
+            assert status == 503 and b"being received" in answer
+            assert hot.gate is not None
+            hot.gate.set()
+            assert (await one.answer())[0] == 200
+            await eventually(lambda: hot.bodies.held == 0 and hot.inside == 0)
+
+    run(work)
+
+
+def test_a_body_that_stalls_makes_room_for_others() -> None:
+    async def work() -> None:
+        hot = Echo()
+        async with edge(hot) as address, Client(address) as silent, Client(address) as other:
+            await silent.send(post(CHAT, b"a" * 900_000)[:800_000])
+            await eventually(lambda: hot.bodies.held > 700_000)
+            await asyncio.sleep(0.1)
+            await other.send(post(CHAT, b"b" * 600_000))
+            assert (await other.answer())[0] == 200
+            assert (await silent.answer())[0] == 408
+            await eventually(lambda: hot.bodies.held == 0)
+
+    run(work)
+
+
+def test_small_bodies_are_not_counted() -> None:
+    async def work() -> None:
+        hot = Echo(gate=asyncio.Event())
+        async with edge(hot) as address, Client(address) as client:
+            await client.send(post(CHAT, b"a" * 1000))
+            await eventually(lambda: hot.inside == 1)
+            assert hot.bodies.held == 0
+            assert hot.gate is not None
+            hot.gate.set()
+            assert (await client.answer())[0] == 200
+
+    run(work)
