@@ -48,7 +48,7 @@ def make_gateway(
     names = ModelNames.of(frontend)
     if config.master_url:
         master = MasterClient(config.urls_of_masters(), masters)
-        watcher, reporter = FleetWatcher(master, fleet, names.served), Reporter(master)
+        watcher, reporter = FleetWatcher(master, fleet, served_names(frontend)), Reporter(master)
         planner = MasterPlanner(fleet, master, watcher, reporter, alone, metrics)
         metrics.watch_master(lambda: master.present, lambda: master.failovers)
         first = {"following the master": lambda: watcher.once(0.0), **first}
@@ -59,6 +59,11 @@ def make_gateway(
     return make_core(
         config, fleet, client, metrics, planner, frontend, model, lambda: running(first, beside)
     )
+
+
+def served_names(frontend: Frontend | None) -> tuple[str, ...]:
+    """Names of this proxy's model, none if it takes any."""
+    return () if frontend is None else frontend.config.names
 
 
 def make_core(

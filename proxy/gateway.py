@@ -70,10 +70,13 @@ class Gateway:
 
     def _allowed(self, request: GenerateRequest) -> GenerateRequest:
         """Without what a client may not say: where workers fetch KV and, unless media may be named
-        by reference, embeddings."""
+        by reference, embeddings. The model is known to be the right one; workers may call it by
+        another name."""
         check_ec_params(request.ec_transfer_params)
         named = request.ec_transfer_params if self.config.allow_media_references else None
-        return msgspec.structs.replace(request, kv_transfer_params=None, ec_transfer_params=named)
+        return msgspec.structs.replace(
+            request, model="", kv_transfer_params=None, ec_transfer_params=named
+        )
 
     def _left(self, rendered: RenderedRequest, timeline: Timeline, error: BaseException) -> None:
         """Count what ends a request early and is no answer's status: an answer is ended by a stop

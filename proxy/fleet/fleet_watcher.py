@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
@@ -23,12 +24,19 @@ _ORPHAN_S = 60.0
 class FleetWatcher:
     """`by_id` are the workers of the fleet that a master has named. While no master answers the
     fleet stays as it was, and the proxy probes its workers itself; so it does with those that a
-    master which has just started has not heard of yet."""
+    master which has just started has not heard of yet.
 
-    def __init__(self, link: MasterClient, fleet: Fleet, model: str) -> None:
+    `names` are those of the proxy's model, none if it takes any. `model` is the name by which the
+    workers serve it: one of these, or, where no worker knows these but all serve one model, that
+    one; then the proxy's names are aliases. Empty until a worker has come.
+    """
+
+    def __init__(self, link: MasterClient, fleet: Fleet, names: Sequence[str] = ()) -> None:
         self._link = link
         self._fleet = fleet
-        self._model = model
+        self._names = tuple(names)
+        self._views: dict[str, WorkerView] = {}
+        self.model = ""
         self._version = ""
         self._of = ""
         self._orphaned: dict[str, float] = {}
@@ -73,13 +81,40 @@ class FleetWatcher:
         gone = self.by_id.keys() & (late | set(news.gone))
         for name in gone:
             self._leave(name)
-        for view in news.workers:
-            if _role(view.info.role) and self._model in ("", view.info.model):
+        self._views = {n: v for n, v in self._views.items() if n not in gone} | {
+            view.info.instance_id: view for view in news.workers if _role(view.info.role)
+        }
+        chosen = self._choose_model()
+        for view in [*self._views.values()] if chosen else news.workers:
+            if self._is_ours(view.info):
                 self._change(view)
             elif view.info.instance_id in self.by_id:
                 self._leave(view.info.instance_id)
         if gone or news.workers:
             self._fleet.news()
+
+    def _choose_model(self) -> bool:
+        """Whether the workers' name of the model is another from here on."""
+        served = {view.info.model for view in self._views.values()}
+        chosen = next((name for name in self._names if name in served), "")
+        if not chosen and len(served) == 1:
+            (chosen,) = served
+        if chosen == self.model:
+            return False
+        self.model = chosen
+        if self._names and chosen and chosen not in self._names:
+            logger.info("all workers serve %s: %s is an alias of it", chosen, self._names[0])
+        elif self._names and not chosen and served:
+            models = ", ".join(sorted(served))
+            logger.error("--served-model-name: no worker serves %s, but %s", self._names, models)
+        return True
+
+    def _is_ours(self, info: InstanceInfo) -> bool:
+        return _role(info.role) is not None and (not self._names or info.model == self.model)
+
+    def asked_for(self, name: str) -> str:
+        """The workers' name of the model that a request names."""
+        return self.model or name if name in self._names else name
 
     def _leave(self, name: str) -> None:
         instance = self.by_id.pop(name)

@@ -80,7 +80,7 @@ class MasterPlanner:
         return ScheduleRequest(
             need.request_id,
             max(1, need.prompt_tokens),
-            model=need.model,
+            model=self._watcher.asked_for(need.model),
             block_keys=need.keys(size),
             block_size=size,
             items=list(need.items),

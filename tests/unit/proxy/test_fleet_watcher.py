@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
-from protocol.registry import InstanceInfo, InstanceName
+from protocol.registry import Drain, InstanceInfo
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
@@ -31,7 +31,7 @@ async def test_a_master_and_workers_that_began_anew_are_the_fleet(
     monkeypatch.setattr("proxy.fleet.fleet_watcher._ORPHAN_S", 0.0)
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         master.tell_of("e1", "encode", ENCODER)
         master.tell_of("d1", "decode", DECODER)
         assert await following.once(0.0)
@@ -56,7 +56,7 @@ async def test_a_worker_that_a_new_master_does_not_hear_of_is_probed_then_forgot
 ) -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         master.tell_of("d1", "decode", DECODER)
         await following.once(0.0)
         assert list(fleet.to_probe()) == []
@@ -77,9 +77,9 @@ async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet.from_urls("", "", DECODER)
         (worker,) = fleet.decode
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         master.tell_of("d1", "decode", DECODER + "/")
-        master.service.drain(InstanceName("d1"))
+        master.service.drain(Drain("d1"))
         await following.once(0.0)
         assert fleet.decode == [worker] and worker.draining and worker.vouched
         master.forget("d1")
@@ -96,9 +96,9 @@ async def test_a_worker_that_a_master_drains_gets_nothing_once_the_master_is_awa
         running() as ((master,), link, client),
     ):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         master.tell_of("d1", "decode", worker.url)
-        master.service.drain(InstanceName("d1"))
+        master.service.drain(Drain("d1"))
         await following.once(0.0)
         await master.stop()
         await following.once(0.0)
@@ -110,7 +110,7 @@ async def test_a_worker_that_becomes_another_is_followed() -> None:
     """In another role, with another model."""
     async with running() as ((master,), link, _):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         master.tell_of("w", "prefill", DECODER)
         await following.once(0.0)
         master.tell_of("w", "decode", DECODER)
@@ -120,9 +120,10 @@ async def test_a_worker_that_becomes_another_is_followed() -> None:
         master.tell_of("w", "decode", DECODER, generation="2")
         await following.once(0.0)
         assert usable(fleet) == {"decode": [DECODER]} and fleet.decode[0] is not first
+        master.tell_of("e", "encode", ENCODER)
         master.service.register(InstanceInfo("w", "decode", DECODER, "another", "3"))
         await following.once(0.0)
-        assert fleet.all() == [] and not following.by_id
+        assert fleet.decode == [] and following.by_id.keys() == {"e"}
 
 
 async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> None:
@@ -142,7 +143,7 @@ async def test_a_worker_that_left_in_silence_is_given_up_after_one_more() -> Non
     url = "http://{}:{}".format(*runner.addresses[0][:2])
     async with running() as ((master,), link, client):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         held: list[Instance] = []
         for silent in (False, True):
             master.tell_of("d", "decode", url)
@@ -166,7 +167,7 @@ async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
     theirs = Worker({"/health": {}, RENDER_PATH: 400, GENERATE_PATH: 400})
     async with serving(theirs) as worker, running() as ((master,), link, client):
         fleet = Fleet()
-        following = FleetWatcher(link, fleet, "m")
+        following = FleetWatcher(link, fleet, ["m"])
         told = InstanceInfo("d", "decode", worker.url, "m", dialect="openai", max_running=7)
         master.service.register(told)
         await following.once(0.0)
@@ -176,3 +177,39 @@ async def test_a_worker_of_another_engine_is_asked_what_it_can_resume() -> None:
         await probe_once(fleet, client)
         assert (instance.resumes, instance.known, instance.max_running) == (True, True, 7)
         assert list(fleet.to_probe()) == []
+
+
+async def test_a_name_that_no_worker_serves_is_an_alias_of_the_one_model_there_is() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        watcher = FleetWatcher(link, fleet, ["nice-name", "other"])
+        assert watcher.asked_for("nice-name") == "nice-name"
+        master.tell_of("d1", "decode", DECODER)
+        assert await watcher.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]}
+        assert (watcher.model, watcher.asked_for("nice-name")) == ("m", "m")
+        assert watcher.asked_for("a-lora") == "a-lora"
+
+
+async def test_of_several_models_only_the_named_one_is_this_proxys() -> None:
+    async with running() as ((master,), link, _):
+        fleet, nobodys = Fleet(), Fleet()
+        watcher = FleetWatcher(link, fleet, ["m"])
+        lost = FleetWatcher(link, nobodys, ["nice-name"])
+        master.tell_of("d1", "decode", DECODER)
+        master.service.register(InstanceInfo("x", "decode", ENCODER, "another"))
+        for one in (watcher, lost):
+            assert await one.once(0.0)
+        assert usable(fleet) == {"decode": [DECODER]}
+        assert usable(nobodys) == {} and lost.model == ""
+
+
+async def test_an_alias_ends_when_the_named_model_comes() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        watcher = FleetWatcher(link, fleet, ["named"])
+        master.tell_of("d1", "decode", DECODER)
+        assert await watcher.once(0.0) and watcher.model == "m"
+        master.service.register(InstanceInfo("x", "decode", ENCODER, "named"))
+        assert await watcher.once(0.0) and watcher.model == "named"
+        assert usable(fleet) == {"decode": [ENCODER]}

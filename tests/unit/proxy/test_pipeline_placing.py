@@ -101,7 +101,7 @@ async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stac
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterClient([url], gateway.client)
         link.heard(url)
-        following, reports = FleetWatcher(link, fleet, ""), Reporter(link)
+        following, reports = FleetWatcher(link, fleet), Reporter(link)
         for number, instance in enumerate(fleet.decode):
             instance.instance_id = f"d{number}"
             following.by_id[instance.instance_id] = instance

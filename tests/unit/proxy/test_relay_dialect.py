@@ -22,6 +22,7 @@ from proxy.relay.bodies import may_hold_media
 from proxy.relay.response import ClientResponse
 from proxy.relay.server import connection_class
 from proxy.upstream.answer import Answer
+from services.http.bodies import Bodies
 from proxy.upstream.client import UpstreamClient
 
 CHAT = "/v1/chat/completions"
@@ -137,6 +138,7 @@ class OnlyMedia:
     """A hot path that takes requests with media."""
 
     max_body_bytes = 1 << 20
+    bodies = Bodies(1 << 20, 1 << 24)
     takes_any = True
     takes_all = False
 
