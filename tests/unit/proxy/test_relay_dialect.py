@@ -22,8 +22,8 @@ from proxy.relay.bodies import may_hold_media
 from proxy.relay.response import ClientResponse
 from proxy.relay.server import connection_class
 from proxy.upstream.answer import Answer
-from services.http.bodies import Bodies
 from proxy.upstream.client import UpstreamClient
+from services.http.bodies import Bodies
 
 CHAT = "/v1/chat/completions"
 OURS = {"/health": {}, "/server_info": {"dialect": "tokens"}, "/v1/models": {"data": []}}
