@@ -177,16 +177,16 @@ def test_a_step_that_fails_outside_the_model_ends_its_requests(
     folder = model_dir("qwen2_5_vl")
     assert served.generate is not None
     core = served.generate
-    hand_over = core.transfers.offers.hand_over
+    seal = core.transfers.offers.seal
 
     def fails_once(outputs: Any) -> None:
-        monkeypatch.setattr(core.transfers.offers, "hand_over", hand_over)
+        monkeypatch.setattr(core.transfers.offers, "seal", seal)
         raise KeyError("books")
 
     for name, most in (("one", 1), ("two", 9)):
         request, _ = request_of(folder, asking("Hello"), name, max_tokens=most)
         assert not served.add(request)
-    monkeypatch.setattr(core.transfers.offers, "hand_over", fails_once)
+    monkeypatch.setattr(core.transfers.offers, "seal", fails_once)
     found = steps(served)
     assert {name: outputs[-1].error is not None for name, outputs in found.items()} == {
         "one": True, "two": True,

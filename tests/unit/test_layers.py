@@ -71,7 +71,8 @@ ALLOWED = {
 # The engine's own rooms, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 ENGINE = (
-    ("services.engine.config", "services.engine.compile_cache", "services.engine.publishing"),
+    ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
+        "services.engine.publishing"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
     ("services.engine.transfers",),
