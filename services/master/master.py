@@ -36,7 +36,8 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 from services.master.index.prefix_index import KEY_TYPE
-from services.master.placement.ledger import Held, Ledger
+from services.master.placement.held import Held
+from services.master.placement.ledger import Ledger
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy

@@ -25,6 +25,7 @@ from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise
+from services.mock.vllm_metrics import vllm_lines
 
 _RETRY_AFTER_S = 1.0
 _ANSWERED_S = 0.01  # until the answer to the request for a fault is on its way
@@ -208,4 +209,6 @@ class Instance:
             add("counter", "request_success_total", count, f',finished_reason="{reason}"')
         for code, count in sorted(self.errors.items()):
             add("counter", "request_errors_total", count, f',code="{code}"')
+        if self.config.dialect == "openai":
+            lines += vllm_lines(self.engine)
         return "".join(lines).encode()

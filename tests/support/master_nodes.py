@@ -15,7 +15,7 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.placement.tickets import PlacementTicket
 from services.master.replication.messages import decode_message, encode_message
 from services.master.replication.replicator import Replicator

@@ -32,7 +32,7 @@ from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
 from services.master.fleet.changelog import changes_since
 from services.master.master import Master, MasterListener
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.placement.tickets import PlacementTicket
 from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber

@@ -12,7 +12,7 @@ from msgspec import Meta
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
-from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Url
+from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry, same_life
 from services.master.fleet.validation import check_url
@@ -153,14 +153,17 @@ class AddedWorkers:
             for probed in self._probed.values()
         ]
 
-    def alive(self, probed: Probed, now: float) -> None:
-        """Register it, or renew its lease; one that registers itself speaks for itself."""
+    def alive(self, probed: Probed, now: float, load: Load | None = None) -> None:
+        """Register it, or renew its lease; one that registers itself speaks for itself. `load`: as
+        its metrics tell it."""
         if self._probed.get(probed.instance.name) is not probed:
             return
         info = probed.instance.info(probed.model)
         known = self.registry.at(info.url)
         if known is None or known.info.instance_id == info.instance_id:
             self._keep(info, now)
+            if load is not None:
+                self.registry.observed(info.instance_id, load, now * 1e3)
         probed.up, probed.failures, probed.seen, probed.error = True, 0, now, ""
 
     def _keep(self, info: InstanceInfo, now: float) -> None:

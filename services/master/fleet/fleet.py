@@ -19,7 +19,8 @@ from protocol.kv_events import (
 )
 from protocol.registry import InstanceInfo, Target
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Charge, Pool
+from services.master.fleet.learned_rates import RateLearner, learner
+from services.master.fleet.pool import STEP_SHARE, Charge, Pool
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
@@ -43,7 +44,8 @@ class Instance:
     it back, and the worker does not know yet.
 
     `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
-    same by the keys of proxies that have no model, which no events name.
+    same by the keys of proxies that have no model, which no events name. `learner`: how fast it is,
+    by what proxies report.
     """
 
     info: InstanceInfo
@@ -62,6 +64,7 @@ class Instance:
     open_until: float = 0.0
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
     guessed: PredictedCaches | None = None
+    learner: RateLearner | None = None
     target: Target = field(init=False)
 
     def __post_init__(self) -> None:
@@ -196,8 +199,16 @@ class Fleet:
         instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held, predicted)
         if not info.events:
             instance.guessed = self._caches(self.exact, slot, info.load.total_blocks)
+        instance.learner = self._learner(pool.kind)
         self.by_slot[slot] = instance
         return instance
+
+    def _learner(self, kind: str) -> RateLearner:
+        config = self.config
+        encodes = kind == "encode"
+        token_ms = config.encode_ms_per_token if encodes else config.prefill_ms_per_token
+        step_ms = config.decode_ms_per_step
+        return learner(token_ms, step_ms, step_ms * STEP_SHARE)
 
     def remove(self, instance: Instance) -> None:
         """Its caches and its load are forgotten at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from protocol.refs import compatibility_of
@@ -15,8 +16,9 @@ from services.master.fleet.columns import Columns, Floats
 __all__ = ["Charge", "Floats", "Pool"]
 
 _STEP = 64
-_SHARE = 0.02  # of an unmeasured decode step that each request adds
+STEP_SHARE = 0.02  # of an unmeasured decode step that each request adds
 _PATIENCE_MS = 5_000.0
+_UNMEASURED = Rates()
 _LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats can hold
 
 
@@ -60,6 +62,8 @@ class Pool(Columns):
         self._free: list[int] = []
         self._open: list[list[Charge]] = []
         self._short_since: list[float] = []
+        self._told: list[Rates] = []
+        self._learnt: list[Rates] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
         self.kv_kinds: list[str] = []
@@ -109,11 +113,14 @@ class Pool(Columns):
         self.kv_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
         self._short_since += [math.inf] * _STEP
+        self._told += [_UNMEASURED] * _STEP
+        self._learnt += [_UNMEASURED] * _STEP
         self._free += range(start + _STEP - 1, start - 1, -1)
 
     def remove(self, row: int) -> None:
         self.lives[row] += 1
         self._open[row], self._short_since[row] = [], math.inf
+        self._learnt[row] = _UNMEASURED
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
@@ -131,7 +138,8 @@ class Pool(Columns):
         It has the requests that were placed there and have not ended, if not more: some may be too
         late for the report, and some that are not in it any more will only be told of as ended.
         """
-        self._set_rates(row, load.rates)
+        self._told[row] = load.rates
+        self._set_rates(row)
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
         unseen = [c for c in kept if not c.shown]
@@ -145,6 +153,27 @@ class Pool(Columns):
         self.least_free[row] = self._least_free(load.total_blocks)
         free = load.free_blocks if load.total_blocks else math.inf
         self.free_blocks[row] = free - sum(c.blocks for c in unseen)
+        self._derive(row)
+
+    def observe(self, row: int, load: Load, now_ms: float) -> None:
+        """What was read of a worker that reports nothing by itself, and cannot tell how much work
+        it has: how many requests and free blocks. Its work is what was placed there."""
+        here = load.queued + load.running
+        kept = self._kept(row, here, now_ms)
+        self.requests[row] = max(here, len(kept))
+        if not here and not kept:
+            self.busy_until[row] = now_ms
+        if load.total_blocks:
+            self.total_blocks[row] = load.total_blocks
+            self.least_free[row] = self._least_free(load.total_blocks)
+            unseen = sum(c.blocks for c in kept if not c.shown)
+            self.free_blocks[row] = load.free_blocks - unseen
+        self._derive(row)
+
+    def learn(self, row: int, rates: Rates) -> None:
+        """What was learnt of a worker; what it says of itself counts for more."""
+        self._learnt[row] = rates
+        self._set_rates(row)
         self._derive(row)
 
     def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
@@ -195,8 +224,8 @@ class Pool(Columns):
         usage = self._config.busy_kv_usage
         return (1.0 - usage) * total_blocks if usage and total_blocks else -1.0
 
-    def _set_rates(self, row: int, rates: Rates) -> None:
-        config = self._config
+    def _set_rates(self, row: int) -> None:
+        config, rates = self._config, _merged(self._told[row], self._learnt[row])
         if self.kind == "encode":
             self.base_ms[row] = rates.encode_base_ms
             self.token_ms[row] = rates.encode_ms_per_token or config.encode_ms_per_token
@@ -207,7 +236,7 @@ class Pool(Columns):
         guess = 0.0 if measured else config.decode_ms_per_step
         self.cached_ms[row] = rates.prefill_ms_per_cached_token
         self.step_ms[row] = rates.decode_base_ms or guess
-        self.step_request_ms[row] = rates.decode_ms_per_request or guess * _SHARE
+        self.step_request_ms[row] = rates.decode_ms_per_request or guess * STEP_SHARE
         self.step_context_ms[row] = rates.decode_ms_per_context_token
         bandwidth = rates.transfer_bytes_per_ms or config.transfer_bytes_per_ms
         self.bandwidth[row] = max(bandwidth, _LEAST_BANDWIDTH)
@@ -250,3 +279,15 @@ class Pool(Columns):
         elif self.kind in ("encode", "prefill"):
             left = sum(c.work_ms for c in self._open[row])
             cells.busy_until[row] = max(now_ms, float(self.others_until[row])) + left
+
+
+def _merged(told: Rates, learnt: Rates) -> Rates:
+    """A worker that measures a kind of work by itself is believed in all that makes it up."""
+    if learnt is _UNMEASURED:
+        return told
+    changes: dict[str, float] = {}
+    for kind in ("encode", "prefill", "decode"):
+        names = [name for name in Rates.__struct_fields__ if name.startswith(kind)]
+        if not any(getattr(told, name) for name in names):
+            changes |= {name: getattr(learnt, name) for name in names}
+    return msgspec.structs.replace(told, **changes)

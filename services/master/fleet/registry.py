@@ -128,6 +128,13 @@ class Registry:
             instance.lease_until = now_ms + lease_s * 1e3
         return instance is not None
 
+    def observed(self, instance_id: str, load: Load, now_ms: float) -> None:
+        """What was read of the load of a worker that does not report."""
+        self._check(check_load, load)
+        instance = self.instances.get(instance_id)
+        if instance is not None:
+            instance.pool.observe(instance.row, load, now_ms)
+
     def prolong(self, by_ms: float) -> None:
         """Nobody could be heard for so long."""
         for instance in self.instances.values():

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from protocol.registry import Finished
-from services.master.fleet.fleet import Fleet, PendingEncode
-from services.master.fleet.pool import Charge
-from services.master.index.expected_prefixes import Expected
+from services.master.fleet.fleet import PendingEncode
+from services.master.placement.held import Held
+from services.master.placement.timings import decode_begins, decode_ends, learn
 
 _JOIN_MS = 2_000.0
 _SLACK = 1024
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """Charges of one request: one for each picture it has encoded, for prefill, for decode.
-    `predicted`: its keys are those of a proxy that has no model."""
-
-    fleet: Fleet
-    expires_at: float
-    encodes: dict[str, Charge] = field(default_factory=dict)
-    prefill: Charge | None = None
-    decode: Charge | None = None
-    expected: Expected | None = None
-    predicted: bool = False
 
 
 class Ledger:
@@ -56,6 +41,7 @@ class Ledger:
         if held is None:
             return None
         workers = _workers(held, report) if report.done else []
+        learn(held, report, now_ms)
         if report.stage != "request":
             self._over(report)
         if report.stage == "encode":
@@ -63,6 +49,8 @@ class Ledger:
                 _end_encode(held, mm_hash, now_ms, ok=report.done)
         elif report.stage == "prefill":
             _end_prefill(held, now_ms, done=report.done)
+            if report.done:
+                decode_begins(held, now_ms)
         else:
             self.release(report.request_id, now_ms, done=report.done)
         return workers
@@ -108,6 +96,7 @@ def give_back(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) ->
         _end_encode(held, mm_hash, now_ms, ok=done, lapsed=lapsed)
     _end_prefill(held, now_ms, done=done, lapsed=lapsed)
     if held.decode is not None:
+        decode_ends(held, now_ms)
         held.decode.pool.release(held.decode, now_ms, done=done, lapsed=lapsed)
         held.decode = None
 

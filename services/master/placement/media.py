@@ -13,7 +13,7 @@ from services.master.fleet.fleet import CacheIndex, Fleet, Instance, PendingEnco
 from services.master.fleet.pool import Charge, Floats, Pool
 from services.master.index.prefix_index import slots_of
 from services.master.placement.costs import ENCODE, busy, encode_view, least
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import avoided, others_stay, refusal
 

@@ -15,8 +15,9 @@ from services.master.index.expected_prefixes import Expected
 from services.master.index.prefix_index import fill
 from services.master.placement.choice import Choice
 from services.master.placement.explain import explain
+from services.master.placement.held import Held
 from services.master.placement.layouts import Job, Layouts
-from services.master.placement.ledger import Held, give_back
+from services.master.placement.ledger import give_back
 from services.master.placement.media import Errand, MediaPlacer
 from services.master.placement.policies.base import Policy
 
@@ -37,7 +38,10 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
-        held = Held(fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted)
+        held = Held(
+            fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
+            placed_at=now_ms,
+        )  # fmt: skip
         try:
             return self._count(job, prefill, decode, held), held
         except BaseException:
@@ -85,13 +89,20 @@ class Placer:
         else:
             held.prefill = charge
             rest = request.prompt_tokens + job.new_tokens - decode.hits
-            asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
             held.decode = Charge(
-                decode.view.pool, decode.row, settled + asked,
+                decode.view.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
             )  # fmt: skip
             decode.view.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)
+
+    def _asked_at(self, job: Job, prefill: Choice, decode: Choice, held: Held) -> float:
+        """When decode's own reports will show the request. Engines of other makers are asked once
+        prefill is over, which a report will tell."""
+        if decode.at.info.dialect == "openai":
+            return held.expires_at
+        asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
+        return job.now_ms + self._config.settle * 1e3 + asked
 
     def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> Expected | None:
         """The prompt's blocks will be there soon."""

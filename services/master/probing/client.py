@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError
-from protocol.registry import Name
+from protocol.registry import Load, Name
+from services.master.probing.vllm_metrics import MAX_BYTES, load_from
 
 _AT_ONCE = 256
 
@@ -63,12 +64,29 @@ class ProbeClient:
 
         return decoded(body, _Models, fail=no_model).data[0].id
 
+    async def load_of(self, url: str) -> Load | None:
+        """What a healthy worker's metrics say; None if it has none, or other ones."""
+        try:
+            return load_from(await self._get(f"{url}/metrics", suspect=False))
+        except UpstreamError:
+            return None
+
     async def _get(self, url: str, suspect: bool) -> bytes:
-        """Addresses of some forms are a `ValueError` to those who resolve them."""
+        """At most `MAX_BYTES` of the answer. Addresses of some forms are a `ValueError` to those
+        who resolve them."""
         async with self._suspect_turns if suspect else self._turns:
             try:
                 async with self._session.get(url) as response:
                     response.raise_for_status()
-                    return await response.read()
+                    return await _bounded(response.content)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 raise UpstreamError(str(error) or type(error).__name__) from None
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    found = bytearray()
+    async for piece in content.iter_any():
+        found += piece
+        if len(found) >= MAX_BYTES:
+            break
+    return bytes(found[:MAX_BYTES])

@@ -43,7 +43,8 @@ class Prober:
             await client.health(probed.url, suspect=probed.failures > 0)
             if not probed.model:
                 probed.learned = await client.model_of(probed.url)
-            self.workers.alive(probed, time.monotonic())
+            load = await client.load_of(probed.url)
+            self.workers.alive(probed, time.monotonic(), load)
         except TriptychError as error:
             self.workers.failed(probed, error.message, time.monotonic())
         finally:

@@ -11,7 +11,7 @@ from protocol.registry import ScheduleRequest
 from services.master.fleet.fleet import Fleet, Instance, PendingEncode
 from services.master.fleet.pool import Charge
 from services.master.index.prefix_index import KEY_TYPE
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.replication.messages import MAX_KEYS, Placed, SharedCharge, SharedEncode
 
 _LONGEST_MS = 86_400e3

@@ -27,7 +27,7 @@ from services.master.fleet.added_workers import AddedWorkers
 from services.master.fleet.registry import same_life
 from services.master.fleet.validation import check_newer
 from services.master.master import Master
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.replication.masters import OtherMasters
 from services.master.replication.messages import (
     Added,

@@ -20,7 +20,7 @@ from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
-from services.master.placement.ledger import Held
+from services.master.placement.held import Held
 from services.master.placement.refusals import AllBusy
 from services.master.placement.tickets import PlacementTicket
 from tests.support.master_fleets import LOAD, RATES, add, asking, hear, master, picture, place

@@ -1,0 +1,161 @@
+"""How fast a worker is that does not measure itself, from what proxies report of its calls.
+
+A call's duration holds the time it waited behind others, so that no single one says how long its
+work takes. What does is a busy period: from the first call of a run that overlaps to its end the
+worker was at work all the time, and has done all of their work. Its duration is base + tokens *
+rate. A decode step's duration is the time per output token, whoever shares the step: base +
+requests * rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from protocol.registry import Rates
+
+_MEMORY = 0.98  # what a measurement still weighs after the next one: some fifty count
+_TRUST = 1.0  # measurements that the prior counts for at first
+_STEADY = 8.0  # measurements after which one far from the rest is not believed at once
+_OFF = 4.0  # times more or less than foreseen: counted as so much, no more
+_LONGEST_PERIOD = 16  # calls; under load a worker may never be idle
+_LEAST_MS = 1e-6
+_LEAST_OUTPUT = 4
+_LONGEST_MS = 3_600e3
+
+
+@dataclass
+class LineFit:
+    """y ≈ base * a + slope * x, neither below 0, by least squares over the latest measurements.
+
+    `base`, `slope`: the prior, which counts for a few measurements at a typical `x`. Only sums are
+    kept. A measurement far from what is foreseen counts as four times more or less at the most:
+    a wrong report changes little, a real change is learnt in a few steps.
+    """
+
+    base: float
+    slope: float
+    typical: float
+    weight: float = 0.0
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def add(self, a: float, x: float, y: float) -> None:
+        """`a` 1 where the base is part of `y`, 0 where it is not."""
+        if not (x > 0.0 and 0.0 < y < math.inf):
+            return
+        if self.weight >= _STEADY:
+            base, slope = self.solve()
+            foreseen = max(_LEAST_MS, base * a + slope * x)
+            y = min(max(y, foreseen / _OFF), foreseen * _OFF)
+        each = 1.0 / (x * x)  # relative errors count: periods differ by orders of magnitude
+        new = (a * a * each, a * x * each, x * x * each, a * y * each, x * y * each)
+        self._sums = [old * _MEMORY + more for old, more in zip(self._sums, new, strict=True)]
+        self.weight = self.weight * _MEMORY + 1.0
+
+    def solve(self) -> tuple[float, float]:
+        """(base, slope)"""
+        aa, ax, xx, ay, xy = self._sums
+        trust = _TRUST / max(1.0, self.weight)  # apart, so that one cannot make up for the other
+        each = trust / (self.typical * self.typical)
+        aa, ay = aa + each, ay + each * self.base
+        xx, xy = xx + trust, xy + trust * self.slope
+        determinant = aa * xx - ax * ax
+        if determinant <= 1e-12 * aa * xx:
+            return 0.0, max(_LEAST_MS, xy / xx)
+        base = (ay * xx - xy * ax) / determinant
+        slope = (aa * xy - ax * ay) / determinant
+        if base < 0.0:
+            return 0.0, max(_LEAST_MS, xy / xx)
+        if slope < _LEAST_MS:
+            return max(0.0, ay / aa), _LEAST_MS
+        return base, slope
+
+
+@dataclass
+class BusyPeriods:
+    """Calls of one worker, in the order of their ends, joined into periods. Times are ms."""
+
+    fit: LineFit
+    _start: float = 0.0
+    _end: float = -math.inf
+    _tokens: float = 0.0
+    _calls: int = 0
+    _first: float = 1.0
+    _counted: float = -math.inf
+
+    def add(self, start: float, end: float, tokens: float) -> None:
+        """A call has ended. A period counts once the next one has begun, or when it is long."""
+        if not (end > start and tokens > 0.0 and end - start < _LONGEST_MS):
+            return
+        if start > self._end:
+            self._close()
+            self._start, self._first = start, 1.0
+        # What was done before belongs to a period that has been counted.
+        self._start = max(self._counted, min(self._start, start))
+        self._end = max(self._end, end)
+        self._tokens += tokens
+        self._calls += 1
+        if self._calls >= _LONGEST_PERIOD:
+            self._close()
+            self._start, self._first = self._end, 0.0
+
+    def _close(self) -> None:
+        if self._calls:
+            self.fit.add(self._first, self._tokens, self._end - self._start)
+            self._counted = self._end
+        self._tokens, self._calls = 0.0, 0
+
+
+@dataclass
+class Concurrency:
+    """How many requests decode at a worker, over time."""
+
+    now: int = 0
+    area: float = 0.0
+    _at: float = 0.0
+
+    def until(self, now_ms: float) -> float:
+        """Requests times ms since ever."""
+        if now_ms > self._at:
+            self.area += self.now * (now_ms - self._at)
+            self._at = now_ms
+        return self.area
+
+    def change(self, by: int, now_ms: float) -> float:
+        area = self.until(now_ms)
+        self.now = max(0, self.now + by)
+        return area
+
+
+@dataclass
+class RateLearner:
+    """One worker's. `computed` is of encode or prefill, by what the worker does."""
+
+    computing: BusyPeriods
+    steps: LineFit
+    decoding: Concurrency = field(default_factory=Concurrency)
+
+    def computed(self, elapsed_ms: float, tokens: float, now_ms: float) -> None:
+        """A call that has ended now took so long, and was for so many tokens."""
+        self.computing.add(now_ms - elapsed_ms, now_ms, tokens)
+
+    def decoded(self, tpot_ms: float, requests: float, output: int) -> None:
+        """An answer took so long per token while so many requests decoded there."""
+        if output >= _LEAST_OUTPUT and tpot_ms < _LONGEST_MS:
+            self.steps.add(1.0, max(1.0, requests), tpot_ms)
+
+    def rates(self) -> Rates:
+        """What was learnt, 0 where nothing was; `encode` and `prefill` alike."""
+        base, token = self.computing.fit.solve() if self.computing.fit.weight else (0.0, 0.0)
+        step, request = self.steps.solve() if self.steps.weight else (0.0, 0.0)
+        return Rates(
+            encode_base_ms=base, encode_ms_per_token=token,
+            prefill_base_ms=base, prefill_ms_per_token=token,
+            decode_base_ms=step, decode_ms_per_request=request,
+        )  # fmt: skip
+
+
+def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
+    """A learner whose priors are these."""
+    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0)
+    return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))
