@@ -84,7 +84,7 @@ class Admission:
     @property
     def foreseen_s(self) -> float:
         """How long the next request to come will wait."""
-        return self._queue.foreseen_ms / 1e3
+        return self._queue.foreseen_ms() / 1e3
 
     def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
         """Inside, the request is under way. Raises `Unavailable` or `RateLimited` at once if the

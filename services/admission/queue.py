@@ -14,6 +14,7 @@ from services.admission.ticket import DEFAULT_PRIORITY, OutcomeT, RequestT, Tick
 
 _NEWCOMERS = 32
 _ACCOUNTS = 1024
+_ROUNDING_MS = 1e-3
 _A_FEW = 32
 _STRANGERS = "\0strangers"
 
@@ -46,11 +47,6 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def foreseen_ms(self) -> float:
-        """How long the next one to come will wait, by the rate at which tickets were served."""
-        return self._rate.wait(self._count + 1)
-
     def push(
         self,
         request: RequestT,
@@ -71,12 +67,17 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         ticket: Ticket[RequestT, OutcomeT] = Ticket(
             request, tenant, priority, cost, now_ms, now_ms + wait, lane
         )
-        foreseen_ms = self.foreseen_ms
+        foreseen_ms = self._rate.wait(self._count + 1)
         late = (
             foreseen_ms > self.wait_ms if self._rate.known else self._count >= max(_A_FEW, at_first)
         )
         if self._count >= self.limit or (self._count and late):
             self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3))
+        self._stand(ticket, now_ms)
+        return ticket
+
+    def _stand(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
+        lane = ticket.lane
         if not self._count:
             self._rate.begin(now_ms)
         self._lanes.setdefault(ticket.priority, {}).setdefault(lane, deque()).append(ticket)
@@ -84,7 +85,6 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         self._count += 1
         self._newcomers += lane != _STRANGERS and lane not in self._served
         self._served[lane] = max(self._served.get(lane, 0.0), self._floor)
-        return ticket
 
     def _lane(self, tenant: str) -> str:
         known = tenant in self._served or self._newcomers < _NEWCOMERS
@@ -118,6 +118,25 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             code="queue_full",
             retry_after_s=retry_after_s,
         )
+
+    def foreseen_ms(self, priority: int = DEFAULT_PRIORITY) -> float:
+        """How long one more would wait behind those of its priority or a higher one; 0 while no
+        rate is known."""
+        ahead = [lanes for at, lanes in self._lanes.items() if at >= priority]
+        return self._rate.wait(1 + sum(len(lane) for lanes in ahead for lane in lanes.values()))
+
+    def put(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> bool:
+        """A ticket of another queue waits here, as long as it was to wait there; False if there is
+        no room."""
+        if self._count >= self.limit:
+            return False
+        ticket.lane = self._lane(ticket.tenant)
+        self._stand(ticket, now_ms)
+        return True
+
+    def waiting(self) -> list[Ticket[RequestT, OutcomeT]]:
+        """All of them, in no order."""
+        return [t for lanes in self._lanes.values() for lane in lanes.values() for t in lane]
 
     def in_order(self) -> Iterator[Ticket[RequestT, OutcomeT]]:
         """The first ticket of each lane in the order of service. `remove` ends the iteration."""
@@ -164,8 +183,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
 
     def expire(self, now_ms: float) -> list[TriptychError]:
         """End the tickets that have waited too long; their errors."""
-        waiting = [t for lanes in self._lanes.values() for lane in lanes.values() for t in lane]
-        late = [ticket for ticket in waiting if ticket.until <= now_ms]
+        late = [ticket for ticket in self.waiting() if ticket.until <= now_ms]
         errors = [self._late(ticket) for ticket in late]
         for ticket, error in zip(late, errors, strict=True):
             self.remove(ticket)
@@ -174,7 +192,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
 
     def _late(self, ticket: Ticket[RequestT, OutcomeT]) -> TriptychError:
         waited = ticket.until - ticket.since
-        if waited < self.timeout_ms and math.isfinite(waited):
+        if waited < self.timeout_ms - _ROUNDING_MS and math.isfinite(waited):
             return DeadlineExceeded("the deadline passed while all workers were busy")
         return Unavailable(
             f"all workers were busy for {waited / 1e3:.0f} s",

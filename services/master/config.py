@@ -145,6 +145,22 @@ class MasterConfig:
     queue_timeout: float = seconds(
         30.0, "How long a request may wait in the master's queue before it is answered with 503."
     )
+    ttft_slo: float = seconds(
+        0.0,
+        "Time to the first token that a request has to meet unless it states another. 0: none.",
+        minimum=0,
+    )
+    tpot_slo: float = seconds(
+        0.0,
+        "Time per output token that a request has to meet unless it states another. 0: none.",
+        minimum=0,
+    )
+    queue_policy: str = option(
+        "refuse",
+        "What becomes of a request that cannot meet --ttft-slo: refuse (503 with Retry-After at"
+        " once), last (served behind all requests that can).",
+        choices=("refuse", "last"),
+    )
     busy_queue_ms: float = milliseconds(
         10_000.0, "Queued work with which a worker gets no further requests. 0: no such limit."
     )

@@ -7,7 +7,6 @@ clock.
 
 from __future__ import annotations
 
-import logging
 import random
 from array import array
 from collections import Counter
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 
 from protocol.errors import (
     DeadlineExceeded,
-    InternalError,
     InvalidRequest,
     TriptychError,
     Unavailable,
@@ -38,18 +36,12 @@ from services.master.fleet.registry import Registry
 from services.master.index.prefix_index import KEY_TYPE
 from services.master.placement.held import Held
 from services.master.placement.ledger import Ledger
+from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
-from services.master.placement.refusals import AllBusy
-from services.master.placement.tickets import (
-    PlacementQueue,
-    PlacementTicket,
-    enqueue,
-    remaining,
-)
-
-logger = logging.getLogger(__name__)
-_HEADS = 8  # waiting requests tried before the rest is taken to be stuck for the same reason
+from services.master.placement.refusals import AllBusy, TooLate
+from services.master.placement.tickets import PlacementTicket
+from services.master.placement.waiting import WaitingRequests
 
 
 @dataclass
@@ -94,7 +86,7 @@ class Master:
         self.registry = Registry(config, self._listener)
         self.ledger = Ledger(self._listener.over)
         self.totals = Totals()
-        self.queues: dict[str, PlacementQueue] = {}
+        self.queues: dict[str, WaitingRequests] = {}
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
     def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
@@ -135,30 +127,32 @@ class Master:
         _check(request)
         if len(self.ledger) >= self.config.max_in_flight:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
-        queue = self.queues.get(fleet.model)
-        if queue is None or not len(queue):
+        settle_objectives(request, self.config)
+        waiting = self.queues.get(fleet.model)
+        if waiting is None or not len(waiting):
             try:
                 return self._place(fleet, request, now_ms)
             except AllBusy as error:
                 if not self.config.max_queue:
                     raise
                 return self._wait(fleet, request, now_ms, error.retry_after_s or 1.0)
+            except TooLate as error:
+                return self._waiting(fleet).push_late(request, now_ms, error)
         ticket = self._wait(fleet, request, now_ms, 1.0)
-        self._pump(fleet, queue, now_ms)
+        self._pump(fleet, waiting, now_ms)
         return ticket
 
     def _wait(
         self, fleet: Fleet, request: ScheduleRequest, now_ms: float, retry_after_s: float
     ) -> PlacementTicket:
-        queue = self.queues.get(fleet.model)
-        if queue is None:
-            queue = PlacementQueue(
-                self.config.max_queue,
-                self.config.queue_timeout * 1e3,
-                self.config.max_queue_wait * 1e3,
-            )
-            self.queues[fleet.model] = queue
-        return enqueue(queue, request, now_ms, retry_after_s, fleet.running_at_once())
+        waiting = self._waiting(fleet)
+        return waiting.push(request, now_ms, retry_after_s, fleet.running_at_once())
+
+    def _waiting(self, fleet: Fleet) -> WaitingRequests:
+        found = self.queues.get(fleet.model)
+        if found is None:
+            found = self.queues[fleet.model] = WaitingRequests(self.config)
+        return found
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
@@ -193,41 +187,22 @@ class Master:
             if model in self.registry.fleets:
                 self._pump(self.registry.fleets[model], queue, now * 1e3)
 
-    def _pump(self, fleet: Fleet, queue: PlacementQueue, now_ms: float) -> None:
-        progress = True
-        while progress and len(queue):
-            progress = False
-            for tried, ticket in enumerate(queue.in_order()):
-                progress = self._try(fleet, queue, ticket, now_ms)
-                if progress or tried >= _HEADS:
-                    break
+    def _pump(self, fleet: Fleet, waiting: WaitingRequests, now_ms: float) -> None:
+        def place(request: ScheduleRequest) -> Placement:
+            placement = self._place(fleet, request, now_ms)
+            waiting.placed(placement.ttft_ms)
+            return placement
 
-    def _try(
-        self, fleet: Fleet, queue: PlacementQueue, ticket: PlacementTicket, now_ms: float
-    ) -> bool:
-        """Whether the ticket has ended."""
-        try:
-            placement = self._place(fleet, remaining(ticket, now_ms), now_ms)
-        except AllBusy:
-            return False
-        except Exception as error:  # at the head of the queue it would be raised again and again
-            if not isinstance(error, TriptychError):
-                logger.exception("placing %s", ticket.request.request_id)
-                error = InternalError("the master failed to place the request")
-            self.totals.refused[error.code] += 1
-            queue.remove(ticket)
-            ticket.end(error)
-            return True
-        queue.serve(ticket, now_ms)
-        placement.queued_ms = now_ms - ticket.since
-        ticket.end(placement)
-        return True
+        waiting.pump(place, now_ms, self._count_refused)
+
+    def _count_refused(self, error: TriptychError) -> None:
+        self.totals.refused[error.code] += 1
 
     def cancel(self, ticket: PlacementTicket) -> None:
         """The caller has left."""
-        queue = self.queues.get(ticket.request.model)
-        if queue is not None and ticket.outcome is None:
-            queue.remove(ticket)
+        waiting = self.queues.get(ticket.request.model)
+        if waiting is not None:
+            waiting.cancel(ticket)
 
     def expire(self, now: float) -> None:
         """Let leases, predictions, charges and waiting requests lapse; then `pump`. Call often."""
@@ -237,8 +212,7 @@ class Master:
         for fleet in self.registry.fleets.values():
             fleet.expire(now_ms)
         for queue in self.queues.values():
-            for error in queue.expire(now_ms):
-                self.totals.refused[error.code] += 1
+            queue.expire(now_ms, self._count_refused)
         self.queues = {model: queue for model, queue in self.queues.items() if len(queue)}
         self.pump(now)
 

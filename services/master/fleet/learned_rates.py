@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from protocol.registry import Rates
 
 _MEMORY = 0.98  # what a measurement still weighs after the next one: some fifty count
-_TRUST = 1.0  # measurements that the prior counts for at first
+_TRUST = 0.1  # measurements that the prior of the base counts for
 _STEADY = 8.0  # measurements after which one far from the rest is not believed at once
 _OFF = 4.0  # times more or less than foreseen: counted as so much, no more
 _LONGEST_PERIOD = 16  # calls; under load a worker may never be idle
@@ -28,14 +28,16 @@ _LONGEST_MS = 3_600e3
 class LineFit:
     """y ≈ base * a + slope * x, neither below 0, by least squares over the latest measurements.
 
-    `base`, `slope`: the prior, which counts for a few measurements at a typical `x`. Only sums are
-    kept. A measurement far from what is foreseen counts as four times more or less at the most:
-    a wrong report changes little, a real change is learnt in a few steps.
+    `base`, `slope`: the prior, which counts for `trust` measurements at a `typical` x: while x has
+    hardly varied, the slope is the prior's, and not what noise makes of it. Only sums are kept. A
+    measurement far from what is foreseen counts as four times more or less at the most: a wrong
+    report changes little, a real change is learnt in a few steps.
     """
 
     base: float
     slope: float
     typical: float
+    trust: float = 1.0
     weight: float = 0.0
     _sums: list[float] = field(default_factory=lambda: [0.0] * 5)
 
@@ -47,18 +49,23 @@ class LineFit:
             base, slope = self.solve()
             foreseen = max(_LEAST_MS, base * a + slope * x)
             y = min(max(y, foreseen / _OFF), foreseen * _OFF)
-        each = 1.0 / (x * x)  # relative errors count: periods differ by orders of magnitude
+        each = self._weight(x)
         new = (a * a * each, a * x * each, x * x * each, a * y * each, x * y * each)
         self._sums = [old * _MEMORY + more for old, more in zip(self._sums, new, strict=True)]
         self.weight = self.weight * _MEMORY + 1.0
 
+    def _weight(self, x: float) -> float:
+        """Relative errors count: busy periods differ by orders of magnitude."""
+        scale = self.base + self.slope * x
+        return 1.0 / (scale * scale)
+
     def solve(self) -> tuple[float, float]:
         """(base, slope)"""
         aa, ax, xx, ay, xy = self._sums
-        trust = _TRUST / max(1.0, self.weight)  # apart, so that one cannot make up for the other
-        each = trust / (self.typical * self.typical)
-        aa, ay = aa + each, ay + each * self.base
-        xx, xy = xx + trust, xy + trust * self.slope
+        each, at = self._weight(self.typical), self.typical
+        aa, ay = aa + _TRUST * each, ay + _TRUST * each * self.base
+        each *= self.trust * at * at
+        xx, xy = xx + each, xy + each * self.slope
         determinant = aa * xx - ax * ax
         if determinant <= 1e-12 * aa * xx:
             return 0.0, max(_LEAST_MS, xy / xx)
@@ -157,5 +164,5 @@ class RateLearner:
 
 def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
     """A learner whose priors are these."""
-    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0)
+    computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, 0.2)
     return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))

@@ -26,6 +26,7 @@ from services.master.placement.costs import (
 )
 from services.master.placement.kv_compatibility import apart, mixed, partnered, takers
 from services.master.placement.media import ItemView, MediaPlacer
+from services.master.placement.objectives import too_slow
 from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import AllBusy, able, avoided, refusal
 
@@ -44,6 +45,11 @@ class Job:
     blocks: Floats
     held: Floats
     avoid: frozenset[str]
+
+    @property
+    def waits_for_media(self) -> bool:
+        """Engines of other makers are asked to prefill once all items are encoded."""
+        return bool(self.items) and self.request.predicted
 
     @property
     def media_end(self) -> int:
@@ -173,6 +179,8 @@ class Layouts:
                 pool, request.prompt_tokens, job.new_tokens, request.block_size, None
             )
         ready, first = self._ready(job, pool, hits)
+        if job.waits_for_media:
+            queue, ready, first = np.maximum(queue, ready), pool.none, -1
         tail = request.prompt_tokens - first if first >= 0 else 0
         view = View(
             stage, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
@@ -196,6 +204,9 @@ class Layouts:
 
     def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
         penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
+        slow = too_slow(view.pool, job.request) if view.stage in (DECODE, COMBINED) else None
+        if slow is not None:
+            penalty = penalty + slow
         if job.avoid:
             never = avoided(view.pool, job.avoid)
             barred = never if barred is None else barred + never

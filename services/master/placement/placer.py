@@ -19,6 +19,7 @@ from services.master.placement.held import Held
 from services.master.placement.layouts import Job, Layouts
 from services.master.placement.ledger import give_back
 from services.master.placement.media import Errand, MediaPlacer
+from services.master.placement.objectives import check_objective, foreseen_ttft_ms
 from services.master.placement.policies.base import Policy
 
 
@@ -38,6 +39,7 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
+        check_objective(request, foreseen_ttft_ms(prefill, decode))
         held = Held(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
             placed_at=now_ms,

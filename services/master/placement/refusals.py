@@ -19,6 +19,21 @@ class AllBusy(Unavailable):
     code = "all_busy"
 
 
+class TooLate(Unavailable):
+    """The objective for the first token cannot be met any more."""
+
+    code = "slo_unreachable"
+
+
+def too_late(ttft_ms: float, objective_ms: float) -> TooLate:
+    """`ttft_ms`: when the first token is foreseen."""
+    return TooLate(
+        f"the first token is foreseen in {ttft_ms / 1e3:.2f} s, the objective is "
+        f"{objective_ms / 1e3:.2f} s",
+        retry_after_s=min(_LONGEST_RETRY_S, max(1.0, (ttft_ms - objective_ms) / 1e3)),
+    )
+
+
 def avoided(pool: Pool, avoid: Collection[str]) -> Floats:
     """Infinite for the instances in `avoid`, 0 for others. [rows]"""
     found = np.zeros(len(pool))

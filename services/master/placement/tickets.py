@@ -8,6 +8,8 @@ from protocol.registry import Placement, ScheduleRequest
 from services.admission.queue import AdmissionQueue
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 
+_NOTHING_LEFT_S = 1e-9  # as 0 is no objective
+
 PlacementTicket = Ticket[ScheduleRequest, Placement]
 PlacementQueue = AdmissionQueue[ScheduleRequest, Placement]
 
@@ -28,9 +30,11 @@ def enqueue(
 
 
 def remaining(ticket: PlacementTicket, now_ms: float) -> ScheduleRequest:
-    """The ticket's request with what is left of its deadline."""
-    request = ticket.request
-    if request.deadline_s is None:
-        return request
-    left = request.deadline_s - (now_ms - ticket.since) / 1e3
-    return msgspec.structs.replace(request, deadline_s=left)
+    """The ticket's request with what is left of its deadline and its objective."""
+    request, waited_s = ticket.request, (now_ms - ticket.since) / 1e3
+    changes: dict[str, float] = {}
+    if request.deadline_s is not None:
+        changes["deadline_s"] = request.deadline_s - waited_s
+    if request.ttft_slo_s:
+        changes["ttft_slo_s"] = max(_NOTHING_LEFT_S, request.ttft_slo_s - waited_s)
+    return msgspec.structs.replace(request, **changes) if changes else request
