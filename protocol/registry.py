@@ -100,6 +100,9 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     # where it publishes cache events; empty: a master predicts its caches
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
     foreign: bool = False  # block hashes in its events are its engine's own, not our keys
+    aliases: Annotated[list[Name], Meta(max_length=256)] = []  # other names of the model
+    # LoRA adapters that it serves beside the model; these and the aliases may change
+    adapters: Annotated[list[Name], Meta(max_length=4096)] = []
     load: Load = Load()  # its load at registration
 
 
@@ -162,7 +165,9 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
 
     request_id: Name  # the proxy's id of the request
     prompt_tokens: Annotated[int, Meta(ge=1, le=_MOST)]  # length of the prompt, media included
-    model: str = ""  # name of the model; empty: the only one served
+    # name of a model, an alias of it, or an adapter that some of its workers serve, which `adapter`
+    # then is; empty: the only one served
+    model: str = ""
     # `short_key` of every full block of `block_size` tokens, first block first
     block_keys: Annotated[list[BlockKey], Meta(max_length=1 << 20)] = []
     block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one of these blocks
@@ -183,6 +188,7 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     # flags, 0 for none
     ttft_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    adapter: str = ""
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -122,8 +122,9 @@ class Master:
             raise
 
     def _schedule(self, request: ScheduleRequest, now_ms: float) -> Placement | PlacementTicket:
-        fleet = self.registry.fleet(request.model)
+        fleet, adapter = self.registry.resolve(request.model)
         request.model = fleet.model  # stays the one meant when another model comes
+        request.adapter = request.adapter or adapter
         _check(request)
         if len(self.ledger) >= self.config.max_in_flight:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)

@@ -60,12 +60,14 @@ def decode_probed(data: bytes) -> ProbedInstance:
 @dataclass(eq=False)
 class Probed:
     """A worker with what its probes said. Times are seconds of the monotonic clock. `learned`: the
-    model that it names, until it fails: another one may be started there. `asking`: a probe is
-    under way."""
+    model that it names, until it fails: another one may be started there. `aliases`, `adapters`: as
+    it names them. `asking`: a probe is under way."""
 
     instance: ProbedInstance
     seen: float
     learned: str = ""
+    aliases: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
     asking: bool = False
     failures: int = 0
     up: bool = False
@@ -78,6 +80,11 @@ class Probed:
     @property
     def model(self) -> str:
         return self.instance.model or self.learned
+
+    def info(self) -> InstanceInfo:
+        aliases = [name for name in self.aliases if name != self.model]
+        info = self.instance.info(self.model)
+        return msgspec.structs.replace(info, aliases=aliases, adapters=self.adapters)
 
 
 @dataclass
@@ -158,7 +165,7 @@ class AddedWorkers:
         its metrics tell it."""
         if self._probed.get(probed.instance.name) is not probed:
             return
-        info = probed.instance.info(probed.model)
+        info = probed.info()
         known = self.registry.at(info.url)
         if known is None or known.info.instance_id == info.instance_id:
             self._keep(info, now)
@@ -170,6 +177,7 @@ class AddedWorkers:
         """It tells no load, and every master finds it by itself."""
         known = self.registry.instances.get(info.instance_id)
         if known is not None and same_life(known.info, info):
+            self.registry.rename(info)
             self.registry.touch(info.instance_id, now * 1e3, self._lease_s)
         else:
             self.registry.register(info, now * 1e3, self._lease_s)

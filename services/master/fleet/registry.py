@@ -16,6 +16,7 @@ from services.master.config import MasterConfig
 from services.master.fleet.changelog import Changelog
 from services.master.fleet.fleet import Fleet, Instance
 from services.master.fleet.listener import FleetListener
+from services.master.fleet.model_names import ModelNames
 from services.master.fleet.validation import check_info, check_load
 
 _MODELS = 256
@@ -34,18 +35,28 @@ class Registry:
     refused: Counter[str] = field(default_factory=Counter)
     changelog: Changelog = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
+    _names: ModelNames = field(default_factory=ModelNames)
     _broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.changelog = Changelog(self.listener.changed)
 
     def fleet(self, model: str) -> Fleet:
-        """The fleet that serves `model`; empty names the only one that has workers. `ModelNotFound`
-        otherwise, `Unavailable` if there is nobody who could tell what is meant."""
-        found = self.fleets.get(model) if model else self._only_fleet()
+        """As `resolve`, whatever adapter is meant."""
+        return self.resolve(model)[0]
+
+    def resolve(self, name: str) -> tuple[Fleet, str]:
+        """(the fleet that is meant, the adapter or ""). A model's own name counts before an alias,
+        an alias before an adapter; of two models the one whose workers came first. Empty names the
+        only fleet that has workers. `ModelNotFound` otherwise, `Unavailable` if there is nobody who
+        could tell what is meant."""
+        found, adapter = (self.fleets.get(name) if name else self._only_fleet()), ""
+        if found is None or (name and not found.by_slot):
+            model, adapter = self._names.find(name)
+            found = self.fleets.get(model, found)
         if found is None:
-            raise ModelNotFound(f"model: no worker serves '{model}'", param="model")
-        return found
+            raise ModelNotFound(f"model: no worker serves '{name}'", param="model")
+        return found, adapter
 
     def _only_fleet(self) -> Fleet | None:
         living = [fleet for fleet in self.fleets.values() if fleet.by_slot]
@@ -70,6 +81,7 @@ class Registry:
                 code="duplicate_instance",
             )
         if known is not None and same_life(known.info, info):
+            self._name(known, info)
             return self._renew(known, info.load, now_ms, lease)
         if known is None and len(self.instances) >= self.config.max_instances:
             self.refused["too_many_instances"] += 1
@@ -80,6 +92,22 @@ class Registry:
             self._remove(old)
         self._add(info, now_ms, lease)
         return LeaseAnswer(True, lease)
+
+    def _name(self, known: Instance, info: InstanceInfo) -> None:
+        """Aliases and adapters come and go while a worker lives."""
+        if (known.info.aliases, known.info.adapters) != (info.aliases, info.adapters):
+            self._names.remove(known.info)
+            known.info = msgspec.structs.replace(
+                known.info, aliases=info.aliases, adapters=info.adapters
+            )
+            self._names.add(known.info)
+            self.changelog.note(info.instance_id)
+
+    def rename(self, info: InstanceInfo) -> None:
+        """A known worker serves the model by these names, and these adapters."""
+        known = self.instances.get(info.instance_id)
+        if known is not None:
+            self._name(known, info)
 
     def before(self, info: InstanceInfo) -> list[Instance]:
         """Whose place a worker takes that is not known as it is: that of its id and its URL."""
@@ -97,6 +125,7 @@ class Registry:
         instance = self.fleets[info.model].add(info, now_ms, lease_s * 1e3)
         self.instances[info.instance_id] = instance
         self._by_url[info.url] = info.instance_id
+        self._names.add(info)
         self.changelog.note(info.instance_id)
         self.listener.joined(info)
 
@@ -181,6 +210,7 @@ class Registry:
         self.fleets[info.model].remove(instance)
         del self.instances[info.instance_id]
         self._broken.discard(info.instance_id)
+        self._names.remove(info)
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
         self.changelog.drop(info.instance_id)
@@ -254,7 +284,7 @@ class Registry:
 
 
 def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
-    """Whether only the load differs."""
+    """Whether only the load and the names of adapters differ."""
     nothing = Load()
-    old = msgspec.structs.replace(known, load=nothing)
-    return old == msgspec.structs.replace(info, load=nothing)
+    old = msgspec.structs.replace(known, load=nothing, aliases=[], adapters=[])
+    return old == msgspec.structs.replace(info, load=nothing, aliases=[], adapters=[])

@@ -28,7 +28,7 @@ from services.master.placement.kv_compatibility import apart, mixed, partnered, 
 from services.master.placement.media import ItemView, MediaPlacer
 from services.master.placement.objectives import too_slow
 from services.master.placement.policies.base import Policy
-from services.master.placement.refusals import AllBusy, able, avoided, refusal
+from services.master.placement.refusals import AllBusy, able, avoided, refusal, without_adapter
 
 
 @dataclass(slots=True)
@@ -210,10 +210,18 @@ class Layouts:
         if job.avoid:
             never = avoided(view.pool, job.avoid)
             barred = never if barred is None else barred + never
+        if job.request.adapter:
+            never = without_adapter(job.fleet, view.pool, job.request.adapter)
+            barred = never if barred is None else barred + never
         if barred is not None:
             penalty = penalty + barred
         if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
-            raise refusal(view.pool, view.stage, view.queue_ms, barred if job.avoid else None)
+            raise refusal(
+                view.pool,
+                view.stage,
+                view.queue_ms,
+                barred if job.avoid or job.request.adapter else None,
+            )
         view.penalty = penalty
         return chosen(view, self._policy.pick(view), job.fleet)
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from protocol.errors import Unavailable
+from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Floats, Pool
 
 _LONGEST_RETRY_S = 30.0
@@ -40,6 +41,15 @@ def avoided(pool: Pool, avoid: Collection[str]) -> Floats:
     for name in avoid:
         if name and name in pool.ids:
             found[pool.ids.index(name)] = math.inf
+    return found
+
+
+def without_adapter(fleet: Fleet, pool: Pool, adapter: str) -> Floats:
+    """Infinite for workers that do not serve an adapter. [rows]"""
+    found = np.full(len(pool), math.inf)
+    for instance in fleet.by_slot.values():
+        if instance.pool is pool and adapter in instance.info.adapters:
+            found[instance.row] = 0.0
     return found
 
 

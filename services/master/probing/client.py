@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import aiohttp
 import msgspec
@@ -21,6 +21,15 @@ _AT_ONCE = 256
 
 class _Model(msgspec.Struct):
     id: Name
+    parent: str | None = None
+
+
+class ServedModels(NamedTuple):
+    """`model`: the first that is no adapter; `aliases`: the others; `adapters` have a parent."""
+
+    model: str
+    aliases: list[str]
+    adapters: list[str]
 
 
 class _Models(msgspec.Struct):
@@ -55,14 +64,17 @@ class ProbeClient:
         """Returns if the worker at `url` is healthy."""
         await self._get(f"{url}/health", suspect)
 
-    async def model_of(self, url: str) -> str:
-        """The first model that a healthy worker names."""
+    async def models_of(self, url: str) -> ServedModels:
+        """What a healthy worker says that it serves."""
         body = await self._get(f"{url}/v1/models", suspect=False)
 
         def no_model(problem: str) -> UpstreamError:
             return UpstreamError(f"{url}/v1/models names no model: {problem}")
 
-        return decoded(body, _Models, fail=no_model).data[0].id
+        listed = decoded(body, _Models, fail=no_model).data
+        names = [one.id for one in listed if not one.parent] or [listed[0].id]
+        adapters = [one.id for one in listed if one.parent and one.id not in names]
+        return ServedModels(names[0], names[1:], adapters)
 
     async def load_of(self, url: str) -> Load | None:
         """What a healthy worker's metrics say; None if it has none, or other ones."""

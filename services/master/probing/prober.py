@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol.errors import TriptychError
+from protocol.errors import TriptychError, UpstreamError
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import AddedWorkers, Probed
 
@@ -38,11 +38,21 @@ class Prober:
                         probes.create_task(self._probe(client, probed))
                 await asyncio.sleep(self.config.probe_interval)
 
+    async def _name(self, client: ProbeClient, probed: Probed) -> None:
+        """Adapters come and go. A worker whose model was given need not name any."""
+        try:
+            served = await client.models_of(probed.url)
+        except UpstreamError:
+            if not probed.model:
+                raise
+            return
+        probed.learned = probed.learned or served.model
+        probed.aliases, probed.adapters = [served.model, *served.aliases], served.adapters
+
     async def _probe(self, client: ProbeClient, probed: Probed) -> None:
         try:
             await client.health(probed.url, suspect=probed.failures > 0)
-            if not probed.model:
-                probed.learned = await client.model_of(probed.url)
+            await self._name(client, probed)
             load = await client.load_of(probed.url)
             self.workers.alive(probed, time.monotonic(), load)
         except TriptychError as error:

@@ -196,3 +196,19 @@ async def test_many_complaints_ask_a_worker_once() -> None:
 def usable(service: MasterService) -> set[str]:
     answer = service._show("")
     return {view.info.instance_id for view in answer.workers if view.usable}
+
+
+async def test_aliases_and_adapters_are_as_the_worker_lists_them() -> None:
+    async with serving() as worker, probing_with() as service:
+        worker.answer = (
+            b'{"data": [{"id": "base", "parent": null}, {"id": "alias"},'
+            b' {"id": "lora", "parent": "base"}]}'
+        )
+        service.add_instance(body(worker.url))
+        await eventually(lambda: len(known(service)) == 1)
+        (info,) = known(service).values()
+        assert (info.model, info.aliases, info.adapters) == ("base", ["alias"], ["lora"])
+        worker.answer = b'{"data": [{"id": "base"}, {"id": "lora2", "parent": "base"}]}'
+        await eventually(lambda: [i.adapters for i in known(service).values()] == [["lora2"]])
+        (info,) = known(service).values()
+        assert (info.model, info.aliases) == ("base", [])
