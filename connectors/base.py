@@ -65,7 +65,11 @@ def nobody_listens(mm_hash: str, rows: int, size_bytes: int) -> None:
 
 
 class ECConnector(ABC):
-    """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden]."""
+    """Embeddings by mm_hash. An entry's main tensor is `ec_cache` [tokens, hidden].
+
+    Producer: `offer` an entry, which is complete from the start. Consumer: `fetch` it, which the
+    load confirms, and `release` it once no request needs it. The verbs are those of `KVConnector`.
+    """
 
     meter: Meter
     pending: Callable[[str], bool] = staticmethod(nothing_pending)
@@ -86,7 +90,7 @@ class ECConnector(ABC):
             )
 
     @abstractmethod
-    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
+    def offer(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         """Store an entry; returns what consumers need to find it (for `ec_transfer_params`), None
         while entries that must stay leave no room: try again later.
 
@@ -99,26 +103,26 @@ class ECConnector(ABC):
         return False
 
     def swap(self, mm_hash: str, entry: Entry, left: dict[str, Entry]) -> dict[str, Any] | None:
-        """`put` for an entry that is wanted now: entries that are kept for somebody who has not
+        """`offer` for an entry that is wanted now: entries that are kept for somebody who has not
         come yet make room and go into `left`, to be put again later, whatever comes of this one.
         None if what is being read leaves no room."""
-        return self.put(mm_hash, entry)
+        return self.offer(mm_hash, entry)
 
     @abstractmethod
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
-        """What `put` returned for an entry that is still held, else None. Counts as a use; it is
+        """What `offer` returned for an entry that is still held, else None. Counts as a use; it is
         kept for `holder` from here on."""
 
     @abstractmethod
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         """Ask for an entry; `params` is its `ec_transfer_params` value, None to look it up."""
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:  # noqa: B027
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:  # noqa: B027
         """The request `holder`, here at the consumer, does not need an entry any more."""
 
     def endpoint(self) -> dict[str, Any]:
-        """The part of `put`'s answer that is known before there is any entry; empty if entries are
-        found without it."""
+        """The part of `offer`'s answer that is known before there is any entry; empty if entries
+        are found without it."""
         return {}
 
     def poll(self) -> None:  # noqa: B027 — most transports have nothing to do
@@ -134,7 +138,7 @@ class ECConnector(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Drop every entry this instance put."""
+        """Drop every entry this instance offered."""
 
     @abstractmethod
     def close(self) -> None:

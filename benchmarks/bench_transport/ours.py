@@ -98,7 +98,7 @@ class Ours:
         name = f"entry-{nbytes}-{self._names}"
         tensor = torch.from_numpy(self.memory[:nbytes]).view(torch.float32).view(-1, 256)
         begun = time.perf_counter()
-        params = self.ec.put(name, Entry({EC_TENSOR: tensor}, ()))
+        params = self.ec.offer(name, Entry({EC_TENSOR: tensor}, ()))
         seconds = time.perf_counter() - begun
         assert params is not None
         return seconds, name, params
@@ -110,7 +110,7 @@ class Ours:
         """
         deadline = time.monotonic() + _PATIENCE_S
         begun = time.perf_counter()
-        load = self.ec.get(name, params)
+        load = self.ec.fetch(name, params)
         while (tensors := load.poll()) is None:
             self.turn()
             assert time.monotonic() < deadline, "an entry does not come"
@@ -125,9 +125,9 @@ class Ours:
         self._names += 1
         request_id = f"request-{self._names}"
         begun = time.perf_counter()
-        self.kv.open(request_id)
-        self.kv.extend(request_id, blocks)
-        ref = self.kv.end(request_id, len(blocks), 0, {0: [1]})
+        self.kv.offer(request_id)
+        self.kv.advance(request_id, blocks)
+        ref = self.kv.seal(request_id, len(blocks), 0, {0: [1]})
         while self.kv.producer.blocks_held < len(blocks):
             self.turn(0)
         return time.perf_counter() - begun, ref.to_params()

@@ -95,8 +95,8 @@ class ArenaEC(ECConnector):
             raise TransferError("this worker stores no embeddings: its ec_role is ec_consumer")
         return self._store
 
-    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
-        return self._stored(mm_hash) if self.store.put(mm_hash, entry) else None
+    def offer(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
+        return self._stored(mm_hash) if self.store.offer(mm_hash, entry) else None
 
     def wanted(self, mm_hash: str) -> bool:
         return self.store.wanted(mm_hash)
@@ -124,11 +124,11 @@ class ArenaEC(ECConnector):
             return {}
         return {"peer_host": self._node.server.host, "peer_port": self._node.server.port}
 
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
-        return self._reader.get(mm_hash, params)
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+        return self._reader.fetch(mm_hash, params)
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
-        self._reader.forget(mm_hash, params, holder)
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+        self._reader.release(mm_hash, params, holder)
 
     def poll(self) -> None:
         self._node.poll()

@@ -82,7 +82,7 @@ class FileEC(ECConnector):
                 f"mm_hash: '{mm_hash[:64]}' is not the name of a media item", param="mm_hash"
             )
 
-    def put(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
+    def offer(self, mm_hash: str, entry: NewEntry) -> dict[str, Any] | None:
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
@@ -194,12 +194,12 @@ class FileEC(ECConnector):
         self._keep(mm_hash, holder)
         return self._entries[mm_hash].params
 
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         self.check_name(mm_hash)
         deadline = time.monotonic() + self._options.load_timeout_s
         return FileLoad(self._folders.file(mm_hash), self._marks, deadline, self.meter)
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self.check_name(mm_hash)
         self._marks.done(mm_hash, holder)
 

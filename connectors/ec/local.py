@@ -26,7 +26,7 @@ class LocalEC(ECConnector):
         self._loads: Counter[str] = Counter()
         self._size = 0
 
-    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
+    def offer(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
@@ -92,7 +92,7 @@ class LocalEC(ECConnector):
     def lookup(self, mm_hash: str) -> Tensors | None:
         return self._entries.get(mm_hash)
 
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         self._loads[mm_hash] += 1
         return _LocalLoad(self, mm_hash, time.monotonic() + self._timeout)
 
@@ -102,7 +102,7 @@ class LocalEC(ECConnector):
         if not self._loads[mm_hash]:
             del self._loads[mm_hash]
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self._holders.done(mm_hash, holder)
 
     def poll(self) -> None:

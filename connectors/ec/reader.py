@@ -58,13 +58,13 @@ class ECReader:
         for kind in (ECGrant, ECLost, ECHeld):
             node.client.on(kind, self._answered)
 
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ArenaLoad:
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ArenaLoad:
         """`params` may name the producer (`peer_host`, `peer_port`)."""
         query = next(self._queries)
         load = self._loads[query] = ArenaLoad(self, query, mm_hash, _peer(params))
         return load
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         """Tell the producer that was named, or all that have been asked for an embedding."""
         peer, own = _peer(params), self._sources.own
         addresses = [peer] if peer is not None else self.node.peers.known(REGION)

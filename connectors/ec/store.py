@@ -87,7 +87,7 @@ class ECStore:
         """Requests that never said they were done with an entry."""
         return self._holders.lapsed
 
-    def put(self, mm_hash: str, entry: NewEntry) -> bool:
+    def offer(self, mm_hash: str, entry: NewEntry) -> bool:
         """Store an entry, and tell those who wait for it. False while the pinned leave no room.
 
         `TransferError` if it can never fit.
@@ -95,8 +95,8 @@ class ECStore:
         return self._put(mm_hash, entry, None)
 
     def swap(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]) -> bool:
-        """`put` that may also take the place of entries that nobody reads; copies of those that are
-        kept for somebody go into `left`, even if what is read leaves no room after all."""
+        """`offer` that may also take the place of entries that nobody reads; copies of those that
+        are kept for somebody go into `left`, even if what is read leaves no room after all."""
         return self._put(mm_hash, entry, left)
 
     def _put(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None) -> bool:

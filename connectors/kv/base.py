@@ -1,5 +1,5 @@
-"""What the engine asks of a KV connector, whatever the transport: a producer publishes blocks of
-its cache for a request, one consumer fetches them into blocks of its own and says so.
+"""What the engine asks of a KV connector, whatever the transport: a producer offers blocks of
+its cache for a request, one consumer fetches them into blocks of its own and confirms.
 
 Calls return at once, handles have one owner and one end, as in `connectors.base`.
 """
@@ -65,8 +65,9 @@ class KVLoad(ABC):
 class KVConnector(ABC):
     """KV blocks between the pools of two engines.
 
-    Producer: `open` an offer, `extend` it as blocks are computed, `end` it; or `withdraw` it.
-    Consumer: `fetch` an offer that a `KVRef` names.
+    Producer: `offer` a request's KV, `advance` the offer as blocks are computed, `seal` it; or
+    `release` it before its consumer does.
+    Consumer: `fetch` an offer that a `KVRef` names; the load confirms it.
     """
 
     meter: Meter
@@ -83,26 +84,26 @@ class KVConnector(ABC):
         """The memory of this engine's KV pool, [num_blocks, elements], where peers can reach it."""
 
     @abstractmethod
-    def open(self, request_id: str) -> None:
+    def offer(self, request_id: str) -> None:
         """Begin to offer a request's KV, which is being computed."""
 
     @abstractmethod
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         """These blocks, from the start of the request's table, are complete."""
 
     @abstractmethod
     def restart(self, request_id: str) -> None:
-        """Nothing of what was extended holds any more; it is computed again."""
+        """Nothing of what was offered holds any more; it is computed again."""
 
     @abstractmethod
-    def end(
+    def seal(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
         """No more blocks come. They are held until the consumer has them, gives them up, or lets
         the lease lapse."""
 
     @abstractmethod
-    def withdraw(self, request_id: str, reason: str) -> None:
+    def release(self, request_id: str, reason: str) -> None:
         """End an offer from the producer's own side; idempotent. Its blocks may be reused at once:
         who reads them now finds out when it asks whether they were held."""
 

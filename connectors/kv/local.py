@@ -22,23 +22,23 @@ class LocalKV(KVConnector):
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(num_blocks, elements, dtype=dtype, device=self._device)
 
-    def open(self, request_id: str) -> None:
+    def offer(self, request_id: str) -> None:
         raise TransferError(
             "this worker has no KV connector and cannot hand over KV: set --kv-transfer-config"
         )
 
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         raise AssertionError("nothing is open")
 
     def restart(self, request_id: str) -> None:
         raise AssertionError("nothing is open")
 
-    def end(
+    def seal(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
         raise AssertionError("nothing is open")
 
-    def withdraw(self, request_id: str, reason: str) -> None:
+    def release(self, request_id: str, reason: str) -> None:
         pass
 
     def fetch(self, ref: KVRef, num_blocks: int) -> KVLoad:

@@ -31,13 +31,13 @@ _NOTHING = "the producer holds no KV of this request for this worker"
 @dataclass
 class _Offer:
     """`blocks` are complete so far; `sent` of them (counted from the table's start) are told. Once
-    `grown` no more come, though some may not be told yet."""
+    `complete` no more come, though some may not be told yet."""
 
     generation: int
     blocks: list[int] = field(default_factory=list)
     consumer: Sender | None = None
     sent: int = 0
-    grown: bool = False
+    complete: bool = False
     end: KVEnd | None = None
 
 
@@ -50,8 +50,8 @@ class _Early:
 
 
 class KVProducer:
-    """An offer begins with `open`, grows with `extend`, is complete with `end`, and ends when its
-    consumer has it, gives it up, stops renewing its lease, or the engine withdraws it.
+    """An offer begins with `offer`, grows with `advance`, is complete with `seal`, and ends when
+    its consumer has it, gives it up, stops renewing its lease, or the engine releases it.
 
     Its consumer is the last that asked for it. What others say of it changes nothing.
     """
@@ -66,7 +66,7 @@ class KVProducer:
         server.on(Release, self._released)
         server.on(Heartbeat, self._heartbeat)
 
-    def open(self, request_id: str) -> int:
+    def offer(self, request_id: str) -> int:
         """Begin an offer; its lease does not lapse while its KV is being computed."""
         generation = self.leases.grant(request_id, lapses=False)
         self._offers[request_id] = _Offer(generation)
@@ -75,7 +75,7 @@ class KVProducer:
             self._offers[request_id].consumer = early.consumer
         return generation
 
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         """`blocks`, from the table's start, are complete."""
         offer = self._offers[request_id]
         offer.blocks = list(blocks)
@@ -88,18 +88,18 @@ class KVProducer:
         offer.blocks, offer.sent = [], 0
         _say(offer.consumer, KVReady(request_id, offer.generation, 0, []))
 
-    def grown(self, request_id: str) -> None:
-        """No more blocks come: `end` will follow, unless the consumer gives it up before."""
-        self._offers[request_id].grown = True
+    def complete(self, request_id: str) -> None:
+        """No more blocks come: `seal` will follow, unless the consumer gives it up before."""
+        self._offers[request_id].complete = True
 
-    def end(self, request_id: str, end: KVEnd) -> None:
+    def seal(self, request_id: str, end: KVEnd) -> None:
         """Nothing more comes; from here on the consumer has one lease's time."""
         offer = self._offers[request_id]
         offer.end = end
         self.leases.start_clock(request_id)
         self._tell(request_id, offer)
 
-    def withdraw(self, request_id: str, reason: str) -> None:
+    def release(self, request_id: str, reason: str) -> None:
         """End an offer from this side; idempotent."""
         offer = self._offers.pop(request_id, None)
         if offer is None:
@@ -171,7 +171,7 @@ class KVProducer:
 
     def _release(self, request_id: str, offer: _Offer) -> None:
         """Nobody wants an offer now. While it grows somebody else still may."""
-        if offer.grown:
+        if offer.complete:
             self._finish(request_id)
         else:
             offer.consumer = None

@@ -31,7 +31,7 @@ class PullOptions:
     timeout_s: float
 
 
-class _Published:
+class _Offered:
     """Blocks of `block_bytes` that peers may read. Offers share those that hold a common prefix:
     a block may not be read any more once the last offer of it has ended."""
 
@@ -43,18 +43,18 @@ class _Published:
     def __len__(self) -> int:
         return len(self._offers)
 
-    def add(self, blocks: Sequence[int]) -> Transfer | None:
+    def offer(self, blocks: Sequence[int]) -> Transfer | None:
         """One more offer has these: what to wait for before a peer is told. It waits for nothing
         that another offer has begun and may cancel."""
         self._offers.update(blocks)
-        return self._transport.publish(REGION, self._pieces(blocks))
+        return self._transport.offer(REGION, self._pieces(blocks))
 
-    def remove(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         self._offers.subtract(blocks)
         gone = [block for block in blocks if self._offers[block] == 0]
         for block in gone:
             del self._offers[block]
-        self._transport.retract(REGION, self._pieces(gone))
+        self._transport.release(REGION, self._pieces(gone))
 
     def _pieces(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         return [(block * self._block_bytes, self._block_bytes) for block in blocks]
@@ -71,7 +71,7 @@ class PullKV(KVConnector):
         node.share(REGION, compatibility)
         self.producer = KVProducer(node.server, options.lease_s)
         self._consumer: KVConsumer | None = None
-        self._published: _Published | None = None
+        self._offered: _Offered | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}
         self._failed: list[str] = []
         self._waiting: dict[str, deque[tuple[Transfer | None, Callable[[], None]]]] = {}
@@ -81,7 +81,7 @@ class PullKV(KVConnector):
         memory = self._node.transport.allocate(
             REGION, num_blocks * block_bytes, self._device, granule=block_bytes
         )
-        self._published = _Published(self._node.transport, block_bytes)
+        self._offered = _Offered(self._node.transport, block_bytes)
         heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
         options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
@@ -94,9 +94,9 @@ class PullKV(KVConnector):
         return self._consumer
 
     @property
-    def published(self) -> _Published:
-        assert self._published is not None
-        return self._published
+    def offered(self) -> _Offered:
+        assert self._offered is not None
+        return self._offered
 
     def endpoint(self) -> dict[str, Any]:
         ref = KVRef(
@@ -110,14 +110,14 @@ class PullKV(KVConnector):
         )
         return ref.to_params()
 
-    def open(self, request_id: str) -> None:
+    def offer(self, request_id: str) -> None:
         self._blocks[request_id] = ()
-        self.producer.open(request_id)
+        self.producer.offer(request_id)
 
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         known, self._blocks[request_id] = self._blocks[request_id], tuple(blocks)
-        ticket = self.published.add(blocks[len(known) :])
-        self._then(request_id, ticket, lambda: self.producer.extend(request_id, blocks))
+        ticket = self.offered.offer(blocks[len(known) :])
+        self._then(request_id, ticket, lambda: self.producer.advance(request_id, blocks))
 
     def _then(self, request_id: str, ticket: Transfer | None, action: Callable[[], None]) -> None:
         """Act once the ticket, and whatever was to be done for the request before, is through."""
@@ -133,7 +133,7 @@ class PullKV(KVConnector):
                 while waiting and (waiting[0][0] is None or waiting[0][0].poll()):
                     waiting.popleft()[1]()
             except TransferError as error:
-                self.producer.withdraw(request_id, error.message)
+                self.producer.release(request_id, error.message)
                 self._stop_waiting(request_id)
                 self._failed.append(request_id)
             if not waiting:
@@ -146,17 +146,17 @@ class PullKV(KVConnector):
 
     def restart(self, request_id: str) -> None:
         self._stop_waiting(request_id)
-        self.published.remove(self._blocks[request_id])
+        self.offered.release(self._blocks[request_id])
         self._blocks[request_id] = ()
         self.producer.restart(request_id)
 
-    def end(
+    def seal(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
         generation = self.producer.generation(request_id)
         end = KVEnd(request_id, generation, num_tokens, rope_delta, outputs)
-        self.producer.grown(request_id)
-        self._then(request_id, None, lambda: self.producer.end(request_id, end))
+        self.producer.complete(request_id)
+        self._then(request_id, None, lambda: self.producer.seal(request_id, end))
         return KVRef(
             request_id=request_id,
             instance_id=self._node.instance_id,
@@ -170,13 +170,13 @@ class PullKV(KVConnector):
             lease_s=self._options.lease_s,
         )
 
-    def withdraw(self, request_id: str, reason: str) -> None:
+    def release(self, request_id: str, reason: str) -> None:
         self._stop_waiting(request_id)
-        self.producer.withdraw(request_id, reason)
+        self.producer.release(request_id, reason)
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self.published.remove(self._blocks.pop(request_id, ()))
+        self.offered.release(self._blocks.pop(request_id, ()))
 
     def check(self, ref: KVRef) -> None:
         ours = self._node.compatibility(REGION)
@@ -220,6 +220,6 @@ class PullKV(KVConnector):
     def check_integrity(self) -> list[str]:
         problems = [f"KV of request {name} is still offered" for name in self.producer.offered]
         problems += [f"KV of request {name} is still fetched" for name in self.consumer.active]
-        if len(self.published) and not self._blocks:
-            problems.append(f"{len(self.published)} published KV blocks belong to no offer")
+        if len(self.offered) and not self._blocks:
+            problems.append(f"{len(self.offered)} offered KV blocks belong to no offer")
         return problems + self._node.transport.check_integrity()

@@ -62,7 +62,7 @@ class Transport(ABC):
         """A registered, zeroed uint8[nbytes] that peers can read, on `device`.
 
         A `sparse` one may be larger than what is free: a range is used only once it has been
-        committed. `granule` is the size of the pieces that are published. `ConfigError` if the
+        committed. `granule` is the size of the pieces that are offered. `ConfigError` if the
         transport cannot register memory of that device, or if the region exists.
         """
 
@@ -72,13 +72,13 @@ class Transport(ABC):
     def discard(self, region: str, offset: int, size: int) -> None:  # noqa: B027 — see shm
         """What a committed range of a sparse region holds is not needed any more."""
 
-    def publish(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer | None:
-        """Peers are about to be told of (offset, size) pieces of ours, each of whole granules: what
-        to wait for before that, None if nothing."""
+    def offer(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer | None:
+        """Let peers read (offset, size) pieces of ours, each of whole granules: what to wait for
+        before they are told, None if nothing."""
         return None
 
-    def retract(self, region: str, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027
-        """Nobody may read these pieces any more."""
+    def release(self, region: str, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027
+        """Peers may not read these pieces any more."""
 
     def view(self, peer: str, region: str, offset: int, size: int) -> torch.Tensor:
         """uint8[size], the peer's own memory. Errors as for `read`."""

@@ -1,4 +1,4 @@
-"""Shared storage: what is published of a region lies in files, one per granule, that peers read.
+"""Shared storage: what is offered of a region lies in files, one per granule, that peers read.
 
 Slow beside the others, and without any demand on the network but a common folder. Files are written
 whole and renamed, carry a checksum, and go with their instance, or with the next that starts after
@@ -137,7 +137,7 @@ class FilesTransport(Transport):
             )
         self._peers[peer, region] = wanted
 
-    def publish(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer:
+    def offer(self, region: str, ranges: Sequence[tuple[int, int]]) -> Transfer:
         """Write whole granules; the memory must not change until that has ended."""
         ours, stop = self._regions[region], Event()
         folder = self._folder / region
@@ -152,7 +152,7 @@ class FilesTransport(Transport):
 
         return self._start([self._writer.submit(write)], stop)
 
-    def retract(self, region: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def release(self, region: str, ranges: Sequence[tuple[int, int]]) -> None:
         granule, folder = self._regions[region].granule, self._folder / region
 
         def remove() -> None:

@@ -1,7 +1,7 @@
 """Regions on a device whose memory a transport cannot hand to peers: copied through host memory.
 
 A region has a mirror of the same size on the host, which is what peers know of it, so that offsets
-mean the same to those who stage and those who do not. Pieces are copied out when they are published
+mean the same to those who stage and those who do not. Pieces are copied out when they are offered
 and in when they have been read; otherwise the mirror needs no memory, if the transport can give it
 back.
 """
@@ -27,16 +27,16 @@ Piece = tuple[int, int]
 
 @dataclass
 class _Region:
-    """`published` [granules]: which of them peers may read."""
+    """`offered` [granules]: which of them peers may read."""
 
     memory: torch.Tensor
     mirror: torch.Tensor
     granule: int
-    published: npt.NDArray[np.bool_]
+    offered: npt.NDArray[np.bool_]
 
-    def mark(self, pieces: Sequence[Piece], published: bool) -> None:
+    def mark(self, pieces: Sequence[Piece], offered: bool) -> None:
         for offset, size in pieces:
-            self.published[offset // self.granule : -(-(offset + size) // self.granule)] = published
+            self.offered[offset // self.granule : -(-(offset + size) // self.granule)] = offered
 
     def unneeded(self, pieces: Sequence[Piece]) -> list[Piece]:
         """What of these no peer may read, granule by granule."""
@@ -44,7 +44,7 @@ class _Region:
         for offset, size in pieces:
             for at in range(offset - offset % self.granule, offset + size, self.granule):
                 start, end = max(at, offset), min(at + self.granule, offset + size)
-                if not self.published[at // self.granule]:
+                if not self.offered[at // self.granule]:
                     found.append((start, end - start))
         return found
 
@@ -78,32 +78,32 @@ class StagedTransport(Transport):
             raise ConfigError(f"cannot allocate {nbytes} bytes on {device}: {error}") from None
         mirror = self._inner.allocate(region, nbytes, "cpu", sparse=True, granule=granule)
         granule = granule or nbytes
-        published = np.zeros(-(-nbytes // granule), np.bool_)
-        self._regions[region] = _Region(memory, mirror, granule, published)
+        offered = np.zeros(-(-nbytes // granule), np.bool_)
+        self._regions[region] = _Region(memory, mirror, granule, offered)
         return memory
 
     def commit(self, region: str, offset: int, size: int) -> None:
         if region not in self._regions:
             self._inner.commit(region, offset, size)
 
-    def publish(self, region: str, ranges: Sequence[Piece]) -> Transfer | None:
+    def offer(self, region: str, ranges: Sequence[Piece]) -> Transfer | None:
         ours = self._regions.get(region)
         if ours is None:
-            return self._inner.publish(region, ranges)
+            return self._inner.offer(region, ranges)
         ours.mark(ranges, True)
 
         def copy_out() -> Copy:
             self._commit(region, ranges)
             return self._copy(ours.memory, ours.mirror, ranges)
 
-        return self._begin(InTurn(None, [copy_out, lambda: self._inner.publish(region, ranges)]))
+        return self._begin(InTurn(None, [copy_out, lambda: self._inner.offer(region, ranges)]))
 
     def _commit(self, region: str, pieces: Sequence[Piece]) -> None:
         for offset, size in pieces:
             self._inner.commit(region, offset, size)
 
-    def retract(self, region: str, ranges: Sequence[Piece]) -> None:
-        self._inner.retract(region, ranges)
+    def release(self, region: str, ranges: Sequence[Piece]) -> None:
+        self._inner.release(region, ranges)
         ours = self._regions.get(region)
         if ours is not None:
             ours.mark(ranges, False)
@@ -140,7 +140,7 @@ class StagedTransport(Transport):
         return transfer
 
     def _discard(self, region: str, pieces: Sequence[Piece]) -> None:
-        """The mirror needs no memory for these, unless they have been published meanwhile."""
+        """The mirror needs no memory for these, unless they have been offered meanwhile."""
         for offset, size in self._regions[region].unneeded(pieces):
             self._inner.discard(region, offset, size)
 

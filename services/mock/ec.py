@@ -98,7 +98,7 @@ class CountedEC(ECConnector):
         self._loads: dict[str, _Load] = {}
         self._encoder_free = 0.0
 
-    def put(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
+    def offer(self, mm_hash: str, entry: Entry) -> dict[str, Any] | None:
         count = len(entry.tensors[EC_TENSOR])
         size = count * self._settings.row_bytes
         if size > self._settings.ec_cache_bytes:
@@ -145,14 +145,14 @@ class CountedEC(ECConnector):
             found.local = found.local or name in local
             found.holders.add(request_id)
 
-    def forget(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
+    def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         found = self._expected.get(mm_hash)
         if found is not None:
             found.holders.discard(holder)
             if not found.holders:
                 del self._expected[mm_hash]
 
-    def get(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
+    def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         load = self._loads[mm_hash] = _Load()
         count, expected = self.rows_of(mm_hash), self._expected.get(mm_hash)
         host, port = _address(params)

@@ -39,21 +39,21 @@ class CountedKV(KVConnector):
     def allocate(self, num_blocks: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         raise AssertionError("blocks are counted, not held")
 
-    def open(self, request_id: str) -> None:
+    def offer(self, request_id: str) -> None:
         self._offers.open(request_id)
 
-    def extend(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         """Nothing: a consumer copies once all is computed."""
 
     def restart(self, request_id: str) -> None:
         """Nothing: no consumer has copied any of it."""
 
-    def end(
+    def seal(
         self, request_id: str, num_tokens: int, rope_delta: int, outputs: dict[int, list[int]]
     ) -> KVRef:
         return self._offers.seal(request_id, num_tokens, rope_delta, outputs)
 
-    def withdraw(self, request_id: str, reason: str) -> None:
+    def release(self, request_id: str, reason: str) -> None:
         self._offers.withdraw(request_id)
 
     def check(self, ref: KVRef) -> None:

@@ -37,10 +37,10 @@ def test_what_was_computed_last_arrives(tmp_path: Path) -> None:
         for _ in range(50):
             work = work.roll(1)
         source.copy_(work)
-        done(owner, owner.publish("kv", pieces))
+        done(owner, owner.offer("kv", pieces))
         done(reader, reader.read("owner", "kv", [Range(0, 0, SIZE)]))
         assert int(target.to(torch.int64).sum()) == turn * SIZE
-        owner.retract("kv", pieces)
+        owner.release("kv", pieces)
         until(lambda: (owner.poll(), not owner.check_integrity())[1])
     for transport in (owner, reader):
         transport.close()

@@ -118,11 +118,11 @@ class Link:
     def offer(self, blocks: list[int]) -> KVRef:
         """A new request, whose KV is complete in these blocks of the producer."""
         kv, name = self.producer.kv, self.name()
-        kv.open(name)
+        kv.offer(name)
         for block in blocks:
             self.producer.pool[block] = torch.randn(ELEMENTS)
-        kv.extend(name, blocks)
-        return kv.end(name, 16 * len(blocks), 0, {0: [5]})
+        kv.advance(name, blocks)
+        return kv.seal(name, 16 * len(blocks), 0, {0: [5]})
 
     def copied(self, load: KVLoad) -> KVArrival:
         """What arrives; `TransferError` if nothing does."""
@@ -138,7 +138,7 @@ class Link:
 
     def loaded(self, name: str, params: dict[str, Any] | None) -> Tensors:
         """An embedding, the same way."""
-        load, found = self.consumer.ec.get(name, params), list[Tensors]()
+        load, found = self.consumer.ec.fetch(name, params), list[Tensors]()
         try:
             self.until(lambda: found.extend(t for t in [load.poll()] if t is not None) or found)
         finally:
@@ -148,10 +148,10 @@ class Link:
     def works(self) -> None:
         """A transfer of each kind arrives whole, and nothing is left of it."""
         name, entry = self.name(), rows()
-        params = self.producer.ec.put(name, Entry(entry, ("r",)))
+        params = self.producer.ec.offer(name, Entry(entry, ("r",)))
         tensors = self.loaded(name, params)
         assert torch.equal(tensors[EC_TENSOR], entry[EC_TENSOR])
-        self.consumer.ec.forget(name, params, "r")
+        self.consumer.ec.release(name, params, "r")
         ref = self.offer([3, 1])
         load = self.consumer.kv.fetch(ref, 2)
         load.place(0, [6, 0])

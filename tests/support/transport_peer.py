@@ -74,7 +74,7 @@ class Peer:
     def fill(self, region: str, seed: int, publish: bool = True) -> None:
         size = self._regions[region].nbytes
         self._regions[region][:] = pattern(seed, size)
-        ticket = self.transport.publish(region, [(0, size)]) if publish else None
+        ticket = self.transport.offer(region, [(0, size)]) if publish else None
         while ticket is not None and not ticket.poll():
             time.sleep(_POLL_S)
 

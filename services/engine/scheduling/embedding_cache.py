@@ -91,7 +91,7 @@ class EmbeddingCache:
         if request is None:
             return
         for item in request.mm_items:
-            self._connector.forget(item.mm_hash, _params(request, item), key[0])
+            self._connector.release(item.mm_hash, _params(request, item), key[0])
             entry = self._entries.get(item.mm_hash)
             if entry is not None:
                 entry.owners.pop(key, None)
@@ -142,7 +142,9 @@ class EmbeddingCache:
         elif not self._make_room(item.length * self._token_bytes, request.order):
             return False
         else:
-            self._loading[item.mm_hash] = self._connector.get(item.mm_hash, _params(request, item))
+            self._loading[item.mm_hash] = self._connector.fetch(
+                item.mm_hash, _params(request, item)
+            )
             entry = _Entry(item.length, item.length * self._token_bytes)
             self._entries[item.mm_hash] = entry
             self.size += entry.size

@@ -226,7 +226,7 @@ class EncodeQueue:
             if wanted:
                 params = self._store.swap(mm_hash, entry, left)
             else:
-                params = self._store.put(mm_hash, entry)
+                params = self._store.offer(mm_hash, entry)
         except TriptychError as error:
             return self._fail(mm_hash, error)
         finally:

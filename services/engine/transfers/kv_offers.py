@@ -43,13 +43,13 @@ class Offers:
         """A request that another worker will decode is here; that worker may be asking already."""
         self.release(request.source.request_id, "the request was sent again")
         self._open.add(request.source.request_id)
-        self._connector.open(request.source.request_id)
+        self._connector.offer(request.source.request_id)
 
     def advance(self, request: Request) -> None:
         """Tell the worker that will decode a request which of its blocks are complete."""
         if request.source.request_id in self._open:
             full = request.num_computed // self._scheduler.blocks.block_size
-            self._connector.extend(request.source.request_id, request.blocks[:full])
+            self._connector.advance(request.source.request_id, request.blocks[:full])
 
     def hold(self, request: Request) -> None:
         """A request that hands over has put out its token: keep its KV until `seal`. That of one
@@ -85,8 +85,8 @@ class Offers:
         self._scheduler.blocks.release(blocks[kept:])
         self._published[request_id] = blocks[:kept]
         self._open.discard(request_id)
-        self._connector.extend(request_id, blocks[:kept])
-        return self._connector.end(request_id, request.num_prompt, request.rope_delta, outputs)
+        self._connector.advance(request_id, blocks[:kept])
+        return self._connector.seal(request_id, request.num_prompt, request.rope_delta, outputs)
 
     def restart(self, request_id: str) -> None:
         """A request was preempted: what was offered of its KV is gone; it is computed anew."""
@@ -97,13 +97,13 @@ class Offers:
         """The KV that was being offered will not be completed here."""
         if request_id in self._open:
             self._open.discard(request_id)
-            self._connector.withdraw(request_id, reason)
+            self._connector.release(request_id, reason)
 
     def release(self, request_id: str, reason: str = "the request was aborted") -> None:
         """End a request's offer: no worker will fetch its blocks."""
         self.abandon(request_id, reason)
         if request_id in self._published:
-            self._connector.withdraw(request_id, reason)
+            self._connector.release(request_id, reason)
             self._scheduler.blocks.release(self._published.pop(request_id))
 
     def ended(self, request_ids: Iterable[str]) -> None:

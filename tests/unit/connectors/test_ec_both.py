@@ -42,7 +42,7 @@ class Group:
             time.sleep(0.0005)
 
     def loaded(self, ec: ECConnector, name: str, params: dict[str, Any] | None) -> Tensors:
-        load, found = ec.get(name, params), list[Tensors]()
+        load, found = ec.fetch(name, params), list[Tensors]()
         try:
             self.until(lambda: found.extend(t for t in [load.poll()] if t is not None) or found)
         finally:
@@ -72,7 +72,7 @@ def group(
 @pytest.mark.parametrize("named", [True, False])
 def test_an_instance_gets_what_it_made_itself(group: Group, named: bool) -> None:
     ours, entry = group.members[0], rows()
-    params = ours.put("a", Entry(entry, ("r",)))
+    params = ours.offer("a", Entry(entry, ("r",)))
     tensors = group.loaded(ours, "a", params if named else None)
     assert torch.equal(tensors[EC_TENSOR], entry[EC_TENSOR])
     ours.clear()
@@ -83,16 +83,16 @@ def test_an_instance_gets_what_it_made_itself(group: Group, named: bool) -> None
 def test_an_instance_waits_for_what_it_makes_itself(group: Group) -> None:
     """And is seen to wait, so that what it needs now takes the place of what merely waits."""
     ours, entry = group.members[0], rows()
-    ours.put("a", Entry(rows(32), ("r",)))
-    load = ours.get("b", ours.endpoint())
+    ours.offer("a", Entry(rows(32), ("r",)))
+    load = ours.fetch("b", ours.endpoint())
     assert load.poll() is None and ours.wanted("b")
-    assert ours.put("b", Entry(entry, ())) is None
+    assert ours.offer("b", Entry(entry, ())) is None
     left: dict[str, Entry] = {}
     assert ours.swap("b", Entry(entry, ("r",)), left) is not None and set(left) == {"a"}
     tensors = load.poll()
     assert tensors is not None and torch.equal(tensors[EC_TENSOR], entry[EC_TENSOR])
-    ours.forget("b", ours.endpoint(), "r")
-    assert ours.put("c", Entry(rows(32), ())) is not None, "b is kept for nobody"
+    ours.release("b", ours.endpoint(), "r")
+    assert ours.offer("c", Entry(rows(32), ())) is not None, "b is kept for nobody"
     ours.clear()
     group.sound()
 
@@ -101,11 +101,11 @@ def test_an_instance_waits_for_what_it_makes_itself(group: Group) -> None:
 def test_an_instance_gets_what_another_made(group: Group, named: bool) -> None:
     """More than the room where they stay has, while its own store is full."""
     ours, other = group.members
-    assert ours.put("mine", Entry(rows(32), ("r",))) is not None
+    assert ours.offer("mine", Entry(rows(32), ("r",))) is not None
     got: list[tuple[Tensors, Tensors]] = []
     for number in range(6):
         entry = rows()
-        params = other.put(f"{number}", Entry(entry, ()))
+        params = other.offer(f"{number}", Entry(entry, ()))
         tensors = group.loaded(ours, f"{number}", params if named else None)
         got.append((tensors, entry))
     for tensors, entry in got:
@@ -118,18 +118,18 @@ def test_an_instance_gets_what_another_made(group: Group, named: bool) -> None:
 def test_a_request_that_is_done_is_done_everywhere(group: Group) -> None:
     ours, other = group.members
     for member in group.members:
-        member.put("a", Entry(rows(32), ("r",)))
+        member.offer("a", Entry(rows(32), ("r",)))
     group.loaded(ours, "a", other.endpoint())
-    ours.forget("a", None, "r")
+    ours.release("a", None, "r")
     for member in group.members:
-        group.until(lambda member=member: member.put("b", Entry(rows(32), ())) is not None)
+        group.until(lambda member=member: member.offer("b", Entry(rows(32), ())) is not None)
         member.clear()
     group.sound()
 
 
 def test_what_nobody_makes_is_lost(group: Group, passes: Pass) -> None:
     ours = group.members[0]
-    load = ours.get("nobody-made-it", ours.endpoint())
+    load = ours.fetch("nobody-made-it", ours.endpoint())
     assert load.poll() is None and ours.active
     passes(3.0)
     with pytest.raises(EmbeddingLost):
@@ -144,9 +144,9 @@ def test_a_producer_only_has_no_landing(tmp_path: Path) -> None:
     group = Group("ucx", tmp_path, 2, role="ec_producer")
     ours, other = group.members
     entry = rows()
-    ours.put("a", Entry(entry, ()))
+    ours.offer("a", Entry(entry, ()))
     assert torch.equal(group.loaded(ours, "a", None)[EC_TENSOR], entry[EC_TENSOR])
-    params = other.put("b", Entry(entry, ()))
+    params = other.offer("b", Entry(entry, ()))
     with pytest.raises(TransferError, match="cannot map"):
         group.loaded(ours, "b", params)
     group.close()
@@ -187,9 +187,9 @@ def test_a_producer_keeps_what_is_read_for_one_that_has_given_up(
     group = Group("ucx", tmp_path, 2)
     ours, other = group.members
     assert isinstance(ours, ArenaEC) and isinstance(other, ArenaEC)
-    params, read, begun = other.put("a", Entry(rows(), ())), Stalled(), []
+    params, read, begun = other.offer("a", Entry(rows(), ())), Stalled(), []
     monkeypatch.setattr(ours._node.transport, "read", lambda *_: begun.append(1) or read)
-    load = ours.get("a", params)
+    load = ours.fetch("a", params)
     group.until(lambda: load.poll() or begun)
     load.cancel()
     for _ in range(50):

@@ -31,7 +31,7 @@ def entry(seed: int, *holders: str) -> Entry:
 
 
 def arrived(ec: FileEC, name: str) -> Tensors:
-    load = ec.get(name, None)
+    load = ec.fetch(name, None)
     while (tensors := load.poll()) is None:
         time.sleep(0.001)
     return tensors
@@ -39,7 +39,7 @@ def arrived(ec: FileEC, name: str) -> Tensors:
 
 def test_an_entry_has_the_layout_that_vllm_reads(tmp_path: Path) -> None:
     writer = store(tmp_path)
-    params = writer.put("a" * 64, entry(1))
+    params = writer.offer("a" * 64, entry(1))
     assert params == {"size_bytes": SIZE + 128, "shape": [16, 64]}
     path = tmp_path / ("a" * 64) / "encoder_cache.safetensors"
     assert torch.equal(load_file(path)["ec_cache"], entry(1).tensors["ec_cache"])
@@ -57,10 +57,10 @@ def test_a_file_that_vllm_has_written_is_read(tmp_path: Path) -> None:
 
 def test_a_reader_waits_for_a_file_and_is_seen_to(tmp_path: Path) -> None:
     writer, reader = store(tmp_path), store(tmp_path)
-    load = reader.get("a", None)
+    load = reader.fetch("a", None)
     assert load.poll() is None
     assert writer.wanted("a")
-    writer.put("a", entry(1))
+    writer.offer("a", entry(1))
     tensors = load.poll()
     assert tensors is not None
     assert tensors["deepstack_00"].dtype is torch.bfloat16
@@ -70,7 +70,7 @@ def test_a_reader_waits_for_a_file_and_is_seen_to(tmp_path: Path) -> None:
 
 def test_a_reader_gives_up_in_time(tmp_path: Path) -> None:
     reader = store(tmp_path, load_s=0.05)
-    load = reader.get("a", None)
+    load = reader.fetch("a", None)
     time.sleep(0.1)
     with pytest.raises(TransferTimeout):
         load.poll()
@@ -80,12 +80,12 @@ def test_a_reader_gives_up_in_time(tmp_path: Path) -> None:
 
 def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
     writer, reader = store(tmp_path, count=2), store(tmp_path)
-    assert writer.put("a", entry(1, "r1")) and writer.put("b", entry(2))
-    assert writer.put("c", entry(3, "r3")), "b goes, a is kept"
+    assert writer.offer("a", entry(1, "r1")) and writer.offer("b", entry(2))
+    assert writer.offer("c", entry(3, "r3")), "b goes, a is kept"
     assert writer.find("b", "r") is None
-    assert writer.put("d", entry(4)) is None
-    reader.forget("a", None, "r1")
-    assert writer.put("d", entry(4))
+    assert writer.offer("d", entry(4)) is None
+    reader.release("a", None, "r1")
+    assert writer.offer("d", entry(4))
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["c", "d"]
     assert writer.check_integrity() == []
 
@@ -93,12 +93,12 @@ def test_room_is_bounded_and_what_is_kept_stays(tmp_path: Path) -> None:
 def test_in_a_large_store_what_nobody_needs_is_found_too(tmp_path: Path) -> None:
     """However many that are kept stand before it, and without looking at all of them at once."""
     writer, reader, last = store(tmp_path, count=150), store(tmp_path), 0
-    while writer.put(f"{last}", entry(last, "r")):
+    while writer.offer(f"{last}", entry(last, "r")):
         last += 1
     assert last > 128
-    reader.forget(f"{last - 1}", None, "r")
+    reader.release(f"{last - 1}", None, "r")
     tries = 1
-    while writer.put("x", entry(1)) is None:
+    while writer.offer("x", entry(1)) is None:
         tries += 1
         assert tries < 5
     assert writer.find(f"{last - 1}", "r") is None and writer.find(f"{last - 2}", "r") is not None
@@ -107,9 +107,9 @@ def test_in_a_large_store_what_nobody_needs_is_found_too(tmp_path: Path) -> None
 
 def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None:
     writer, reader = store(tmp_path, count=1), store(tmp_path)
-    reader.forget("a", None, "r")
-    assert writer.put("a", entry(1, "r"))
-    assert writer.put("b", entry(2))
+    reader.release("a", None, "r")
+    assert writer.offer("a", entry(1, "r"))
+    assert writer.offer("b", entry(2))
     writer.close()
     reader.close()
     assert list(tmp_path.iterdir()) == []
@@ -117,15 +117,15 @@ def test_a_request_that_was_done_first_is_not_waited_for(tmp_path: Path) -> None
 
 def test_a_lease_that_nobody_ends_lapses(tmp_path: Path) -> None:
     writer = store(tmp_path, count=1, lease_s=0.05)
-    assert writer.put("a", entry(1, "r"))
+    assert writer.offer("a", entry(1, "r"))
     time.sleep(0.1)
-    assert writer.put("b", entry(2))
+    assert writer.offer("b", entry(2))
     assert writer.lapsed == 1
 
 
 def test_a_wanted_entry_takes_the_place_of_one_that_waits(tmp_path: Path) -> None:
     writer = store(tmp_path, count=1)
-    writer.put("a", entry(1, "r"))
+    writer.offer("a", entry(1, "r"))
     left: dict[str, Entry] = {}
     assert writer.swap("b", entry(2, "s"), left)
     assert left["a"].holders == ("r",)
@@ -136,18 +136,18 @@ def test_a_request_that_ends_while_its_entry_is_pushed_out_does_not_keep_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader, load = store(tmp_path, count=1), store(tmp_path), file_format.load
-    writer.put("a", entry(1, "r"))
+    writer.offer("a", entry(1, "r"))
 
     def loaded_while_the_request_ends(path: Path) -> Tensors:
-        reader.forget("a", None, "r")
+        reader.release("a", None, "r")
         return load(path)
 
     monkeypatch.setattr(file_format, "load", loaded_while_the_request_ends)
     left: dict[str, Entry] = {}
     assert writer.swap("b", entry(2, "s"), left)
-    reader.forget("b", None, "s")
-    assert writer.put("a", left["a"])
-    assert writer.put("c", entry(3)), "nobody needs a"
+    reader.release("b", None, "s")
+    assert writer.offer("a", left["a"])
+    assert writer.offer("c", entry(3)), "nobody needs a"
 
 
 def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: Path) -> None:
@@ -190,39 +190,39 @@ def test_a_damaged_file_is_refused_and_made_again(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     writer, reader = store(tmp_path), store(tmp_path)
-    writer.put("a", entry(1))
+    writer.offer("a", entry(1))
     damage(tmp_path / "a" / FILE_NAME)
     with pytest.raises(TransferError):
         arrived(reader, "a")
     assert writer.find("a", "r") is None
-    assert writer.put("a", entry(1))
+    assert writer.offer("a", entry(1))
     assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
     assert writer.check_integrity() == []
 
 
 def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     writer = store(tmp_path)
-    writer.put("a", entry(1))
+    writer.offer("a", entry(1))
     (tmp_path / "a" / FILE_NAME).unlink()
     assert writer.find("a", "r") is None
-    assert writer.put("a", entry(1))
+    assert writer.offer("a", entry(1))
 
 
 @pytest.mark.parametrize("name", ["../a", "", "a/b", "a" * 129, ".", "a\0b"])
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     ec = store(tmp_path / "root")
     with pytest.raises(InvalidRequest):
-        ec.put(name, entry(1))
+        ec.offer(name, entry(1))
     with pytest.raises(InvalidRequest):
-        ec.get(name, None)
+        ec.fetch(name, None)
 
 
 def test_a_disk_that_takes_nothing_fails_one_entry(tmp_path: Path) -> None:
     writer = store(tmp_path)
     (tmp_path / "a").write_text("not a folder")
     with pytest.raises(TransferError, match="folder of media item a"):
-        writer.put("a", entry(1))
-    assert writer.put("b", entry(2))
+        writer.offer("a", entry(1))
+    assert writer.offer("b", entry(2))
     assert writer.check_integrity() == []
 
 
@@ -247,16 +247,16 @@ def _die_holding(root: Path) -> None:
     import signal
 
     ec = store(root)
-    ec.put("a", entry(1))
-    ec.put("b", entry(2))
+    ec.offer("a", entry(1))
+    ec.offer("b", entry(2))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_often(root: Path, times: int) -> None:
     ec = store(root, count=2)
     for i in range(times):
-        ec.put("a", entry(1))
-        ec.put(f"b{i % 3}", entry(i % 3))
+        ec.offer("a", entry(1))
+        ec.offer(f"b{i % 3}", entry(i % 3))
         ec.clear()
 
 
@@ -268,7 +268,7 @@ def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
         writer.start()
     reader, seen, wanted = store(tmp_path, load_s=0.02), 0, entry(1).tensors["ec_cache"]
     while any(writer.is_alive() for writer in writers):
-        load = reader.get("a", None)
+        load = reader.fetch("a", None)
         try:
             tensors = load.poll()
         except TransferError as error:

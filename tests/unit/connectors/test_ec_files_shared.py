@@ -41,23 +41,23 @@ def left(root: Path) -> list[str]:
 def test_an_entry_that_another_encoder_keeps_stays(tmp_path: Path) -> None:
     """Both put the same picture; the later one answers for it and has no request of its own."""
     first, later, reader = store(tmp_path), store(tmp_path, count=1), store(tmp_path)
-    first.put("x", entry(1, "r"))
-    later.put("x", entry(1))
-    assert later.put("y", entry(2)) is None
+    first.offer("x", entry(1, "r"))
+    later.offer("x", entry(1))
+    assert later.offer("y", entry(2)) is None
     assert torch.equal(arrived(reader, "x")["ec_cache"], entry(1).tensors["ec_cache"])
-    reader.forget("x", None, "r")
-    assert later.put("y", entry(2))
+    reader.release("x", None, "r")
+    assert later.offer("y", entry(2))
     assert first.check_integrity() == later.check_integrity() == []
 
 
 def test_what_another_encoder_keeps_lapses_after_a_lease(tmp_path: Path, passes: Pass) -> None:
     first, later = store(tmp_path), store(tmp_path, count=1, lease_s=30.0)
-    first.put("x", entry(1, "r"))
-    later.put("x", entry(1))
+    first.offer("x", entry(1, "r"))
+    later.offer("x", entry(1))
     passes(29.0)
-    assert later.put("y", entry(2)) is None, "from when its mark was first seen here"
+    assert later.offer("y", entry(2)) is None, "from when its mark was first seen here"
     passes(31.0)
-    assert later.put("y", entry(2))
+    assert later.offer("y", entry(2))
     assert later.lapsed == 1
 
 
@@ -65,42 +65,42 @@ def test_what_another_encoder_keeps_is_kept_for_the_same_request_when_put_again(
     tmp_path: Path,
 ) -> None:
     first, later, reader = store(tmp_path), store(tmp_path, count=1), store(tmp_path)
-    first.put("x", entry(1, "r"))
-    later.put("x", entry(1))
+    first.offer("x", entry(1, "r"))
+    later.offer("x", entry(1))
     pushed: dict[str, Entry] = {}
     assert later.swap("y", entry(2), pushed)
     later.clear()
-    assert later.put("x", pushed["x"])
-    assert later.put("y", entry(2)) is None, "x is kept again"
-    reader.forget("x", None, "r")
-    assert later.put("y", entry(2))
+    assert later.offer("x", pushed["x"])
+    assert later.offer("y", entry(2)) is None, "x is kept again"
+    reader.release("x", None, "r")
+    assert later.offer("y", entry(2))
 
 
 def test_an_entry_that_somebody_removed_is_put_again(tmp_path: Path) -> None:
     """Without a false alarm in between."""
     first, later = store(tmp_path), store(tmp_path)
-    first.put("x", entry(1))
-    later.put("x", entry(1))
+    first.offer("x", entry(1))
+    later.offer("x", entry(1))
     later.clear()
     assert not (tmp_path / "x").exists()
     assert first.check_integrity() == []
-    assert first.put("x", entry(1, "r"))
+    assert first.offer("x", entry(1, "r"))
     assert (tmp_path / "x" / FILE_NAME).exists()
     assert first.check_integrity() == []
 
 
 def test_a_push_out_does_not_start_leases_anew(tmp_path: Path, passes: Pass) -> None:
     writer = store(tmp_path, count=1, lease_s=30.0)
-    writer.put("a", entry(1, "r"))
+    writer.offer("a", entry(1, "r"))
     pushed: dict[str, Entry] = {}
     writer.swap("b", entry(2), pushed)
     writer.clear()
     passes(20.0)
     assert pushed["a"].held(time.monotonic())
-    assert writer.put("a", pushed["a"])
-    assert writer.put("b", entry(2)) is None
+    assert writer.offer("a", pushed["a"])
+    assert writer.offer("b", entry(2)) is None
     passes(11.0)
-    assert writer.put("b", entry(2))
+    assert writer.offer("b", entry(2))
     assert not pushed["a"].held(time.monotonic())
 
 
@@ -114,7 +114,7 @@ def die_writing(root: Path) -> None:
         die()
 
     file_format.save_file = half  # type: ignore[assignment]
-    ec.put("a", entry(1))
+    ec.offer("a", entry(1))
 
 
 def die_between(root: Path) -> None:
@@ -129,21 +129,21 @@ def die_between(root: Path) -> None:
         return moving(path, target)
 
     Path.replace = replace  # type: ignore[method-assign, assignment]
-    ec.put("a", entry(1))
+    ec.offer("a", entry(1))
 
 
 def die_removing(root: Path) -> None:
     import shutil
 
     ec = store(root)
-    ec.put("a", entry(1))
+    ec.offer("a", entry(1))
     shutil.rmtree = die  # type: ignore[assignment]
     ec.clear()
 
 
 def die_reading(root: Path) -> None:
     ec = store(root)
-    assert ec.get("nobody-has-it", None).poll() is None
+    assert ec.fetch("nobody-has-it", None).poll() is None
     die()
 
 
@@ -157,7 +157,7 @@ def test_what_a_killed_instance_leaves_goes(tmp_path: Path, work: Callable[[Path
 
 def test_a_living_instance_keeps_its_files_while_others_start(tmp_path: Path) -> None:
     writer = store(tmp_path)
-    writer.put("a", entry(1))
+    writer.offer("a", entry(1))
     half = writer._folders._owner.temporary()
     half.write_bytes(b"half of it")
     for _ in range(3):
@@ -221,10 +221,10 @@ def test_an_owner_that_cannot_be_written_down_is_a_failed_save(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         with pytest.raises(TransferError, match="No space"):
-            writer.put("a", entry(1))
+            writer.offer("a", entry(1))
     assert writer.find("a", "r") is None
     assert [name for name in left(tmp_path) if not name.startswith(".live-")] == []
-    assert writer.put("a", entry(1))
+    assert writer.offer("a", entry(1))
     assert writer.check_integrity() == []
 
 
@@ -240,8 +240,8 @@ def test_entries_that_were_taken_over_are_announced(tmp_path: Path) -> None:
 
 def die_holding(root: Path) -> None:
     ec = store(root)
-    ec.put("a", entry(1))
-    ec.put("b", entry(2))
+    ec.offer("a", entry(1))
+    ec.offer("b", entry(2))
     die()
 
 
@@ -269,5 +269,5 @@ def test_a_foreign_file_with_any_owner_does_not_stop_a_start(tmp_path: Path, own
     (path.parent / ".owner").write_bytes(owner)
     ec = store(tmp_path)
     assert ec.find("a", "r") is None
-    assert ec.put("a", entry(1))
+    assert ec.offer("a", entry(1))
     assert ec.check_integrity() == []

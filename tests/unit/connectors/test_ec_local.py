@@ -25,44 +25,44 @@ def entry(*holders: str, rows: int = ROWS) -> Entry:
 
 def test_what_is_kept_stays_until_its_request_is_done() -> None:
     ec = store(2)
-    assert ec.put("a", entry("r1")) is not None
-    assert ec.put("b", entry("")) is not None
-    assert ec.put("c", entry("r3")) is None
-    ec.forget("a", None, "r1")
-    assert ec.put("c", entry("r3")) is not None
+    assert ec.offer("a", entry("r1")) is not None
+    assert ec.offer("b", entry("")) is not None
+    assert ec.offer("c", entry("r3")) is None
+    ec.release("a", None, "r1")
+    assert ec.offer("c", entry("r3")) is not None
     assert ec.lookup("a") is None and ec.lookup("b") is not None
-    assert ec.put("d", entry()) is None
-    ec.forget("b", None, "r2")
-    assert ec.put("d", entry()) is not None, "r2 is the one whose id was not known"
+    assert ec.offer("d", entry()) is None
+    ec.release("b", None, "r2")
+    assert ec.offer("d", entry()) is not None, "r2 is the one whose id was not known"
     assert ec.check_integrity() == []
 
 
 def test_what_is_found_again_is_kept_again() -> None:
     ec = store(1)
-    ec.put("a", entry())
+    ec.offer("a", entry())
     assert ec.find("a", "r") is not None
-    assert ec.put("b", entry()) is None
-    ec.forget("a", None, "r")
-    assert ec.put("b", entry()) is not None
+    assert ec.offer("b", entry()) is None
+    ec.release("a", None, "r")
+    assert ec.offer("b", entry()) is not None
     assert ec.stats().evictions == 1
 
 
 def test_a_request_that_was_done_first_pins_nothing() -> None:
     ec = store(1)
-    ec.forget("a", None, "r")
-    ec.put("a", entry("r"))
-    assert ec.put("b", entry()) is not None
+    ec.release("a", None, "r")
+    ec.offer("a", entry("r"))
+    assert ec.offer("b", entry()) is not None
 
 
 def test_a_request_that_never_comes_pins_for_a_lease(passes: Pass) -> None:
     ec = store(1)
-    ec.put("a", entry("r"))
+    ec.offer("a", entry("r"))
     passes(29.0)
     ec.poll()
-    assert ec.put("b", entry()) is None
+    assert ec.offer("b", entry()) is None
     passes(1.5)
     ec.poll()
-    assert ec.put("b", entry()) is not None
+    assert ec.offer("b", entry()) is not None
     assert ec.stats().leases_expired == 1
 
 
@@ -70,8 +70,8 @@ def test_what_is_waited_for_takes_the_place_of_what_waits() -> None:
     """A request whose pictures do not fit together gets them one by one."""
     ec = store(1)
     first = entry("r")
-    ec.put("a", first)
-    load = ec.get("b", None)
+    ec.offer("a", first)
+    load = ec.fetch("b", None)
     assert load.poll() is None and ec.wanted("b")
     left: dict[str, Entry] = {}
     assert ec.swap("b", entry("r"), left) is not None
@@ -84,27 +84,27 @@ def test_what_is_waited_for_takes_the_place_of_what_waits() -> None:
 
 def test_a_push_out_does_not_start_leases_anew(passes: Pass) -> None:
     ec = store(1)
-    ec.put("a", entry("r"))
+    ec.offer("a", entry("r"))
     left: dict[str, Entry] = {}
     ec.swap("b", entry(), left)
     assert left["a"].held(time.monotonic())
     passes(31.0)
     assert not left["a"].held(time.monotonic())
-    ec.put("a", left["a"])
-    assert ec.put("b", entry()) is not None, "a is kept for nobody"
+    ec.offer("a", left["a"])
+    assert ec.offer("b", entry()) is not None, "a is kept for nobody"
     assert ec.stats().leases_expired == 1
 
 
 def test_an_entry_larger_than_the_store_is_refused() -> None:
     ec = store(1)
     with pytest.raises(TransferError, match="ec_buffer_size"):
-        ec.put("a", entry(rows=ROWS + 1))
+        ec.offer("a", entry(rows=ROWS + 1))
     assert ec.check_integrity() == []
 
 
 def test_a_load_gives_up_in_time(passes: Pass) -> None:
     ec = store(1)
-    load = ec.get("a", None)
+    load = ec.fetch("a", None)
     assert ec.check_integrity() != []
     passes(31.0)
     with pytest.raises(TransferTimeout):

@@ -51,8 +51,8 @@ class Case:
             lambda: self.now,
         )
 
-    def put(self, name: str, *holders: str) -> bool:
-        return self.store.put(name, Entry(tensors(name), holders))
+    def offer(self, name: str, *holders: str) -> bool:
+        return self.store.offer(name, Entry(tensors(name), holders))
 
     def want(self, name: str, query: int = 1) -> ECGrant:
         answer = self.bus.say(ECWant(query, name, 60.0))
@@ -74,10 +74,10 @@ def tensors(name: str) -> dict[str, torch.Tensor]:
 
 def test_what_nobody_needs_makes_room_least_recently_used_first() -> None:
     case = Case(2)
-    assert case.put("a") and case.put("b")
+    assert case.offer("a") and case.offer("b")
     assert case.store.keep("a", "r") is not None
     case.bus.say(ECForget("a", "r"))
-    assert case.put("c")
+    assert case.offer("c")
     assert case.store.tensors("b") is None
     assert case.store.tensors("a") is not None
     assert case.store.evictions == 1
@@ -86,82 +86,82 @@ def test_what_nobody_needs_makes_room_least_recently_used_first() -> None:
 
 def test_what_is_kept_for_a_request_stays_until_it_is_done() -> None:
     case = Case(1)
-    assert case.put("a", "r1", "r2")
-    assert not case.put("b")
+    assert case.offer("a", "r1", "r2")
+    assert not case.offer("b")
     case.bus.say(ECForget("a", "r1"))
-    assert not case.put("b")
+    assert not case.offer("b")
     case.bus.say(ECForget("a", "r2"))
-    assert case.put("b")
+    assert case.offer("b")
     case.sound()
 
 
 def test_a_request_that_was_done_first_pins_nothing() -> None:
     case = Case(1)
     case.bus.say(ECForget("a", "r"))
-    assert case.put("a", "r")
-    assert case.put("b", "s")
-    assert not case.put("a", "r"), "it was done once, not for ever"
+    assert case.offer("a", "r")
+    assert case.offer("b", "s")
+    assert not case.offer("a", "r"), "it was done once, not for ever"
     case.sound()
 
 
 def test_an_unnamed_holder_is_ended_by_whoever_comes() -> None:
     case = Case(1)
-    assert case.put("a", "")
-    assert not case.put("b")
+    assert case.offer("a", "")
+    assert not case.offer("b")
     case.bus.say(ECForget("a", "somebody"))
-    assert case.put("b")
+    assert case.offer("b")
 
 
 def test_a_lease_that_nobody_ends_lapses_and_is_counted() -> None:
     case = Case(1, lease_s=5.0)
-    assert case.put("a", "r")
+    assert case.offer("a", "r")
     case.after(4.9)
-    assert not case.put("b")
+    assert not case.offer("b")
     case.after(0.2)
     assert case.store.lapsed == 1
-    assert case.put("b")
+    assert case.offer("b")
     case.sound()
 
 
 def test_a_grant_pins_until_done_and_says_whether_it_held() -> None:
     case = Case(1)
-    case.put("a")
+    case.offer("a")
     grant = case.want("a")
-    assert not case.put("b")
+    assert not case.offer("b")
     assert case.bus.say(ECDone(1, "a", grant.grant)) == ECHeld(1, True)
     assert case.bus.say(ECDone(1, "a", grant.grant)) == ECHeld(1, False)
-    assert case.put("b")
+    assert case.offer("b")
     case.sound()
 
 
 def test_a_lapsed_grant_is_noticed_by_its_reader() -> None:
     """The race: the reader is slow, the lease lapses, the memory is used for something else."""
     case = Case(1, lease_s=5.0)
-    case.put("a")
+    case.offer("a")
     grant = case.want("a")
     case.after(5.1)
     assert case.store.grants.expired == 1
-    assert case.put("b")
+    assert case.offer("b")
     assert case.bus.say(ECDone(1, "a", grant.grant)) == ECHeld(1, False)
     case.sound()
 
 
 def test_memory_of_a_dropped_entry_waits_for_its_readers() -> None:
     case = Case(1)
-    case.put("a")
+    case.offer("a")
     grant = case.want("a")
     case.store.clear()
     assert case.store.tensors("a") is None
-    assert not case.put("b")
+    assert not case.offer("b")
     case.sound()
     case.bus.say(ECDone(1, "a", grant.grant))
-    assert case.put("b")
+    assert case.offer("b")
     case.sound()
 
 
 def test_a_wanted_entry_takes_the_place_of_what_waits_and_hands_it_back() -> None:
     case = Case(1)
-    case.put("a", "r1")
+    case.offer("a", "r1")
     case.bus.say(ECWant(7, "b", 60.0))
     assert case.store.wanted("b")
     left: dict[str, Entry] = {}
@@ -177,8 +177,8 @@ def test_a_wanted_entry_takes_the_place_of_what_waits_and_hands_it_back() -> Non
 def test_what_was_pushed_out_in_vain_is_handed_back_too() -> None:
     """Room for two: one is read, so an entry of twice the size does not fit after all."""
     case = Case(2)
-    case.put("a", "r1")
-    case.put("b")
+    case.offer("a", "r1")
+    case.offer("b")
     case.want("b")
     large = {"ec_cache": torch.zeros(2 * ROWS, HIDDEN)}
     left: dict[str, Entry] = {}
@@ -191,7 +191,7 @@ def test_what_was_pushed_out_in_vain_is_handed_back_too() -> None:
 def test_a_push_out_does_not_start_leases_anew() -> None:
     """In a store that thrashes, a request that never comes would pin its entry for ever."""
     case = Case(1, lease_s=10.0)
-    case.put("a", "r1", "")
+    case.offer("a", "r1", "")
     for _ in range(3):
         case.after(3.0)
         left: dict[str, Entry] = {}
@@ -200,10 +200,10 @@ def test_a_push_out_does_not_start_leases_anew() -> None:
         case.bus.say(ECDone(7, "b", case.bus.answers[-1].grant))
         assert len(left["a"].holders) == 2 and left["a"].held(case.now)
         assert set(left["a"].deadlines.values()) == {110.0}
-        assert case.store.put("a", left["a"])
+        assert case.store.offer("a", left["a"])
     case.after(1.5)
     assert case.store.lapsed == 2
-    assert case.put("c"), "nobody needs a"
+    assert case.offer("c"), "nobody needs a"
     case.sound()
 
 
@@ -211,25 +211,25 @@ def test_what_lapsed_outside_the_store_is_not_kept_when_it_comes_back() -> None:
     case = Case(1, lease_s=10.0)
     entry = Entry(tensors("a"), ("r1", "r2"), {"r1": case.now - 1.0, "r2": case.now + 5.0})
     assert entry.held(case.now) and not entry.held(case.now + 5.0)
-    assert case.store.put("a", entry)
+    assert case.store.offer("a", entry)
     assert case.store.lapsed == 1
-    assert not case.put("b")
+    assert not case.offer("b")
     case.bus.say(ECForget("a", "r2"))
-    assert case.put("b")
+    assert case.offer("b")
 
 
 def test_a_request_that_comes_anew_has_a_whole_lease() -> None:
     case = Case(1, lease_s=10.0)
-    case.store.put("a", Entry(tensors("a"), ("r",), {"r": case.now + 1.0}))
+    case.store.offer("a", Entry(tensors("a"), ("r",), {"r": case.now + 1.0}))
     case.store.keep("a", "r")
     case.after(5.0)
-    assert not case.put("b")
+    assert not case.offer("b")
 
 
 def test_the_bytes_are_where_the_grant_says() -> None:
     case = Case(3)
     for name in ("a", "b", "c"):
-        case.put(name)
+        case.offer(name)
     (tensor,) = case.want("b").tensors
     found = case.memory[tensor.offset : tensor.offset + tensor.nbytes].view(torch.float32)
     assert torch.equal(found.view(tensor.shape), tensors("b")["ec_cache"])
@@ -253,7 +253,7 @@ def test_an_entry_larger_than_the_store_is_refused() -> None:
     case = Case(1)
     large = {"ec_cache": torch.zeros(ROWS * 2, HIDDEN)}
     with pytest.raises(TransferError, match="the EC store"):
-        case.store.put("a", Entry(large, ()))
+        case.store.offer("a", Entry(large, ()))
     case.sound()
 
 
@@ -265,10 +265,10 @@ def test_a_full_disk_fails_one_entry_only() -> None:
 
     case.store._commit = full
     with pytest.raises(TransferError):
-        case.put("a")
+        case.offer("a")
     case.sound()
     case.store._commit = lambda offset, size: None
-    assert case.put("a") and case.put("b")
+    assert case.offer("a") and case.offer("b")
     case.sound()
 
 

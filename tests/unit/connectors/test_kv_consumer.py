@@ -53,8 +53,8 @@ def test_two_producers_of_one_name_are_told_apart(link: Link, impostors: list[Ra
     for number, load in enumerate(loads):
         load.place(0, [number])
     link.producer.pool[4:6] = torch.randn(2, link.producer.pool.shape[1])
-    published = link.producer.kv.published
-    if (ticket := published.add([4, 5])) is not None:
+    published = link.producer.kv.offered
+    if (ticket := published.offer([4, 5])) is not None:
         link.until(ticket.poll)
     asked = [told(link, one, "KVWant", *loads) for one in impostors]
     for block, one, who in zip((4, 5), impostors, asked, strict=True):
@@ -141,8 +141,8 @@ def test_heartbeats_of_many_fetches_with_long_names_all_arrive(link: Link) -> No
     """Together they are more than one message may hold."""
     kv, names = link.producer.kv, [f"{n:04d}" + "ü" * 4092 for n in range(600)]
     for name in names:
-        kv.open(name)
-        kv.end(name, 16, 0, {})
+        kv.offer(name)
+        kv.seal(name, 16, 0, {})
     endpoint = KVRef.from_params({**kv.endpoint(), "remote_request_id": "r"})
     loads = [
         link.consumer.kv.fetch(msgspec.structs.replace(endpoint, request_id=name), 1)

@@ -87,19 +87,19 @@ def test_blocks_that_two_offers_share_stay_until_both_have_ended(tmp_path: Path)
     with linked("shared_storage", tmp_path) as link:
         first = link.offer([4, 5])
         kv = link.producer.kv
-        kv.open("second")
+        kv.offer("second")
         link.producer.pool[6] = torch.randn(ELEMENTS)
-        kv.extend("second", [4, 5, 6])
-        second = kv.end("second", 48, 0, {0: [5]})
-        kv.open("third")
-        kv.extend("third", [4])
+        kv.advance("second", [4, 5, 6])
+        second = kv.seal("second", 48, 0, {0: [5]})
+        kv.offer("third")
+        kv.advance("third", [4])
         link.until(lambda: kv.producer.blocks_held == 6)
         loads = [link.consumer.kv.fetch(ref, n) for ref, n in ((first, 2), (second, 3))]
         loads[0].place(0, [0, 1])
         link.copied(loads[0])
         link.until(lambda: first.request_id in link.producer.ended)
         kv.restart("third")
-        kv.withdraw("third", "aborted")
+        kv.release("third", "aborted")
         loads[1].place(0, [2, 3, 1])
         link.copied(loads[1])
         assert torch.equal(link.consumer.pool[[2, 3, 1]], link.producer.pool[[4, 5, 6]])
@@ -113,11 +113,11 @@ def test_a_block_that_is_offered_again_is_written_again(tmp_path: Path) -> None:
     with linked("shared_storage", tmp_path) as link:
         kv = link.producer.kv
         for name in ("a", "b"):
-            kv.open(name)
-            kv.extend(name, [4])
+            kv.offer(name)
+            kv.advance(name, [4])
             if name == "a":
-                kv.withdraw(name, "aborted")
-        ref = kv.end("b", 16, 0, {0: [5]})
+                kv.release(name, "aborted")
+        ref = kv.seal("b", 16, 0, {0: [5]})
         load = link.consumer.kv.fetch(ref, 1)
         load.place(0, [0])
         link.copied(load)
@@ -128,12 +128,12 @@ def test_an_offer_that_cannot_be_published_ends_while_it_grows(tmp_path: Path) -
     """Its consumer is told, and so is the engine, which then asks for nothing more."""
     with linked("shared_storage", tmp_path) as link:
         kv = link.producer.kv
-        kv.open("r")
+        kv.offer("r")
         ahead = KVRef.from_params({**kv.endpoint(), "remote_request_id": "r"})
         load = link.consumer.kv.fetch(ahead, 2)
         link.until(lambda: load.poll() or kv.producer._offers["r"].consumer is not None)
         with disk_gone(tmp_path):
-            kv.extend("r", [4])
+            kv.advance("r", [4])
             link.until(lambda: "r" in link.producer.ended)
         assert "cannot write" in link.fails(load).message
         assert "r" not in kv.producer.offered
@@ -144,15 +144,15 @@ def test_a_confirmation_before_the_end_confirms_nothing(
     link: Link, raw: Callable[[], RawConsumer]
 ) -> None:
     kv, consumer = link.producer.kv, raw()
-    kv.open("r")
-    kv.extend("r", [1])
+    kv.offer("r")
+    kv.advance("r", [1])
     consumer.say(KVWant("r", True))
     told = hears(link, consumer, KVReady)
     consumer.say(KVFetched(1, "r", told.generation))
     assert hears(link, consumer, Held) == Held(1, False)
-    kv.extend("r", [1, 2])
+    kv.advance("r", [1, 2])
     assert hears(link, consumer, KVReady).blocks == [2]
-    kv.end("r", 32, 0, {0: [5]})
+    kv.seal("r", 32, 0, {0: [5]})
     hears(link, consumer, KVEnd)
     consumer.say(KVFetched(2, "r", told.generation))
     assert hears(link, consumer, Held) == Held(2, True)
@@ -163,8 +163,8 @@ def test_the_last_to_ask_is_who_an_offer_is_for(link: Link, raw: Callable[[], Ra
     """The first is told so, and what it says later of this offer, late release or heartbeat, takes
     nothing from the second."""
     kv, first, second = link.producer.kv, raw(), raw()
-    kv.open("r")
-    kv.extend("r", [1])
+    kv.offer("r")
+    kv.advance("r", [1])
     first.say(KVWant("r", True))
     told = hears(link, first, KVReady)
     second.say(KVWant("r", True))
@@ -173,7 +173,7 @@ def test_the_last_to_ask_is_who_an_offer_is_for(link: Link, raw: Callable[[], Ra
     first.say(Release(["r"]))
     first.say(Heartbeat(["r"]))
     assert hears(link, first, KVGone).request_id == "r"
-    kv.end("r", 16, 0, {0: [5]})
+    kv.seal("r", 16, 0, {0: [5]})
     hears(link, second, KVEnd)
     first.say(Release(["r"]))
     first.say(KVFetched(1, "r", told.generation))
@@ -190,10 +190,10 @@ def test_the_last_to_ask_ahead_is_who_waits(link: Link, raw: Callable[[], RawCon
     assert hears(link, first, KVGone).request_id == "r"
     first.say(Release(["r"]))
     assert silent(link, first)
-    link.producer.kv.open("r")
-    link.producer.kv.extend("r", [1])
+    link.producer.kv.offer("r")
+    link.producer.kv.advance("r", [1])
     assert hears(link, second, KVReady).blocks == [1]
-    link.producer.kv.withdraw("r", "aborted")
+    link.producer.kv.release("r", "aborted")
 
 
 def test_who_does_not_fetch_an_offer_keeps_nobody_waiting(
@@ -209,11 +209,11 @@ def test_who_does_not_fetch_an_offer_keeps_nobody_waiting(
 
 def test_a_lost_end_is_said_again(link: Link, raw: Callable[[], RawConsumer]) -> None:
     kv, consumer = link.producer.kv, raw()
-    kv.open("r")
-    kv.extend("r", [1])
+    kv.offer("r")
+    kv.advance("r", [1])
     consumer.say(KVWant("r", True))
     told = hears(link, consumer, KVReady)
-    kv.end("r", 16, 3, {0: [5]})
+    kv.seal("r", 16, 3, {0: [5]})
     ended = hears(link, consumer, KVEnd)
     for _ in range(2):
         consumer.say(Heartbeat(["r"]))

@@ -89,8 +89,8 @@ def test_an_embedding_whose_reader_says_nothing_is_let_go(
     if link.transport not in MEMORY:
         pytest.skip("for files see test_ec_files")
     before = ec_leases(link.producer)
-    params = link.producer.ec.put("a", Entry(rows(), ("r",)))
-    load = link.consumer.ec.get("a", params)
+    params = link.producer.ec.offer("a", Entry(rows(), ("r",)))
+    load = link.consumer.ec.fetch("a", params)
     assert isinstance(load, ArenaLoad)
     with monkeypatch.context() as patch:
         mute(link.consumer, patch, ECDone)
@@ -100,9 +100,9 @@ def test_an_embedding_whose_reader_says_nothing_is_let_go(
             load.poll()
         load.cancel()
     large = Entry({EC_TENSOR: torch.zeros(252, 64)}, ())
-    assert link.producer.ec.put("b", large) is None, "what is read stays"
+    assert link.producer.ec.offer("b", large) is None, "what is read stays"
     link.producer.lapse()
-    link.until(lambda: link.producer.ec.put("b", large) is not None)
+    link.until(lambda: link.producer.ec.offer("b", large) is not None)
     assert ec_leases(link.producer) == before + 2
     link.producer.ec.clear()
 
@@ -121,7 +121,7 @@ def test_blocks_that_were_let_go_while_they_were_read_are_not_used(link: Link) -
         return load.poll() is None and load._confirmed is not None
 
     link.until(asked, link.consumer)
-    link.producer.kv.withdraw(ref.request_id, "preempted")
+    link.producer.kv.release(ref.request_id, "preempted")
     link.fails(load)
     link.works()
 
@@ -129,9 +129,9 @@ def test_blocks_that_were_let_go_while_they_were_read_are_not_used(link: Link) -
 def test_an_embedding_that_was_let_go_while_it_was_read_is_not_used(link: Link) -> None:
     if link.transport not in MEMORY:
         pytest.skip("a file does not change while it is read")
-    params = link.producer.ec.put("c", Entry(rows(), ()))
+    params = link.producer.ec.offer("c", Entry(rows(), ()))
     before = ec_leases(link.producer)
-    load = link.consumer.ec.get("c", params)
+    load = link.consumer.ec.fetch("c", params)
     link.until(lambda: link.producer.ec.active or load.poll())
     link.producer.lapse()
     link.until(lambda: ec_leases(link.producer) > before, link.producer)
@@ -148,12 +148,12 @@ def test_a_clock_that_jumps_ends_nothing(link: Link, monkeypatch: pytest.MonkeyP
     for jump_s in (-86_400.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now() + jump_s)
         load = link.consumer.kv.fetch(link.offer([1]), 1)
-        waiting = link.consumer.ec.get("d", None)
+        waiting = link.consumer.ec.fetch("d", None)
         link.until(lambda load=load, waiting=waiting: (load.poll(), waiting.poll(), load.fed)[2])
         monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now() - jump_s)
         load.place(0, [0])
         link.copied(load)
-        link.producer.ec.put("d", Entry(rows(), ()))
+        link.producer.ec.offer("d", Entry(rows(), ()))
         link.until(waiting.poll)
         waiting.cancel()
         link.producer.ec.clear()
@@ -179,14 +179,14 @@ def test_two_encoders_that_make_one_picture(link: Link) -> None:
     second = Side(link.transport, link.folder, produces=True)
     entry = rows()
     try:
-        load = link.consumer.ec.get("e", None)
+        load = link.consumer.ec.fetch("e", None)
         every = (link.producer, second, link.consumer)
         for _ in range(20):
             assert load.poll() is None
             for side in every:
                 side.poll()
         for side in (link.producer, second):
-            side.ec.put("e", Entry(entry, ()))
+            side.ec.offer("e", Entry(entry, ()))
         got = []
         link.until(lambda: got.extend(t for t in [load.poll()] if t is not None) or got, *every)
         assert torch.equal(got[0][EC_TENSOR], entry[EC_TENSOR])
@@ -222,7 +222,7 @@ def test_a_producer_that_restarts_at_its_address_is_another_one(
         load = link.consumer.kv.fetch(stale, 1)
         load.place(0, [0])
         link.fails(load)
-        link.producer.kv.withdraw(stale.request_id, "")
+        link.producer.kv.release(stale.request_id, "")
         link.works()
 
 
@@ -265,12 +265,12 @@ large = {EC_TENSOR: torch.zeros(60, 64)}
 held = {}
 try:
     for name in "abcd":
-        held[name] = ec.put(name, Entry(large, ("r",)))
+        held[name] = ec.offer(name, Entry(large, ("r",)))
     print("the disk takes everything")
 except TransferError as error:
     print("refused:", error.message)
 for name, params in held.items():
-    link.consumer.ec.forget(name, params, "r")
+    link.consumer.ec.release(name, params, "r")
 link.until(lambda: ec.clear() or not ec.store.size)
 link.works()
 link.close()

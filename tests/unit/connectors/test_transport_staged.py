@@ -33,11 +33,11 @@ class Side:
         assert transfer is not None
         until(lambda: (self.transport.poll(), transfer.poll())[1])
 
-    def publish(self, *granules: int) -> None:
-        self.done(self.transport.publish("kv", pieces(*granules)))
+    def offer(self, *granules: int) -> None:
+        self.done(self.transport.offer("kv", pieces(*granules)))
 
-    def retract(self, *granules: int) -> None:
-        self.transport.retract("kv", pieces(*granules))
+    def release(self, *granules: int) -> None:
+        self.transport.release("kv", pieces(*granules))
         until(lambda: (self.transport.poll(), not self.transport.check_integrity())[1])
 
 
@@ -64,46 +64,46 @@ def test_memory_is_taken_for_what_is_on_its_way_only(sides: tuple[Side, Side]) -
     assert owner.mirrored() == reader.mirrored() == 0
     for _ in range(2):
         reader.memory.zero_()
-        owner.publish(*range(COUNT))
+        owner.offer(*range(COUNT))
         assert owner.mirrored() >= SIZE
         reader.done(reader.transport.read("owner", "kv", [Range(0, 0, SIZE)]))
         assert torch.equal(reader.memory, owner.memory)
-        owner.retract(*range(COUNT))
+        owner.release(*range(COUNT))
         assert owner.mirrored() == reader.mirrored() == 0
 
 
 def test_what_is_given_back_leaves_its_neighbours(sides: tuple[Side, Side]) -> None:
     owner, reader = sides
-    owner.publish(*range(COUNT))
-    owner.retract(*range(0, COUNT, 2))
+    owner.offer(*range(COUNT))
+    owner.release(*range(0, COUNT, 2))
     kept = range(1, COUNT, 2)
     ranges = [Range(n * GRANULE, n * GRANULE, GRANULE) for n in kept]
     reader.done(reader.transport.read("owner", "kv", ranges))
     for number in kept:
         (piece,) = (slice(at, at + size) for at, size in pieces(number))
         assert torch.equal(reader.memory[piece], owner.memory[piece])
-    owner.retract(*kept)
+    owner.release(*kept)
 
 
 def test_a_reader_keeps_what_it_publishes_itself(sides: tuple[Side, Side]) -> None:
     owner, reader = sides
     reader.memory[:] = 7
-    reader.publish(1, 3)
-    owner.publish(*range(COUNT))
+    reader.offer(1, 3)
+    owner.offer(*range(COUNT))
     before = reader.transport._regions["kv"].mirror[GRANULE : 2 * GRANULE].clone()
     whole = [Range(0, 0, GRANULE), Range(2 * GRANULE, 2 * GRANULE, GRANULE)]
     reader.done(reader.transport.read("owner", "kv", whole))
     assert torch.equal(reader.transport._regions["kv"].mirror[GRANULE : 2 * GRANULE], before)
     assert bool((before == 7).all())
-    reader.retract(1, 3)
-    owner.retract(*range(COUNT))
+    reader.release(1, 3)
+    owner.release(*range(COUNT))
 
 
 def test_a_transfer_that_is_given_up_settles_once_its_copy_is_over(
     sides: tuple[Side, Side],
 ) -> None:
     owner, reader = sides
-    owner.publish(0)
+    owner.offer(0)
     go_on = Event()
     reader.transport._copier.submit(go_on.wait)
     transfer = reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
@@ -116,7 +116,7 @@ def test_a_transfer_that_is_given_up_settles_once_its_copy_is_over(
     until(lambda: transfer.settled)
     reader.transport.poll()
     assert reader.transport.check_integrity() == []
-    owner.retract(0)
+    owner.release(0)
 
 
 def test_no_room_for_the_mirror_is_told(
@@ -127,16 +127,16 @@ def test_no_room_for_the_mirror_is_told(
     def full(*_: object) -> None:
         raise TransferError("no room")
 
-    owner.publish(0)
+    owner.offer(0)
     with monkeypatch.context() as patched:
         patched.setattr(ShmTransport, "commit", full)
-        transfer = owner.transport.publish("kv", pieces(1))
+        transfer = owner.transport.offer("kv", pieces(1))
         assert transfer is not None
         with pytest.raises(TransferError, match="no room"):
             transfer.poll()
         with pytest.raises(TransferError, match="no room"):
             reader.transport.read("owner", "kv", [Range(0, 0, GRANULE)])
-    owner.retract(0, 1)
+    owner.release(0, 1)
     assert owner.mirrored() == reader.mirrored() == 0
 
 
@@ -150,11 +150,11 @@ def test_a_copy_that_fails_is_told(
 
     with monkeypatch.context() as patched:
         patched.setattr("connectors.transports.staged._move", broken)
-        transfer = owner.transport.publish("kv", pieces(0))
+        transfer = owner.transport.offer("kv", pieces(0))
         assert transfer is not None
         with pytest.raises(TransferError, match="out of luck"):
             owner.done(transfer)
-    owner.retract(0)
+    owner.release(0)
 
 
 def test_nobody_is_read_from_who_is_not_connected(sides: tuple[Side, Side]) -> None:

@@ -65,10 +65,10 @@ class Case:
         assert self.engine.generate.check_integrity() == []
         return outputs
 
-    def put(self, name: str, tensors: Tensors) -> dict[str, Any]:
+    def offer(self, name: str, tensors: Tensors) -> dict[str, Any]:
         """Store an entry, as soon as the one before is read no more."""
         deadline = time.monotonic() + BOUND_S
-        while (params := self.producer.ec.put(name, Entry(tensors, ()))) is None:
+        while (params := self.producer.ec.offer(name, Entry(tensors, ()))) is None:
             assert time.monotonic() < deadline
             self.producer.poll()
         return params
@@ -117,7 +117,7 @@ def test_embeddings_of_another_shape_fail_one_request(case: Case, index: int) ->
     entry = list(ENTRIES.values())[index]
     request, encode = case.request(picture(1000 + index), "What is in this image?")
     name = encode.items[0].mm_hash
-    params = case.put(name, entry)
+    params = case.offer(name, entry)
     (output,) = case.run(msgspec.structs.replace(request, ec_transfer_params={name: params}))
     assert output.error is not None and output.error.status == 503
     assert "embeddings" in output.error.message

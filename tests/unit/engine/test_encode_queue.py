@@ -132,7 +132,7 @@ def test_what_is_kept_stays_and_the_next_one_waits(tight: Case) -> None:
     assert tight.answered() == [0]
     assert tight.answered() == [] and tight.queue.blocked
     assert not tight.queue.runnable, "it does not encode ahead"
-    tight.store.forget(tight.items[0].mm_hash, None, "r0")
+    tight.store.release(tight.items[0].mm_hash, None, "r0")
     assert tight.answered() == [1]
 
 
@@ -140,11 +140,11 @@ def test_what_is_waited_for_is_stored_in_place_of_what_waits(tight: Case) -> Non
     """And comes back when there is room: the request that it was kept for still comes."""
     tight.add(0, 1)
     assert tight.answered() == [0]
-    load = tight.store.get(tight.items[1].mm_hash, None)
+    load = tight.store.fetch(tight.items[1].mm_hash, None)
     assert tight.answered() == [1]
     assert load.poll() is not None
     assert tight.queue.blocked, "picture 0 waits to be put again"
-    tight.store.forget(tight.items[1].mm_hash, None, "r1")
+    tight.store.release(tight.items[1].mm_hash, None, "r1")
     tight.answered()
     assert not tight.queue.blocked
     assert tight.store.lookup(tight.items[0].mm_hash) is not None
@@ -157,7 +157,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
     """Its request died; another one holds the store all the time."""
     tight.add(0, 1)
     assert tight.answered() == [0]
-    load = tight.store.get(tight.items[1].mm_hash, None)
+    load = tight.store.fetch(tight.items[1].mm_hash, None)
     assert tight.answered() == [1] and load.poll() is not None
     passes(LEASE_S - BOUND_S)
     tight.store.find(tight.items[1].mm_hash, "another")
@@ -188,4 +188,4 @@ def test_a_picture_pushed_out_and_asked_for_again_has_a_new_lease(
     assert tight.answered() == [0]
     passes(10.0)
     tight.store.poll()
-    assert tight.store.put("x", Entry(tensors, ())) is None
+    assert tight.store.offer("x", Entry(tensors, ())) is None

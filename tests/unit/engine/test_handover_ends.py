@@ -107,7 +107,7 @@ def test_an_engine_that_ends_gives_its_pictures_back(model_dir: ModelDir, tmp_pa
     request, _ = request_of(model, asking(picture(1), picture(2), LONG), "r", max_tokens=TOKENS)
     kept, missing = (item.mm_hash for item in request.mm_items)
     embedding = {EC_TENSOR: torch.zeros(request.mm_items[0].length, HIDDEN)}
-    params = producer.ec.put(kept, Entry(embedding, ("r",)))
+    params = producer.ec.offer(kept, Entry(embedding, ("r",)))
     assert params is not None
     store = producer.ec.store  # type: ignore[attr-defined]
     asked = msgspec.structs.replace(request, ec_transfer_params={kept: params, missing: params})

@@ -217,7 +217,7 @@ def test_a_grant_that_cannot_be_is_refused(
 ) -> None:
     if link.transport not in MEMORY:
         pytest.skip("embeddings are files, nothing is granted")
-    load = link.consumer.ec.get("a", impostor.params())
+    load = link.consumer.ec.fetch("a", impostor.params())
     asked: list[Any] = []
     link.until(
         lambda: load.poll() or asked.extend(filter(None, [impostor.took("ECWant")])) or asked
@@ -258,7 +258,7 @@ def test_an_instance_that_is_not_there_is_not_asked(link: Link) -> None:
     load = link.consumer.kv.fetch(ref, 1)
     load.place(0, [0])
     assert "has left" in link.fails(load).message
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ def test_an_address_that_is_none_is_refused(link: Link, address: tuple[str, int]
     ref = msgspec.structs.replace(link.offer([1]), host=address[0], port=address[1])
     load = link.consumer.kv.fetch(ref, 1)
     link.fails(load)
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")
     if link.transport in MEMORY:
         params = {"peer_host": address[0], "peer_port": address[1]}
         with pytest.raises(TransferError):
             link.loaded("a", params)
-        link.consumer.ec.forget("a", params, "r")
+        link.consumer.ec.release("a", params, "r")
     assert address not in link.consumer.node.client._connections
 
 
@@ -300,4 +300,4 @@ def test_whoever_does_not_speak_zmq_is_given_up_at_once(link: Link) -> None:
         load = link.consumer.kv.fetch(ref, 1)
         link.fails(load)
         thread.join()
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")

@@ -29,18 +29,18 @@ def test_a_refused_region_leaves_the_others_their_connection(link: Link) -> None
     params = {"peer_host": "127.0.0.1", "peer_port": link.producer.node.server.port}
     sides = (link.producer, reader)
     try:
-        load = reader.ec.get(name, params)
+        load = reader.ec.fetch(name, params)
         link.until(lambda: load.poll() or link.producer.ec.wanted(name), *sides)
         fetch = reader.kv.fetch(ref, 1)
         with pytest.raises(IncompatiblePeer):
             link.until(fetch.poll, *sides)
         fetch.cancel()
-        link.producer.ec.put(name, Entry(rows(), ()))
+        link.producer.ec.offer(name, Entry(rows(), ()))
         link.until(lambda: load.poll() is not None, *sides)
         assert not reader.node.client.broken(("127.0.0.1", params["peer_port"]))
     finally:
         reader.close()
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")
     link.producer.ec.clear()
 
 
@@ -55,4 +55,4 @@ def test_a_refusal_alone_leaves_no_connection(link: Link) -> None:
         fetch.cancel()
     finally:
         reader.close()
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")

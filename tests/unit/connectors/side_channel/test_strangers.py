@@ -48,7 +48,7 @@ def test_a_refusal_names_both_sides(link: Link) -> None:
         load.cancel()
     finally:
         stranger.close()
-    link.producer.kv.withdraw(ref.request_id, "")
+    link.producer.kv.release(ref.request_id, "")
 
 
 def _shm(name: str) -> bytes:
@@ -89,13 +89,13 @@ def test_a_word_about_an_embedding_goes_to_no_producer_of_kv(link: Link) -> None
     try:
         link.until(lambda: not link.consumer.node.peers.known("nobody"))
         other_ref = other.kv.endpoint()
-        other.kv.open("q")
+        other.kv.offer("q")
         ref = msgspec.structs.replace(
-            other.kv.end("q", 16, 0, {}), host="127.0.0.1", port=other_ref["remote_port"]
+            other.kv.seal("q", 16, 0, {}), host="127.0.0.1", port=other_ref["remote_port"]
         )
         load = link.consumer.kv.fetch(ref, 1)
         link.until(lambda: load.poll() or load.fed, link.consumer, other)
-        link.consumer.ec.forget("a", None, "r")
+        link.consumer.ec.release("a", None, "r")
         load.cancel()
         link.until(lambda: "q" in other.ended, link.consumer, other)
         assert other.refused == 0
