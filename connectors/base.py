@@ -60,6 +60,11 @@ def nothing_pending(_: str) -> bool:
     return False
 
 
+Changed = Callable[[str, int, int], None]
+"""Told of each entry that comes into an instance's store, with its rows and bytes, and of each that
+leaves, with 0 and 0."""
+
+
 def nobody_listens(mm_hash: str, rows: int, size_bytes: int) -> None:
     pass
 
@@ -74,13 +79,6 @@ class ECConnector(ABC):
     meter: Meter
     pending: Callable[[str], bool] = staticmethod(nothing_pending)
     """A producer's answer to whether an entry is on its way into the store."""
-    changed: Callable[[str, int, int], None] = staticmethod(nobody_listens)
-    """Told of each entry that comes into this instance's store, with its rows and bytes, and of
-    each that leaves, with 0 and 0."""
-
-    def listen(self, changed: Callable[[str, int, int], None]) -> None:
-        """Set `changed`; it is told at once of what is stored already."""
-        self.changed = changed
 
     def check_name(self, mm_hash: str) -> None:
         """`InvalidRequest` if an entry cannot have this name."""

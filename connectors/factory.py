@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from connectors.base import ECConnector
+from connectors.base import Changed, ECConnector, nobody_listens
 from connectors.config import ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC, ArenaOptions
 from connectors.ec.files import FileEC, FileStoreOptions
@@ -38,14 +38,19 @@ class Connectors:
         self._nodes: dict[tuple[str, str, int], Node] = {}
 
     def make_ec(
-        self, compatibility: str, *, produces: bool, consumes: bool | None = None
+        self,
+        compatibility: str,
+        *,
+        produces: bool,
+        consumes: bool | None = None,
+        changed: Changed = nobody_listens,
     ) -> ECConnector:
         """`compatibility` names everything two peers must agree on (model, dtype, version). Whether
         this engine stores embeddings, and whether it needs those of others (None: unless it stores
-        some), is for the role to say where it is `ec_both`."""
+        some), is for the role to say where it is `ec_both`. `changed` is told what is stored."""
         config = self._ec
         if config.transport == "local":
-            return LocalEC(config.ec_buffer_size, config.load_timeout_s, config.lease_s)
+            return LocalEC(config.ec_buffer_size, config.load_timeout_s, config.lease_s, changed)
         if config.transport == "shared_storage":
             return FileEC(
                 FileStoreOptions(
@@ -53,7 +58,8 @@ class Connectors:
                     capacity=config.ec_buffer_size,
                     load_timeout_s=config.load_timeout_s,
                     lease_s=config.lease_s,
-                )
+                ),
+                changed,
             )
         consumes = not produces if consumes is None else consumes
         if config.role != "ec_both":
@@ -67,7 +73,7 @@ class Connectors:
             folder=Path(config.path),
             peers=config.peers,
         )
-        return ArenaEC(self._node(config), compatibility, options)
+        return ArenaEC(self._node(config), compatibility, options, changed)
 
     def make_kv(self, compatibility: str, device: str) -> KVConnector:
         """`compatibility` as for EC; the pool is to lie on `device`."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, nobody_listens
 from connectors.ec.buffer_pool import Keep, Landing
 from connectors.ec.directory import Listing, producers
 from connectors.ec.load import REGION
@@ -40,7 +40,13 @@ class ArenaEC(ECConnector):
     """A producer or a consumer of embeddings, or both; owns the "ec" region of its node: the store,
     then, where peers' memory cannot be mapped, room for what is read of it."""
 
-    def __init__(self, node: Node, compatibility: str, options: ArenaOptions) -> None:
+    def __init__(
+        self,
+        node: Node,
+        compatibility: str,
+        options: ArenaOptions,
+        changed: Changed = nobody_listens,
+    ) -> None:
         self.meter = Meter("ec", node.transport.name)
         self._node = node
         self._options = options
@@ -56,7 +62,7 @@ class ArenaEC(ECConnector):
         node.expect(REGION, compatibility)
         if capacity:
             node.share(REGION, compatibility)
-            self._open_store(memory[:capacity])
+            self._open_store(memory[:capacity], changed)
         # What others made lands behind the store, and stays behind that while it is in use.
         room, keep = None, Keep(torch.from_numpy(np.empty(landing, np.uint8)))
         if rooms:
@@ -66,7 +72,7 @@ class ArenaEC(ECConnector):
             node, room, keep, self._sources(), options.load_timeout_s, self.meter
         )
 
-    def _open_store(self, memory: torch.Tensor) -> None:
+    def _open_store(self, memory: torch.Tensor, changed: Changed) -> None:
         node, options = self._node, self._options
 
         def commit(offset: int, size: int) -> None:
@@ -78,7 +84,7 @@ class ArenaEC(ECConnector):
             commit,
             lambda mm_hash: self.pending(mm_hash),
             options.lease_s,
-            changed=lambda mm_hash, rows, size: self.changed(mm_hash, rows, size),
+            changed=changed,
         )
         self._listing = Listing(options.folder, node.instance_id, node.address)
 

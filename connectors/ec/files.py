@@ -12,12 +12,11 @@ import contextlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Tensors
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Tensors, nobody_listens
 from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.file_load import FileLoad
@@ -52,7 +51,9 @@ class _Entry:
 
 
 class FileEC(ECConnector):
-    def __init__(self, options: FileStoreOptions) -> None:
+    def __init__(self, options: FileStoreOptions, changed: Changed = nobody_listens) -> None:
+        """`changed` is told at once of what is taken over from writers that died."""
+        self._changed = changed
         self.meter = Meter("ec", "shared_storage")
         self._options = options
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -70,11 +71,6 @@ class FileEC(ECConnector):
             if adopted is not None:
                 tensors, size = adopted
                 self._record(mm_hash, _Entry(size, _params(tensors)))
-
-    def listen(self, changed: Callable[[str, int, int], None]) -> None:
-        super().listen(changed)
-        for mm_hash, entry in self._entries.items():
-            changed(mm_hash, entry.params["shape"][0], entry.size)
 
     def check_name(self, mm_hash: str) -> None:
         if not _NAME.fullmatch(mm_hash):
@@ -170,11 +166,11 @@ class FileEC(ECConnector):
     def _record(self, mm_hash: str, entry: _Entry) -> None:
         self._entries[mm_hash] = entry
         self._size += entry.size
-        self.changed(mm_hash, entry.params["shape"][0], entry.size)
+        self._changed(mm_hash, entry.params["shape"][0], entry.size)
 
     def _forget(self, mm_hash: str) -> None:
         self._size -= self._entries.pop(mm_hash).size
-        self.changed(mm_hash, 0, 0)
+        self._changed(mm_hash, 0, 0)
 
     def _keep(self, mm_hash: str, holder: str, until: float | None = None) -> None:
         """`until` if its lease has begun before."""

@@ -6,20 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from connectors.base import ECLoad, Tensors
 from connectors.ec.buffer_pool import Keep, Landing
+from connectors.ec.load_owner import LoadOwner
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECGrant, ECTensor, ECWant
 from connectors.side_channel import Address
 from connectors.transports.base import Range, Transfer
 from protocol.errors import EmbeddingLost, TransferError, TransferTimeout
-
-if TYPE_CHECKING:
-    from connectors.ec.reader import ECReader
 
 REGION = "ec"
 _LOOK_S = 0.25  # how often producers are looked for while an entry has not been found
@@ -37,7 +34,7 @@ class Told:
 class ArenaLoad(ECLoad):
     """One load; `reader` owns it."""
 
-    reader: ECReader  # the consumer's side of the connector
+    reader: LoadOwner  # the consumer's side of the connector
     query: int  # number of the question, unique in this process
     mm_hash: str  # the entry's name
     peer: Address | None  # the producer that was named, None to ask all there are

@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from typing import Any
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry, Tensors
+from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, nobody_listens
 from connectors.ec.holders import Holders
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError, TransferTimeout
@@ -16,7 +16,14 @@ class LocalEC(ECConnector):
     """Entries live in this process, in `capacity` bytes: least recently used first out, never while
     they are kept for a request."""
 
-    def __init__(self, capacity: int, load_timeout_s: float, lease_s: float) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        load_timeout_s: float,
+        lease_s: float,
+        changed: Changed = nobody_listens,
+    ) -> None:
+        self._changed = changed
         self.meter = Meter("ec", "local")
         self.evictions = 0
         self._capacity = capacity
@@ -50,7 +57,7 @@ class LocalEC(ECConnector):
                 return None
             self._entries[mm_hash] = entry.tensors
             self._size += size
-            self.changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
+            self._changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
         for holder in entry.holders:
             self._holders.keep(mm_hash, holder, entry.deadlines.get(holder))
         return {}
@@ -79,7 +86,7 @@ class LocalEC(ECConnector):
     def _drop(self, mm_hash: str) -> None:
         self._size -= _nbytes(self._entries.pop(mm_hash))
         self._holders.drop(mm_hash)
-        self.changed(mm_hash, 0, 0)
+        self._changed(mm_hash, 0, 0)
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
         self.meter.asked(hit=mm_hash in self._entries)

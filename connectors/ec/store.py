@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from connectors.base import EC_TENSOR, nobody_listens
+from connectors.base import EC_TENSOR, Changed, nobody_listens
 from connectors.base import Entry as NewEntry
 from connectors.ec.holders import Holders
 from connectors.ec.range_allocator import Space, aligned
@@ -53,7 +53,7 @@ class ECStore:
         pending: Callable[[str], bool],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
-        changed: Callable[[str, int, int], None] = nobody_listens,
+        changed: Changed = nobody_listens,
     ) -> None:
         """`changed` as of `ECConnector`."""
         self.space = Space(memory.numel())

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import Protocol
 
 from connectors.kv.base import REGION, KVArrival, KVLoad
+from connectors.kv.ranges import merged
 from connectors.messages import KVEnd, KVGone, KVReady, KVWant
-from connectors.side_channel import Address
-from connectors.transports.base import Range, Transfer
+from connectors.meter import Meter
+from connectors.peers import Peers
+from connectors.side_channel import Address, SideClient
+from connectors.transports.base import Transfer, Transport
 from protocol.errors import TransferError, TransferTimeout
 from protocol.refs import KVRef
-
-if TYPE_CHECKING:
-    from connectors.kv.consumer import KVConsumer
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,29 @@ class ConsumerOptions:
     silence_s: float
 
 
+class FetchOwner(Protocol):
+    """What a fetch asks of the consumer that it belongs to."""
+
+    client: SideClient
+    peers: Peers
+    transport: Transport
+    options: ConsumerOptions
+    meter: Meter
+
+    def confirm(self, fetch: Fetch) -> None:
+        """Ask the producer whether it held the blocks all the time; the answer sets `held`."""
+
+    def forget(self, fetch: Fetch) -> None:
+        """The fetch is over."""
+
+    def leave(self, fetch: Fetch) -> None:
+        """The fetch is given up."""
+
+
 class Fetch(KVLoad):
     """Handshake, blocks as they are told, copies once there is a place for them, confirmation."""
 
-    def __init__(self, consumer: KVConsumer, ref: KVRef, num_blocks: int) -> None:
+    def __init__(self, consumer: FetchOwner, ref: KVRef, num_blocks: int) -> None:
         self.ref = ref
         self.address: Address = (ref.host, ref.port)
         self.generation = 0
@@ -182,7 +199,7 @@ class Fetch(KVLoad):
         sources = self._ready[self._read :]
         targets = place[self._read - self._first :][: len(sources)]
         self._read = len(self._ready)
-        ranges = _merged(sources, targets, self._consumer.options.block_bytes)
+        ranges = merged(sources, targets, self._consumer.options.block_bytes)
         transfer = self._consumer.transport.read(self._peer, REGION, ranges)
         if not transfer.poll():
             self._transfers.append(transfer)
@@ -237,14 +254,3 @@ class Fetch(KVLoad):
     @property
     def settled(self) -> bool:
         return all(transfer.settled for transfer in (*self._transfers, *self._stale))
-
-
-def _merged(sources: Sequence[int], targets: Sequence[int], size: int) -> list[Range]:
-    """Byte ranges of blocks, runs that are contiguous on both sides as one."""
-    there, here = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-    starts = np.ones(len(there), np.bool_)
-    starts[1:] = (np.diff(there) != 1) | (np.diff(here) != 1)
-    first = np.flatnonzero(starts)
-    sizes = np.diff(first, append=len(there)) * size
-    rows = (there[first] * size).tolist(), (here[first] * size).tolist(), sizes.tolist()
-    return list(map(Range, *rows))

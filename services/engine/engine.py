@@ -12,6 +12,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
+from connectors.base import nobody_listens
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
 from connectors.host_memory import available_bytes
@@ -69,6 +70,9 @@ class Engine:
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
             consumes="language" in config.parts,
+            changed=self._log.embedding_changed
+            if self._log is not None and self._media
+            else nobody_listens,
         )
         try:
             self._build(wake)
@@ -78,8 +82,6 @@ class Engine:
 
     def _build(self, wake: Callable[[], None]) -> None:
         parts = self.config.parts
-        if self._log is not None and "vision" in parts:
-            self.ec.listen(self._log.embedding_changed)
         if "language" in parts:
             self.generate = self._language()
         if "vision" in parts:

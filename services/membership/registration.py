@@ -50,6 +50,24 @@ class Member(Protocol):
         ...
 
 
+class Changes:
+    """Wakes those that report to masters once there is something that masters should know of at
+    once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Event] = []
+
+    def subscribe(self) -> asyncio.Event:
+        """An event that is set by every change from here on; its owner clears it."""
+        event = asyncio.Event()
+        self._waiting.append(event)
+        return event
+
+    def announce(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+
 class Registration:
     """Keeps the workers of this process registered with every master.
 
@@ -59,14 +77,19 @@ class Registration:
     """
 
     def __init__(
-        self, members: Sequence[Member], masters: Sequence[str], interval_s: float
+        self,
+        members: Sequence[Member],
+        masters: Sequence[str],
+        interval_s: float,
+        changes: Changes | None = None,
     ) -> None:
+        """`changes` of the members are reported at once, anything else with the next beat."""
+        self._changes = changes or Changes()
         self._members = members
         self._masters = masters
         self._interval_s = interval_s
         self._names: dict[int, InstanceName] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._soon: list[asyncio.Event] = []
         self._session: aiohttp.ClientSession | None = None
         self._problems: dict[str, str] = {}
 
@@ -80,16 +103,9 @@ class Registration:
         )
         for number, member in enumerate(self._members):
             for master in self._masters:
-                soon = asyncio.Event()
-                self._soon.append(soon)
-                keep = partial(self._keep, number, member, master, soon)
+                keep = partial(self._keep, number, member, master, self._changes.subscribe())
                 told = supervised(f"registration with {master}", keep)
                 self._tasks.append(asyncio.create_task(told))
-
-    def tell(self) -> None:
-        """Something has changed that masters should know of at once."""
-        for soon in self._soon:
-            soon.set()
 
     async def _keep(self, number: int, member: Member, master: str, soon: asyncio.Event) -> None:
         known = _UNKNOWN

@@ -11,7 +11,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from connectors.base import EC_TENSOR, ECConnector, ECLoad, Entry, Tensors
+from connectors.base import (
+    EC_TENSOR,
+    Changed,
+    ECConnector,
+    ECLoad,
+    Entry,
+    Tensors,
+    nobody_listens,
+)
 from connectors.meter import Meter, TransferStats
 from protocol.errors import TransferError
 from protocol.types import MMItem
@@ -83,8 +91,10 @@ class CountedEC(ECConnector):
         clock: Clock,
         timers: Timers,
         actions: list[Action],
+        changed: Changed = nobody_listens,
     ) -> None:
         self.meter = Meter("ec", "counted")
+        self._changed = changed
         self.encoded = 0
         self._settings = settings
         self._timing = timing
@@ -105,13 +115,13 @@ class CountedEC(ECConnector):
             raise TransferError(f"media item {mm_hash[:16]}: larger than the embedding store")
         if mm_hash not in self._rows:
             self._size += size
-            self.changed(mm_hash, count, size)
+            self._changed(mm_hash, count, size)
         self._rows[mm_hash] = count
         self._rows.move_to_end(mm_hash)
         while self._size > self._settings.ec_cache_bytes:
             name, gone = self._rows.popitem(last=False)
             self._size -= gone * self._settings.row_bytes
-            self.changed(name, 0, 0)
+            self._changed(name, 0, 0)
         return self._handle(count)
 
     def _handle(self, count: int) -> dict[str, Any]:
@@ -200,7 +210,7 @@ class CountedEC(ECConnector):
 
     def clear(self) -> None:
         for name in self._rows:
-            self.changed(name, 0, 0)
+            self._changed(name, 0, 0)
         self._rows.clear()
         self._size = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from connectors.base import nobody_listens
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.kv_events import CacheEvent
@@ -88,10 +89,11 @@ class Engine:
         self.offers = CountedOffers(settings, clock)
         self.loads = CountedLoads(*passing, keep_s=settings.lease_s / 3)
         self.kv = CountedKV(settings, self.offers, self.loads)
-        self.ec = CountedEC(settings, *passing)
         self._log = log or (CacheLog(settings.block_size) if settings.events else None)
+        changed = nobody_listens
         if self._log is not None and settings.encodes:
-            self.ec.listen(self._log.embedding_changed)
+            changed = self._log.embedding_changed
+        self.ec = CountedEC(settings, *passing, changed=changed)
         self._runner, self._vision = TimedRunner(words or settings.vocabulary), TimedVision()
         self.blocks = self._blocks()
         self.generate: GenerateCore | None = None

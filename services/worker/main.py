@@ -59,7 +59,10 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         try:
             worker = Worker(role, config, engine, frontend, WorkerMetrics(role.name))
             member = WorkerMember(worker, url)
-            during = registered(worker, Registration([member], masters, config.heartbeat_interval))
+            registration = Registration(
+                [member], masters, config.heartbeat_interval, worker.changes
+            )
+            during = registered(worker, registration)
             await serve_http(create_app(worker), listener, role.name, engine.dead, during=during)
             return 1 if engine.dead.is_set() else 0
         finally:

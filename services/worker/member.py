@@ -69,7 +69,6 @@ class WorkerMember:
 @contextlib.asynccontextmanager
 async def registered(worker: Worker, registration: Registration) -> AsyncGenerator[None, None]:
     """While a worker takes requests its masters know of it; before it stops they are told."""
-    worker.tell = registration.tell
     registration.start()
     try:
         yield

@@ -17,6 +17,7 @@ from protocol.vocabulary import check_request
 from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
+from services.membership.registration import Changes
 from services.membership.tasks import TaskLog
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
@@ -39,8 +40,8 @@ class RoleSpec:
 
 @dataclass
 class Worker:
-    """Handed to every route; owns nothing global. `tell` is called when masters should know of a
-    change at once."""
+    """Handed to every route; owns nothing global. `changes` tells what masters should know of at
+    once."""
 
     role: RoleSpec
     config: WorkerConfig
@@ -52,7 +53,7 @@ class Worker:
     drained_by_master: bool = False
     in_flight: int = 0
     tasks: TaskLog = field(default_factory=TaskLog)
-    tell: Callable[[], None] = lambda: None
+    changes: Changes = field(default_factory=Changes)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,13 +63,13 @@ class Worker:
     def drain(self, *, by_master: bool = False) -> None:
         """Take no more requests; those under way finish."""
         self.draining, self.drained_by_master = True, by_master
-        self.tell()
+        self.changes.announce()
 
     def resume(self) -> None:
         """Take requests again, if a master had the worker drained."""
         if self.drained_by_master:
             self.draining = self.drained_by_master = False
-            self.tell()
+            self.changes.announce()
 
     @property
     def model(self) -> str:

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -159,6 +159,39 @@ def test_the_engine_has_layers_of_its_own(path: Path) -> None:
         if imported.startswith("services.engine."):
             below, other = engine_layer(imported)
             assert other == name or below < level, f"{name} must not import {imported}"
+
+
+def imports_of_ours() -> dict[str, set[str]]:
+    """Module → modules of this project that it imports, under TYPE_CHECKING too."""
+    files = {module_name(path): path for path in sources()}
+    return {
+        name: {found for n in imports_of(path) if (found := nearest(n, files)) not in ("", name)}
+        for name, path in files.items()
+    }
+
+
+def nearest(name: str, modules: Collection[str]) -> str:
+    """The module that an imported name lies in, "" if it is not ours."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def circle(imports: Mapping[str, set[str]]) -> set[str]:
+    """What is left once all that imports nothing of the rest has been taken away, again and again:
+    the modules of circles, and those that import them."""
+    left = {name: set(found) for name, found in imports.items()}
+    while done := {name for name, found in left.items() if not found & left.keys()}:
+        left = {name: found for name, found in left.items() if name not in done}
+    return set(left)
+
+
+def test_no_import_circles() -> None:
+    assert circle(imports_of_ours()) == set()
+
+
+def test_the_check_sees_a_circle() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
 
 
 def test_the_check_sees_a_forbidden_import() -> None:

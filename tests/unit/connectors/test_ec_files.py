@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from connectors.base import Entry, Tensors
+from connectors.base import Changed, Entry, Tensors, nobody_listens
 from connectors.ec import file_format
 from connectors.ec.files import FILE_NAME, FileEC, FileStoreOptions
 from connectors.ec.lease_files import Marks
@@ -19,9 +19,16 @@ from protocol.errors import InvalidRequest, TransferError, TransferTimeout
 SIZE = 4096
 
 
-def store(root: Path, *, count: int = 4, lease_s: float = 30.0, load_s: float = 30.0) -> FileEC:
+def store(
+    root: Path,
+    *,
+    count: int = 4,
+    lease_s: float = 30.0,
+    load_s: float = 30.0,
+    changed: Changed = nobody_listens,
+) -> FileEC:
     """Room for `count` entries."""
-    return FileEC(FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s))
+    return FileEC(FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s), changed)
 
 
 def entry(seed: int, *holders: str) -> Entry:

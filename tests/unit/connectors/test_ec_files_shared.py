@@ -230,8 +230,8 @@ def test_an_owner_that_cannot_be_written_down_is_a_failed_save(
 
 def test_entries_that_were_taken_over_are_announced(tmp_path: Path) -> None:
     killed(die_holding, tmp_path)
-    heir, told = store(tmp_path), list[tuple[str, int, int]]()
-    heir.listen(lambda *change: told.append(change))
+    told: list[tuple[str, int, int]] = []
+    heir = store(tmp_path, changed=lambda *change: told.append(change))
     assert {(name, rows) for name, rows, _ in told} == {("a", 16), ("b", 16)}
     assert sum(size for _, _, size in told) == heir.stats().bytes_held
     heir.clear()

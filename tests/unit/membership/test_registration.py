@@ -13,7 +13,7 @@ from aiohttp import web
 
 from protocol.registry import Heartbeat, InstanceInfo, LeaseAnswer
 from services.membership import registration
-from services.membership.registration import Registration
+from services.membership.registration import Changes, Registration
 
 WAIT_S = 10.0
 
@@ -89,12 +89,13 @@ async def test_every_master_is_told_and_one_that_is_down_or_silent_harms_none() 
     hanging = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with serving(Master(60.0)) as one, serving(Master(60.0)) as two:
         masters = [one.url, "http://127.0.0.1:9", hanging, two.url]
-        registration = Registration([worker], masters, 30.0)
+        changes = Changes()
+        registration = Registration([worker], masters, 30.0, changes)
         registration.start()
         await asyncio.gather(one.until("/heartbeat"), two.until("/heartbeat"))
         assert one.paths() == two.paths() == ["/register", "/heartbeat"]
         worker.draining = True
-        registration.tell()
+        changes.announce()
         await asyncio.gather(one.until("/heartbeat", 2), two.until("/heartbeat", 2))
         assert one.calls[-1][1]["draining"] is True
         await registration.close()
