@@ -13,6 +13,7 @@ from protocol.keys import mm_hash
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
 from services.frontend.image import probe
+from services.frontend.lookups import NOBODY, Caller
 from services.frontend.media import MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
@@ -52,7 +53,7 @@ class ItemLoader:
         *,
         salt: str,
         resolved: Mapping[str, bytes],
-        caller: str = "",
+        caller: Caller = NOBODY,
     ) -> list[Item]:
         """One item per part; each URL is fetched once. The first error in prompt order is raised.
 
@@ -84,7 +85,7 @@ class ItemLoader:
             )
 
     async def _fetched(
-        self, url: str, part: MediaPart, resolved: Mapping[str, bytes], caller: str
+        self, url: str, part: MediaPart, resolved: Mapping[str, bytes], caller: Caller
     ) -> Item:
         data = resolved.get(url)
         if data is None:

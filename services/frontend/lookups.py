@@ -8,7 +8,7 @@ import socket
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
@@ -17,23 +17,36 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from services.frontend.addresses import ForbiddenAddress, is_public
 
 _THREADS = 32
-_PER_CALLER = 4
+_PER_TENANT = 4
+_PER_ADDRESS = 16  # a client may give itself any number of names
 _KEEP_S = 10.0
 _MOST_KEPT = 1024
 _NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: the address that a request comes from, and the tenant that it names there."""
+
+    address: str = ""
+    tenant: str = ""
+
+
+NOBODY = Caller()
+
+
 @dataclass
-class _Caller:
+class _Turns:
     """`users`: look-ups that have a turn or wait for one."""
 
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PER_CALLER))
+    left: asyncio.Semaphore
     users: int = 0
 
 
 class LookUps(AbstractResolver):
     """A name server may let each look-up wait for many seconds, and no thread can be called back.
-    So every caller has a few at once, until their threads are free again, however many it gives up.
+    So every tenant has a few at once, and every address some more, until their threads are free
+    again, however many are given up.
 
     With `public_only` addresses that are not public are left out. The connection goes to what was
     checked, so a name that changes its address in between gains nothing.
@@ -42,10 +55,10 @@ class LookUps(AbstractResolver):
     def __init__(self, *, public_only: bool) -> None:
         self._public_only = public_only
         self._pool = ThreadPoolExecutor(_THREADS, "lookup")
-        self._callers: dict[str, _Caller] = {}
+        self._turns: dict[tuple[str, ...], _Turns] = {}
         self._kept: OrderedDict[str, tuple[float, list[ResolveResult]]] = OrderedDict()
 
-    async def find(self, host: str, port: int, caller: str) -> None:
+    async def find(self, host: str, port: int, caller: Caller = NOBODY) -> None:
         """Look a name up for a caller, so that it is at hand when the connection is made. `OSError`
         if it has no address, `UnicodeError` if it is none."""
         if self._known(host) is None:
@@ -56,7 +69,7 @@ class LookUps(AbstractResolver):
     ) -> list[ResolveResult]:
         """As aiohttp asks. `ForbiddenAddress` if the host has none that may be connected to."""
         known = self._known(host)
-        found = known if known is not None else await self._ask(host, port, "")
+        found = known if known is not None else await self._ask(host, port, NOBODY)
         allowed = [
             result
             for result in found
@@ -79,34 +92,45 @@ class LookUps(AbstractResolver):
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
 
-    async def _ask(self, host: str, port: int, caller: str) -> list[ResolveResult]:
-        here = self._callers.setdefault(caller, _Caller())
-        here.users += 1
+    async def _ask(self, host: str, port: int, caller: Caller) -> list[ResolveResult]:
+        # The narrow one first: who waits for it takes nothing from the others of the address.
+        tenant, address = (caller.address, caller.tenant), (caller.address,)
+        await self._take(tenant, _PER_TENANT)
         try:
-            await here.turns.acquire()
+            await self._take(address, _PER_ADDRESS)
         except BaseException:
-            self._left(caller)
+            self._give(tenant)
             raise
         loop = asyncio.get_running_loop()
 
         def over(_: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
-                loop.call_soon_threadsafe(self._free, caller)
+                loop.call_soon_threadsafe(self._give, tenant)
+                loop.call_soon_threadsafe(self._give, address)
 
         asked = self._pool.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         asked.add_done_callback(over)
         answers = await asyncio.wrap_future(asked)
         return [_result(host, answer) for answer in answers]
 
-    def _free(self, caller: str) -> None:
-        self._callers[caller].turns.release()
-        self._left(caller)
+    async def _take(self, who: tuple[str, ...], most: int) -> None:
+        turns = self._turns.setdefault(who, _Turns(asyncio.Semaphore(most)))
+        turns.users += 1
+        try:
+            await turns.left.acquire()
+        except BaseException:
+            self._leave(who)
+            raise
 
-    def _left(self, caller: str) -> None:
-        here = self._callers[caller]
-        here.users -= 1
-        if not here.users:
-            del self._callers[caller]
+    def _give(self, who: tuple[str, ...]) -> None:
+        self._turns[who].left.release()
+        self._leave(who)
+
+    def _leave(self, who: tuple[str, ...]) -> None:
+        turns = self._turns[who]
+        turns.users -= 1
+        if not turns.users:
+            del self._turns[who]
 
 
 def _result(host: str, answer: Any) -> ResolveResult:

@@ -24,7 +24,7 @@ from services.frontend.addresses import (
     literal_address,
 )
 from services.frontend.config import MediaConfig
-from services.frontend.lookups import LookUps
+from services.frontend.lookups import NOBODY, Caller, LookUps
 
 OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
 _CHUNK = 1 << 16
@@ -40,7 +40,7 @@ class MediaFetcher:
         self._domains = frozenset(name.lower() for name in config.allowed_domains)
         self._lookups = LookUps(public_only=not config.allow_private)
 
-    async def fetch(self, url: str, *, param: str, caller: str = "") -> bytes:
+    async def fetch(self, url: str, *, param: str, caller: Caller = NOBODY) -> bytes:
         """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
         `PayloadTooLarge` above the limit; both name `param`. `caller`: who waits for it.
         """
@@ -76,7 +76,7 @@ class MediaFetcher:
             raise self._too_large(param)
         return data
 
-    async def _http(self, url: str, param: str, caller: str) -> bytes:
+    async def _http(self, url: str, param: str, caller: Caller) -> bytes:
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return await self._follow(_parsed(url, param), param, caller)
@@ -91,7 +91,7 @@ class MediaFetcher:
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(type(error).__name__, param) from None
 
-    async def _follow(self, url: URL, param: str, caller: str) -> bytes:
+    async def _follow(self, url: URL, param: str, caller: Caller) -> bytes:
         for _ in range(self._config.max_redirects + 1):
             await self._check(url, param, caller)
             async with self._client().get(url, allow_redirects=False) as response:
@@ -100,7 +100,7 @@ class MediaFetcher:
                 url = url.join(_parsed(response.headers.get("Location", ""), param))
         raise _unreachable(f"more than {self._config.max_redirects} redirects", param)
 
-    async def _check(self, url: URL, param: str, caller: str) -> None:
+    async def _check(self, url: URL, param: str, caller: Caller) -> None:
         """Refuse a hop before it is made; a name's addresses are checked when they are used."""
         if url.scheme not in ("http", "https") or not url.host:
             raise _forbidden(param)

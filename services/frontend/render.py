@@ -19,6 +19,7 @@ from services.frontend.families import Extent, Family, load_family
 from services.frontend.grammar import asks_for_grammar, forces_calls, grammar_of, mark_terms
 from services.frontend.guard import Guard, Guarded
 from services.frontend.items import ItemLoader
+from services.frontend.lookups import NOBODY, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompt import Prompt, tokenize
@@ -103,7 +104,7 @@ class Frontend:
         *,
         request_id: str,
         resolved: Mapping[str, bytes] | None = None,
-        caller: str = "",
+        caller: Caller = NOBODY,
     ) -> RenderedRequest:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 

@@ -9,6 +9,7 @@ from blake3 import blake3
 from starlette.requests import Request
 
 from protocol.errors import InvalidRequest
+from services.frontend.lookups import Caller
 from services.frontend.render import RenderedRequest
 from services.http.deadline import Deadline
 
@@ -49,9 +50,9 @@ def with_caller(
     return replace(rendered, generate=generate, tenant=_tenant(headers), session=session)
 
 
-def caller_of(request: Request) -> str:
-    """Who asks: the tenant, or the address that the request comes from."""
-    return _tenant(request.headers) or (request.client.host if request.client else "")
+def caller_of(request: Request) -> Caller:
+    address = request.client.host if request.client else ""
+    return Caller(address, _tenant(request.headers))
 
 
 def _tenant(headers: Mapping[str, str]) -> str:

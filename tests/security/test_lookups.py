@@ -12,7 +12,7 @@ import pytest
 from protocol.errors import InvalidRequest
 from services.frontend.addresses import is_public
 from services.frontend.config import MediaConfig
-from services.frontend.lookups import LookUps
+from services.frontend.lookups import Caller, LookUps
 from services.frontend.media import MediaFetcher
 from tests.support.waiting import eventually
 
@@ -46,32 +46,63 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     server.go_on.set()
 
 
+THEM, US = Caller("10.0.0.1", "them"), Caller("10.0.0.2", "us")
+
+
 async def test_a_callers_slow_names_are_nobody_elses_wait(names: Names) -> None:
     """Also once they have been given up: their threads are still busy."""
     lookups = LookUps(public_only=True)
     for _ in range(3):
         many = [
-            asyncio.ensure_future(lookups.find(f"{number}.slow", 80, "them"))
-            for number in range(32)
+            asyncio.ensure_future(lookups.find(f"{number}.slow", 80, THEM)) for number in range(32)
         ]
         await eventually(lambda: names.slow == 4)
         for task in many:
             task.cancel()
         await asyncio.gather(*many, return_exceptions=True)
     assert names.slow == 4
-    await lookups.find("good.example", 80, "us")
+    for caller in (US, Caller("10.0.0.1", "a neighbour")):
+        await lookups.find(f"{caller.tenant[-2:]}.example", 80, caller)
+    await lookups.find("good.example", 80, US)
     (found,) = await lookups.resolve("good.example", 443)
     assert (found["host"], found["port"]) == (PUBLIC, 443)
     names.go_on.set()
-    await lookups.find("good.example2", 80, "them")
-    await eventually(lambda: not lookups._callers)
+    await lookups.find("good.example2", 80, THEM)
+    await eventually(lambda: not lookups._turns)
+    await lookups.close()
+
+
+async def test_other_names_for_oneself_do_not_help(names: Names) -> None:
+    """Keys that nobody checks are as many as one likes."""
+    lookups = LookUps(public_only=True)
+    many = [
+        asyncio.ensure_future(lookups.find(f"{n}.slow", 80, Caller("10.0.0.1", str(n))))
+        for n in range(64)
+    ]
+    await eventually(lambda: names.slow == 16)
+    await lookups.find("good.example", 80, US)
+    assert names.slow == 16
+    for task in many:
+        task.cancel()
+    await asyncio.gather(*many, return_exceptions=True)
+    names.go_on.set()
+    await eventually(lambda: not lookups._turns)
+    await lookups.close()
+
+
+async def test_many_names_of_one_without_a_key(names: Names) -> None:
+    lookups = LookUps(public_only=True)
+    nobody = Caller("10.0.0.1")
+    await asyncio.gather(*[lookups.find(f"{n}.example", 80, nobody) for n in range(100)])
+    assert len(names.asked) == 100
+    await eventually(lambda: not lookups._turns)
     await lookups.close()
 
 
 async def test_what_was_looked_up_is_not_asked_again(names: Names) -> None:
     lookups = LookUps(public_only=False)
     for _ in range(3):
-        await lookups.find("a.example", 80, "us")
+        await lookups.find("a.example", 80, US)
         await lookups.resolve("a.example", 80)
     assert names.asked == ["a.example"]
     for number in range(2000):

@@ -47,6 +47,7 @@ BODIES: dict[str, tuple[str, Any, str]] = {
         "priority"),
     "half a character": ("/abort_requests", b'{"request_ids": ["\\ud800"]}', ""),
     "deep": ("/abort_requests", b"[" * 100_000, ""),
+    "version": ("/cache_status", {"latest_cache_version": 10**30}, "latest_cache_version"),
     "tokens": ("/detokenize", {"tokens": [10**30]}, "tokens[0]"),
 }  # fmt: skip
 

@@ -106,6 +106,9 @@ class Stalled:
             self._commands.send(messages.encode(Query(self._asked)))
             self._asked += 1
 
+    def say(self, data: bytes) -> None:
+        self._commands.send(data)
+
     def drain(self) -> None:
         """Every answer that is due, in order."""
         while self._answered < self._asked:
@@ -118,6 +121,18 @@ class Stalled:
         self.process.wait()
         self._commands.close(linger=0)
         self._events.close(linger=0)
+
+
+def test_a_command_that_makes_no_sense_is_passed_over(model_dir: ModelDir, tmp_path: Path) -> None:
+    engine = Stalled(model_dir("qwen3"), tmp_path)
+    try:
+        for data in (b"\xc1", b"", messages.encode(Query(1 << 40))[:-1]):
+            engine.say(data)
+        engine.say(messages.encode(Query(7)))
+        answer = engine.take()
+        assert isinstance(answer, Statistics) and answer.query_id == 7
+    finally:
+        engine.close()
 
 
 def test_an_engine_whose_worker_stalls_serves_its_peers_and_ends_with_it(

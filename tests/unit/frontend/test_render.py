@@ -194,7 +194,7 @@ def test_the_same_picture_is_fetched_once(fronts: Fronts, monkeypatch: pytest.Mo
     front = fronts()
     fetched = []
 
-    async def fetch(self: object, url: str, *, param: str, caller: str) -> bytes:
+    async def fetch(self: object, url: str, *, param: str, caller: object) -> bytes:
         fetched.append((url, param))
         return RED
 
