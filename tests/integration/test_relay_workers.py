@@ -57,6 +57,19 @@ def test_both_dialects_give_the_same_tokens(both: Both) -> None:
             assert tokens(server, case, max_tokens=10, ignore_eos=True) == expected
 
 
+def test_one_uuid_for_two_pictures_does_not_mix_them_up(both: Both) -> None:
+    """The relay encodes each by itself, and names it by its content from then on."""
+    case = picture_cases()[3]
+    body = body_of(case, max_tokens=10, ignore_eos=True)
+    for part in body["messages"][0]["content"]:
+        part["uuid"] = "the same"
+    expected = reference_generate(both.stack.model, case, 10, ignore_eos=True)
+    for server in (both.openai, both.tokens):
+        status, answer = call(server.url + CHAT, body)
+        assert status == 200, answer
+        assert answer["choices"][0]["token_ids"] == expected
+
+
 def test_our_decode_fetches_what_the_relay_hands_over(both: Both) -> None:
     def fetched() -> int:
         report = call(f"{both.workers[2].url}/integrity")[1]
