@@ -4,6 +4,7 @@ import io
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,17 @@ def ico(inner: bytes) -> bytes:
 
 
 @pytest.fixture
-def no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def no_decoder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test whose picture reaches a decoder, whatever is made of that."""
+    opened: list[object] = []
+
+    def refuse(*given: object, **_: object) -> None:
+        opened.append(given)
         raise AssertionError("a decoder was started")
 
     monkeypatch.setattr(Image, "open", refuse)
+    yield
+    assert not opened
 
 
 def status_of(data: bytes) -> int:
