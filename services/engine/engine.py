@@ -41,8 +41,9 @@ from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.image_prefetch import Preparing, tokens_ahead
+from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.rates import RateMeter
-from services.engine.scheduling.scheduler import Limits, Scheduler
+from services.engine.scheduling.scheduler import Scheduler
 from services.engine.transfers.kv_fetches import Transfers
 from services.membership.events import CacheLog
 

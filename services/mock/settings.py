@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from protocol.registry import InstanceRole
 from services.engine.config import EngineConfig
-from services.engine.scheduling.scheduler import Limits
+from services.engine.scheduling.limits import Limits
 from services.mock.tokens import Vocabulary
 
 _INSTANT = 4096

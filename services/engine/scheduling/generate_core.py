@@ -9,11 +9,12 @@ from dataclasses import replace
 from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
 from protocol.refs import KVRef, has_remote_prefill
-from protocol.types import FinishReason, GenerateRequest, RequestOutput
+from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.scheduling.admission_checks import Intake, MakeKeys
 from services.engine.scheduling.chunks import Chunk, Work, work_of
-from services.engine.scheduling.deadlines import Deadlines
+from services.engine.scheduling.endings import ending
+from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of, sibling_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
@@ -51,8 +52,7 @@ class GenerateCore:
         self._intake = Intake(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
-        self._requests: dict[str, dict[int, Request]] = {}
-        self._deadlines = Deadlines(self._is_alive, lambda: len(self._requests))
+        self._live = LiveRequests()
         self._progressed = False
         self._in_step: list[str] = []
         self._begun = 0.0
@@ -60,7 +60,7 @@ class GenerateCore:
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
 
     def __len__(self) -> int:
-        return sum(len(choices) for choices in self._requests.values())
+        return len(self._live)
 
     def add(self, source: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""
@@ -74,14 +74,12 @@ class GenerateCore:
 
     def admit(self, source: GenerateRequest) -> None:
         """Queue a request; `InvalidRequest` or `Unavailable` if it is refused."""
-        if source.request_id in self._requests:
+        if source.request_id in self._live:
             name = source.request_id
             raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
         request = self._intake.request(source)
         ref = _remote(source)
-        self._register(request)
-        if request.deadline is not None:
-            self._deadlines.add(request.deadline, request.arrival, source.request_id)
+        self._live.add(request)
         if ref is not None:
             self.transfers.fetch(request, ref)
         else:
@@ -90,45 +88,29 @@ class GenerateCore:
         if request.hands_over:
             self.transfers.offers.offer(request)
 
-    def _is_alive(self, request_id: str, arrival: int) -> bool:
-        choices = self._requests.get(request_id)
-        return choices is not None and next(iter(choices.values())).arrival == arrival
-
     @property
     def next_deadline(self) -> float | None:
         """When the next request must have ended."""
-        return self._deadlines.next_time
-
-    def _register(self, request: Request) -> None:
-        self._requests.setdefault(request.source.request_id, {})[request.index] = request
-
-    def _unregister(self, request: Request) -> None:
-        choices = self._requests[request.source.request_id]
-        del choices[request.index]
-        if not choices:
-            del self._requests[request.source.request_id]
-
-    def _alive(self) -> list[Request]:
-        return [request for choices in self._requests.values() for request in choices.values()]
+        return self._live.next_deadline
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
         """Forget requests at once; blocks of a transfer under way follow when it has settled."""
         for request_id in request_ids:
-            for request in list(self._requests.get(request_id, {}).values()):
+            for request in self._live.choices(request_id):
                 if index in (None, request.index):
                     self._drop(request)
             if index is None:
                 self.transfers.offers.release(request_id)
 
     def _drop(self, request: Request) -> None:
-        self._unregister(request)
+        self._live.remove(request)
         self.transfers.offers.abandon(request.source.request_id, "the request was aborted")
         self.transfers.abort(request)
 
     def close(self) -> None:
         """Give every request up, and all that is on its way to or from here for one: peers that
         hold something for them are told."""
-        self.abort(list(self._requests))
+        self.abort(self._live.names())
         self.transfers.offers.close()
 
     def step(self) -> list[RequestOutput]:
@@ -188,7 +170,7 @@ class GenerateCore:
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))
         for key, error in self.scheduler.embeddings.poll():
-            request = self._requests.get(key[0], {}).get(key[1])
+            request = self._live.find(key)
             if request is not None:
                 outputs.append(self._fail(request, error))
         for request, arrival in self.transfers.arrived:
@@ -216,8 +198,7 @@ class GenerateCore:
     def _expire(self) -> list[RequestOutput]:
         return [
             self._fail(request, DeadlineExceeded("the request's deadline has passed"))
-            for request_id in self._deadlines.due(self._clock())
-            for request in list(self._requests[request_id].values())
+            for request in self._live.late(self._clock())
         ]
 
     def _fail(self, request: Request, error: TriptychError) -> RequestOutput:
@@ -252,19 +233,19 @@ class GenerateCore:
         siblings = [sibling_of(request, index) for index in request.siblings]
         request.siblings = ()
         for sibling in siblings:
-            self._register(sibling)
+            self._live.add(sibling)
             self.scheduler.add(sibling)
         return siblings
 
     def _gained(self, sampled: Sampled) -> RequestOutput:
         request = sampled.request
         first = request.num_output == len(request.source.emitted.get(request.index, ()))
-        reason, stop, count = self._ending(request, sampled.token_ids)
+        reason, stop, count = ending(request, sampled.token_ids, self._config.eos_token_ids)
         tokens, logprobs = sampled.token_ids[:count], sampled.logprobs
         request.tokens += tokens
         if count > 1:
             self.scheduler.computed(request, request.num_computed + count - 1)
-            self.scheduler.trim(request)
+        self.scheduler.trim(request)
         output = RequestOutput(
             request.source.request_id,
             request.index,
@@ -286,23 +267,8 @@ class GenerateCore:
             self.counters["prompt_tokens"] += request.num_prompt
             self.counters["cached_tokens"] += output.cached_tokens
 
-    def _ending(
-        self, request: Request, tokens: Sequence[int]
-    ) -> tuple[FinishReason | None, int | None, int]:
-        """(finish reason, stop reason, how many of `tokens` are put out) as a choice gains them."""
-        sampling, output = request.sampling, request.num_output
-        eos = () if sampling.ignore_eos else self._config.eos_token_ids
-        room = 1 if request.hands_over else max(1, sampling.max_tokens - output)
-        for given, token in enumerate(tokens[:room] if eos or sampling.stop_token_ids else (), 1):
-            if output + given >= sampling.min_tokens:
-                if token in eos:
-                    return "stop", None, given
-                if token in sampling.stop_token_ids:
-                    return "stop", token, given
-        return ("length", None, room) if len(tokens) >= room else (None, None, len(tokens))
-
     def _finish(self, request: Request) -> None:
-        self._unregister(request)
+        self._live.remove(request)
         if request.hands_over and request.blocks:
             self.transfers.offers.hold(request)
         else:
@@ -312,7 +278,7 @@ class GenerateCore:
         """Compare every book with every other; [] if all agree."""
         owners = [r.blocks for r in self.scheduler.all_requests()]
         problems = self.scheduler.blocks.check_integrity([*owners, *self.transfers.owned_blocks()])
-        known, queued = {r.key for r in self._alive()}, self.scheduler.keys()
+        known, queued = {r.key for r in self._live}, self.scheduler.keys()
         problems += self.scheduler.embeddings.check_integrity(known)
         problems += [f"request {key} is in no queue" for key in known - queued]
         problems += [f"request {key} is queued but unknown" for key in queued - known]

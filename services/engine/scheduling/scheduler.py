@@ -13,59 +13,15 @@ can therefore always finish.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.limits import Limits, Step, Unplace
 from services.engine.scheduling.request import Request, RequestKey, Status
 from services.membership.events import CacheLog
-
-Unplace = Callable[[Request], None]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """`max_num_batched_tokens` bounds a step, `max_num_seqs` the requests that run at once,
-    `max_prefill_beside_decode`, unless 0, the prompt tokens of a step in which requests decode."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    whole_media: bool = False
-    """No chunk may end inside a media span (its tokens see one another in both directions)."""
-    max_prefill_beside_decode: int = 0
-    decode_steps: int = 1
-    """Tokens that a choice may gain in one step while all decode and none waits."""
-
-    @property
-    def whole_media_tokens(self) -> int:
-        """Longest media span that fits a step even when every other request decodes beside it."""
-        return self.max_num_batched_tokens - self.max_num_seqs
-
-    @property
-    def max_running(self) -> int:
-        return min(self.max_num_seqs, self.max_num_batched_tokens)
-
-
-@dataclass
-class _Step:
-    """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts.
-    `unplace` takes the blocks of a loading request back."""
-
-    left: int
-    unplace: Unplace
-    prompts: int = 0
-    chunks: list[Chunk] = field(default_factory=list)
-
-    def add(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        self.left -= chunk.count
-        self.prompts -= chunk.count
-
-    def remove(self, request: Request) -> None:
-        """A request has lost its blocks to one that is older."""
-        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
 
 
 @dataclass
@@ -99,7 +55,7 @@ class Scheduler:
     def schedule(self, unplace: Unplace) -> list[Chunk]:
         """The next step's chunks; their blocks are allocated. None is admitted in a step that
         preempts. `unplace` takes the blocks of a loading request back."""
-        step = _Step(self.limits.max_num_batched_tokens, unplace)
+        step = Step(self.limits.max_num_batched_tokens, unplace)
         preemptions = self.preemptions
         running = sorted(self.running, key=lambda r: r.order)
         decodes = [request for request in running if request.num_left == 1]
@@ -115,18 +71,18 @@ class Scheduler:
             self._lengthen(step)
         return step.chunks
 
-    def _for_prompts(self, step: _Step) -> int:
+    def _for_prompts(self, step: Step) -> int:
         bound = self.limits.max_prefill_beside_decode
         return min(step.left, bound) if bound and step.chunks else step.left
 
-    def _schedule_running(self, request: Request, budget: int, step: _Step) -> None:
+    def _schedule_running(self, request: Request, budget: int, step: Step) -> None:
         if request.status is not Status.RUNNING:
             return
         count = self._chunk_size(request, budget, step.left)
         if count and self._grow(request, request.num_computed + count, step):
             step.add(chunk_of(request, count))
 
-    def _lengthen(self, step: _Step) -> None:
+    def _lengthen(self, step: Step) -> None:
         """Further steps for those who decode, as far as there are blocks."""
         if self.waiting or not all(chunk.decodes for chunk in step.chunks):
             return
@@ -146,12 +102,13 @@ class Scheduler:
         return [max(0, blocks_for(r.num_computed + tokens) - len(r.blocks)) for r in requests]
 
     def trim(self, request: Request) -> None:
-        """Give back blocks beyond a request's tokens: a step of several has ended early."""
+        """Give back blocks beyond a request's tokens, if a step of several has ended early."""
         kept = self.blocks.blocks_for(len(request.tokens))
-        self.blocks.release(request.blocks[kept:])
-        del request.blocks[kept:]
+        if len(request.blocks) > kept:
+            self.blocks.release(request.blocks[kept:])
+            del request.blocks[kept:]
 
-    def _admit_waiting(self, step: _Step) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         """Start waiting requests in order; those that wait for embeddings are passed by."""
         self.starved = None
         for request in list(self.waiting):
@@ -164,7 +121,7 @@ class Scheduler:
     def has_room(self) -> bool:
         return len(self.running) + len(self.loading) < self.limits.max_running
 
-    def _admit(self, request: Request, step: _Step) -> bool:
+    def _admit(self, request: Request, step: Step) -> bool:
         """Start a waiting request, unless it waits for embeddings; False if it must wait for others
         to end."""
         if not self.has_room():
@@ -218,7 +175,7 @@ class Scheduler:
                 break
         return end - start
 
-    def _grow(self, request: Request, num_tokens: int, step: _Step) -> bool:
+    def _grow(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Give a running request room for `num_tokens`, preempting younger ones if needed."""
         needed = self.blocks.blocks_for(num_tokens) - len(request.blocks)
         while not self.blocks.can_allocate(needed):

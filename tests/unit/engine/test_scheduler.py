@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from connectors.base import EC_TENSOR, Entry
 from connectors.ec.local import LocalEC
+from protocol.errors import ConfigError
 from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, MMItem, SamplingParams
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.request import Request
-from services.engine.scheduling.scheduler import Limits, Scheduler
+from services.engine.scheduling.scheduler import Scheduler
 
 SIZE = 16
 LAYOUT = EmbeddingLayout(1, 0, torch.float32)
@@ -111,6 +113,13 @@ def test_the_oldest_prompt_gets_on_however_many_decode() -> None:
         assert len(case.step()) <= 8
     assert long.num_output >= 1
     assert all(request in case.scheduler.waiting for request in late), "there are no more slots"
+
+
+@pytest.mark.parametrize("wrong", [(0, 8, 0), (8, 0, 0), (8, 8, -1)])
+def test_limits_under_which_some_would_never_run_are_refused(wrong: tuple[int, int, int]) -> None:
+    seqs, tokens, beside = wrong
+    with pytest.raises(ConfigError, match="max_"):
+        Limits(seqs, tokens, max_prefill_beside_decode=beside)
 
 
 def test_a_picture_that_must_be_whole_is_computed_beside_those_who_decode() -> None:

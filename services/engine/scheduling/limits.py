@@ -1,0 +1,65 @@
+"""How much runs at once, and how much of it a step that is being made up has taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.errors import ConfigError
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.request import Request
+
+Unplace = Callable[[Request], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`max_num_batched_tokens` bounds a step, `max_num_seqs` the requests that run at once,
+    `max_prefill_beside_decode`, unless 0, the prompt tokens of a step in which requests decode."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    whole_media: bool = False
+    """No chunk may end inside a media span (its tokens see one another in both directions)."""
+    max_prefill_beside_decode: int = 0
+    decode_steps: int = 1
+    """Tokens that a choice may gain in one step while all decode and none waits."""
+
+    def __post_init__(self) -> None:
+        """`ConfigError` names the flag at fault: with less than this, some requests never run."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "decode_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is not positive")
+        if self.max_prefill_beside_decode < 0:
+            raise ConfigError(
+                f"max_prefill_beside_decode: {self.max_prefill_beside_decode} is negative"
+            )
+
+    @property
+    def whole_media_tokens(self) -> int:
+        """Longest media span that fits a step even when every other request decodes beside it."""
+        return self.max_num_batched_tokens - self.max_num_seqs
+
+    @property
+    def max_running(self) -> int:
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+
+@dataclass
+class Step:
+    """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts.
+    `unplace` takes the blocks of a loading request back."""
+
+    left: int
+    unplace: Unplace
+    prompts: int = 0
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.left -= chunk.count
+        self.prompts -= chunk.count
+
+    def remove(self, request: Request) -> None:
+        """A request has lost its blocks to one that is older."""
+        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
