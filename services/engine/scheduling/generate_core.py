@@ -115,7 +115,7 @@ class GenerateCore:
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
-        self._in_step = list(self._requests)
+        self._in_step = self._live.names()
         outputs = self.advance()
         chunks = self.begin()
         if chunks:
@@ -209,7 +209,7 @@ class GenerateCore:
 
     def fail_all(self, error: TriptychError) -> list[RequestOutput]:
         """After a step that raised: all requests end, also those whose last outputs it has lost."""
-        self.abort(list(self._requests))
+        self.abort(self._live.names())
         self.transfers.arrived.clear()
         self.transfers.offers.seal([])
         info = error_info(error)
