@@ -60,6 +60,13 @@ class Fleet:
         engine.abort(request_ids)
         self.wake(engine)
 
+    def kill(self, engine: Engine) -> None:
+        """It answers no more; those who wait for it are told that it is gone."""
+        self.dead.add(engine)
+        for (producer, _), (consumer, ref) in list(self._kv_waiters.items()):
+            if producer is engine:
+                self._ask(consumer, ref, None)
+
     def wake(self, engine: Engine, time: float | None = None) -> None:
         """Run an engine at `time`, now if there is none."""
         time = self.clock.now if time is None else time

@@ -24,6 +24,7 @@ class _Load(KVLoad):
         self.offer: OfferBody | None = None
         self.blocks: int | None = None
         self.number = 0
+        self.confirming = False
         self.held = False
         self.error: TransferError | None = None
 
@@ -36,6 +37,8 @@ class _Load(KVLoad):
         self._loads.copy(self)
 
     def unplace(self) -> None:
+        if self.confirming:  # the producer has let go of its copy
+            self.error = TransferError("its place was taken")
         self.blocks = None
         self.number += 1
 
@@ -116,6 +119,7 @@ class CountedLoads:
 
     def _copied(self, load: _Load, number: int) -> None:
         if self._load(load.ref) is load and load.number == number and load.offer is not None:
+            load.confirming = True
             self._actions.append(ConfirmKV(load.ref, load.offer.generation))
 
     def confirmed(self, ref: KVRef, held: bool) -> None:
@@ -123,7 +127,8 @@ class CountedLoads:
         load = self._load(ref)
         if load is not None:
             load.held = held
-            load.error = None if held else TransferError("the lease lapsed while copying")
+            if not held:
+                load.error = TransferError("the lease lapsed while copying")
 
     def done(self, load: _Load) -> None:
         """All of it is here."""
