@@ -155,6 +155,11 @@ class CountedEC(ECConnector):
             found.local = found.local or name in local
             found.holders.add(request_id)
 
+    @property
+    def expecting(self) -> bool:
+        """Whether any request here still needs an embedding."""
+        return bool(self._expected)
+
     def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         found = self._expected.get(mm_hash)
         if found is not None:

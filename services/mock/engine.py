@@ -12,6 +12,7 @@ from connectors.base import nobody_listens
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.kv_events import CacheEvent
+from protocol.refs import has_remote_prefill
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.reports import counters_of, gauges_of
 from services.engine.scheduling.admission_checks import MakeKeys
@@ -145,7 +146,8 @@ class Engine:
     def add(self, source: GenerateRequest, local: Collection[str] = ()) -> None:
         """Queue a request; `local` are items whose media came with it. Raises `InvalidRequest`."""
         self.core.admit(source)
-        self.ec.expect(source.request_id, source.mm_items, local)
+        if not has_remote_prefill(source.kv_transfer_params):
+            self.ec.expect(source.request_id, source.mm_items, local)
 
     def add_encode(self, request: EncodeRequest) -> list[EncodeOutput]:
         """Queue items; returns those answered at once. Raises `InvalidRequest`."""
@@ -261,4 +263,8 @@ class Engine:
     def check_integrity(self) -> list[str]:
         """Compare every book with every other; [] if nothing leaked."""
         problems = self.ec.check_integrity()
-        return problems + (self.generate.check_integrity() if self.generate is not None else [])
+        if self.generate is None:
+            return problems
+        if self.ec.expecting and not len(self.generate):
+            problems.append("embeddings are expected for requests that have ended")
+        return problems + self.generate.check_integrity()
