@@ -27,10 +27,10 @@ class BlockManager:
         self.version = 0
         self._caching = prefix_caching
         self._refs: dict[int, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self._key_of: dict[int, bytes] = {}  # of owned blocks
         self._block_of: dict[bytes, int] = {}
         self._blank: list[int] = []
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: OrderedDict[int, bytes] = OrderedDict()  # free blocks with their keys
         self._unused = 0
 
     @property
@@ -58,8 +58,10 @@ class BlockManager:
     def acquire(self, blocks: Iterable[int]) -> None:
         """Become one more owner of blocks that hold something."""
         for block in blocks:
-            self._refs[block] = self._refs.get(block, 0) + 1
-            self._cached.pop(block, None)
+            owners = self._refs.get(block, 0)
+            self._refs[block] = owners + 1
+            if not owners:
+                self._key_of[block] = self._cached.pop(block)
 
     def can_allocate(self, count: int, matched: Sequence[int] = ()) -> bool:
         """Whether `count` new blocks are left once the `matched` ones are acquired."""
@@ -70,19 +72,16 @@ class BlockManager:
         """`count` blocks owned once, or None (and nothing taken) if there are not as many."""
         if count > self.num_free:
             return None
-        blocks = [self._take() for _ in range(count)]
+        blocks = [self._blank.pop() for _ in range(min(count, len(self._blank)))]
+        unused = min(count - len(blocks), self.num_blocks - self._unused)
+        blocks += range(self._unused, self._unused + unused)
+        self._unused += unused
+        for _ in range(count - len(blocks)):
+            block, key = self._cached.popitem(last=False)
+            self._forget(key)
+            blocks.append(block)
         self._refs.update(dict.fromkeys(blocks, 1))
         return blocks
-
-    def _take(self) -> int:
-        if self._blank:
-            return self._blank.pop()
-        if self._unused < self.num_blocks:
-            self._unused += 1
-            return self._unused - 1
-        block = self._cached.popitem(last=False)[0]
-        self._forget(block)
-        return block
 
     def store(self, block: int, key: bytes) -> bool:
         """Declare that an owned block holds, complete, the tokens that `key` names.
@@ -109,20 +108,21 @@ class BlockManager:
                 self._refs[block] = left
                 continue
             del self._refs[block]
-            if block in self._key_of:
-                self._cached[block] = None
-            else:
+            key = self._key_of.pop(block, None)
+            if key is None:
                 self._blank.append(block)
+            else:
+                self._cached[block] = key
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; owned blocks stay owned."""
-        for block in list(self._block_of.values()):
-            self._forget(block)
+        for key in list(self._block_of):
+            self._forget(key)
         self._blank += reversed(self._cached)
         self._cached.clear()
+        self._key_of.clear()
 
-    def _forget(self, block: int) -> None:
-        key = self._key_of.pop(block)
+    def _forget(self, key: bytes) -> None:
         del self._block_of[key]
         self.version += 1
         self.forgotten(key)
@@ -139,9 +139,7 @@ class BlockManager:
         problems += [f"block {block}: free and owned at once" for block in free if block in held]
         if len(set(free)) != len(free) or len(free) + len(self._refs) != self._unused:
             problems.append("a block is neither free nor owned")
-        problems += [
-            f"key of block {block} is not its own"
-            for key, block in self._block_of.items()
-            if self._key_of.get(block) != key
-        ]
+        keys = {**self._key_of, **self._cached}
+        if {block: key for key, block in self._block_of.items()} != keys:
+            problems.append("a block's key is not its own")
         return problems
