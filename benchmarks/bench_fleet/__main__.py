@@ -1,0 +1,126 @@
+"""Goodput of one fleet behind four proxies, offered from half to twice of its capacity.
+
+    python -m benchmarks.bench_fleet [--quick] [--json FILE] [--peer PROGRAM] [--rates 4,6,...]
+
+Mock workers that speak vLLM's protocol (three encoders, four prefill, four decode, on a timing
+model), one trace for all: three pictures a request out of 600 (Zipf 1.1), shared system prompts,
+Poisson arrivals whoever waits. Contenders: round robin as vLLM's disaggregated example does it,
+vllm-router (P+D; as many workers in all, whose prefill workers encode), our proxy alone, our proxy
+and master. A request is good if its first token comes within a second and the others within 30 ms
+each. It is fair since workers, caches at the start (empty, then a fifth of the run not counted),
+requests and their times are the same for all, and each proxy runs with what its documentation says.
+`--quick` shows that it works; its figures are of seconds, and no bar is judged by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.bench_fleet import load, processes
+from benchmarks.bench_fleet.processes import Fleet
+from benchmarks.bench_fleet.report import (
+    ROUND_ROBIN,
+    ROUTER,
+    WITH_MASTER,
+    Measured,
+    measured,
+    rows,
+    table,
+)
+from benchmarks.bench_fleet.trace import Drawing
+from benchmarks.common.rows import arguments, finish, hardware, head, line
+
+SEED = 7
+WORKERS = (3, 4, 4)
+OUTPUT_TOKENS, QUICK_TOKENS = 100, 30
+SECONDS, QUICK_SECONDS = 180.0, 3.0
+RATES, QUICK_RATES = "4,6,8,10,13,16,20", "4,10"
+UNCOUNTED = 0.2  # of a run, while caches fill
+_DRAIN_S = 30.0  # for those under way once the last has been sent
+PROXY_ALONE = "proxy alone"
+Contender = Callable[[Fleet], AbstractContextManager[str]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = _parse(argv)
+    rates = [float(rate) for rate in given.rates.split(",")]
+    print(hardware(["aiohttp", "uvloop"], SEED))
+    curves: dict[str, list[Measured]] = {}
+    drawing = Drawing(SEED, QUICK_TOKENS if given.quick else OUTPUT_TOKENS)
+    with processes.fleet(*WORKERS) as fleet:
+        for name, contender in _contenders(given.only):
+            curves[name] = list(_curve(name, contender, fleet, drawing, rates, given.seconds))
+    if given.peer:
+        encode, prefill, decode = WORKERS
+        with _encoding_fleet(encode + prefill, decode) as fleet:
+            contender = _router(given.peer)
+            curves[ROUTER] = list(_curve(ROUTER, contender, fleet, drawing, rates, given.seconds))
+    print("\n".join(["", *table(curves), ""]))
+    found = rows(curves, judged=not given.quick) if WITH_MASTER in curves else []
+    print("\n".join([head(), *map(line, found)]))
+    return finish(found, given.json)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments("bench_fleet", __doc__)
+    parser.add_argument("--peer", type=Path, help="vllm-router's program; left out without one")
+    parser.add_argument("--rates", default="", help="requests/s to offer, comma-separated")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of each rate")
+    parser.add_argument("--only", default="", help="contenders whose name has this in it")
+    given = parser.parse_args(argv)
+    given.rates = given.rates or (QUICK_RATES if given.quick else RATES)
+    given.seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)
+    return given
+
+
+def _contenders(only: str) -> list[tuple[str, Contender]]:
+    known: list[tuple[str, Contender]] = [
+        (ROUND_ROBIN, processes.round_robin),
+        (PROXY_ALONE, processes.ours),
+        (WITH_MASTER, processes.ours_with_master),
+    ]
+    return [(name, contender) for name, contender in known if only in name]
+
+
+def _router(binary: Path) -> Contender:
+    return lambda fleet: processes.router(binary, fleet)
+
+
+@contextlib.contextmanager
+def _encoding_fleet(prefill: int, decode: int) -> Iterator[Fleet]:
+    """As many workers, for a router that never encodes."""
+    first, last = processes.workers("pdfusion", prefill), processes.workers("decode", decode)
+    with first as does_both, last as decodes:
+        yield Fleet([], does_both, decodes)
+
+
+def _curve(
+    name: str, contender: Contender, fleet: Fleet, drawing: Drawing, rates: Sequence[float],
+    seconds: float,
+) -> Iterator[Measured]:  # fmt: skip
+    """Each rate on a contender and caches that are new."""
+    for rate in rates:
+        fleet.reset()
+        before = fleet.counters()
+        asks, drain_s = drawing.trace(rate, seconds), min(_DRAIN_S, seconds)
+        begun = time.monotonic()
+        with contender(fleet) as url:
+            answers = uvloop.run(load.run(url, asks, drain_s))
+        after = fleet.counters()
+        used = {key: after[key] - before[key] for key in after}
+        found = measured(rate, answers, UNCOUNTED * seconds, seconds, used)
+        took = time.monotonic() - begun
+        print(f"{name} at {rate:g}/s: {found.goodput:.2f} good/s, {took:.0f} s", file=sys.stderr)
+        yield found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""What `bench_fleet` starts: workers of one shape, and one contender at a time before them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+TTFT_S, TPOT_S = 1.0, 0.03
+ADMIN_KEY = "bench"
+_START_S, _STOP_S = 30.0, 5.0
+# A vision tower takes a sixth of a second a picture, as of a large one; prefill 0.15 ms a token,
+# a decode step 10 ms and 1 ms a request. An encoder keeps 48 of the 600 pictures.
+TIMING = (
+    "--media-tokens", "256", "--embedding-cache-bytes", str(48 << 20),
+    "--encode-base-ms", "5", "--encode-patch-ms", "0.15",
+    "--prefill-base-ms", "5", "--prefill-token-ms", "0.15", "--prefill-cached-ms", "0",
+    "--decode-base-ms", "10", "--decode-request-ms", "1", "--decode-context-ms", "0",
+    "--kv-block-ms", "0.01", "--num-gpu-blocks-override", "2048",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """URLs of the workers."""
+
+    encode: list[str]
+    prefill: list[str]
+    decode: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.encode, *self.prefill, *self.decode]
+
+    def reset(self) -> None:
+        """Empty caches."""
+        for url in self.all:
+            for path in ("/reset_prefix_cache", "/reset_encoder_cache"):
+                call("POST", url, path)
+
+    def counters(self) -> dict[str, float]:
+        """Sums over the workers that do the work: encoders' items, prefill workers' tokens."""
+        items, tokens = _summed(self.encode), _summed(self.prefill)
+        return {
+            "items": items.get("mm_cache_queries", 0.0),
+            "item_hits": items.get("mm_cache_hits", 0.0),
+            "bytes": items.get("mm_received_bytes", 0.0),
+            "tokens": tokens.get("prompt_tokens", 0.0),
+            "token_hits": tokens.get("cached_tokens", 0.0),
+        }
+
+
+def _summed(urls: Sequence[str]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for url in urls:
+        report = json.loads(call("GET", url, "/integrity"))
+        for name, value in report["counters"].items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+@contextlib.contextmanager
+def fleet(encode: int, prefill: int, decode: int) -> Iterator[Fleet]:
+    """Mock workers that speak vLLM's protocol, one process for each role."""
+    with contextlib.ExitStack() as stack:
+        urls = [
+            stack.enter_context(workers(role, count))
+            for role, count in (("encode", encode), ("prefill", prefill), ("decode", decode))
+        ]
+        yield Fleet(*urls)
+
+
+@contextlib.contextmanager
+def workers(role: str, count: int) -> Iterator[list[str]]:
+    command = [
+        sys.executable, "-m", "services.mock", "--role", role, "--count", str(count),
+        "--port", "0", "--dialect", "openai", "--log-level", "warning", *TIMING,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with _ending(process):
+        assert process.stdout is not None
+        lines = [process.stdout.readline().decode() for _ in range(count)]
+        urls = [line.split()[-1] for line in lines if " ready on " in line]
+        if len(urls) != count:
+            raise RuntimeError(f"the {role} workers did not start")
+        yield urls
+
+
+@contextlib.contextmanager
+def round_robin(workers: Fleet) -> Iterator[str]:
+    with _serving("benchmarks.bench_fleet.round_robin", [
+        "--encode", ",".join(workers.encode), "--prefill", ",".join(workers.prefill),
+        "--decode", ",".join(workers.decode),
+    ]) as url:  # fmt: skip
+        yield url
+
+
+@contextlib.contextmanager
+def router(binary: Path, workers: Fleet) -> Iterator[str]:
+    """vllm-router with its defaults, P+D: it never encodes, so that its prefill workers get the
+    pictures themselves."""
+    port, metrics = _free_port(), _free_port()
+    flags = ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--port", str(port)]
+    for url in workers.prefill:
+        flags += ["--prefill", url]
+    for url in workers.decode:
+        flags += ["--decode", url]
+    flags += ["--prometheus-port", str(metrics), "--log-level", "error"]
+    with _running([str(binary), *flags], port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def ours(workers: Fleet) -> Iterator[str]:
+    """Our proxy alone."""
+    flags = ["--dialect", "openai", "--log-level", "error", *_static(workers)]
+    with _serving("proxy", flags) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def ours_with_master(workers: Fleet) -> Iterator[str]:
+    """Our proxy and master; the workers are added to the master by hand, as vLLM's are."""
+    flags = [
+        "--admin-api-key", ADMIN_KEY, "--probe-interval", "0.5", "--log-level", "error",
+        "--ttft-slo", str(TTFT_S), "--tpot-slo", str(TPOT_S),
+    ]  # fmt: skip
+    with _serving("services.master", flags) as master:
+        roles = {"encode": workers.encode, "prefill": workers.prefill, "decode": workers.decode}
+        for role, urls in roles.items():
+            for url in urls:
+                body = json.dumps({"role": role, "url": url})
+                call("POST", master, "/instances", body, {"x-api-key": ADMIN_KEY})
+        _until_known(master, len(workers.all))
+        flags = ["--dialect", "openai", "--master-url", master, "--log-level", "error"]
+        with _serving("proxy", [*flags, *_static(workers)]) as url:
+            yield url
+
+
+def _static(workers: Fleet) -> list[str]:
+    return [
+        "--encode-servers-urls", ",".join(workers.encode),
+        "--prefill-servers-urls", ",".join(workers.prefill),
+        "--decode-servers-urls", ",".join(workers.decode),
+    ]  # fmt: skip
+
+
+def _until_known(master: str, count: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if len(json.loads(call("GET", master, "/workers")).get("workers", [])) >= count:
+            return
+        time.sleep(0.05)
+    raise RuntimeError("the master does not know the workers")
+
+
+@contextlib.contextmanager
+def _serving(module: str, flags: Sequence[str]) -> Iterator[str]:
+    port = _free_port()
+    with _running([sys.executable, "-m", module, "--port", str(port), *flags], port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], port: int) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with _ending(process):
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                call("GET", url, "/health")
+                break
+            time.sleep(0.05)
+        else:
+            raise RuntimeError(f"{' '.join(command)} did not start")
+        yield url
+
+
+@contextlib.contextmanager
+def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def call(
+    method: str, url: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
+) -> bytes:
+    """The answer; `ConnectionError` unless it is good."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        answer = response.read()
+    if response.status != 200:
+        raise ConnectionError(f"HTTP {response.status} of {url}{path}: {answer[:200]!r}")
+    return answer
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
