@@ -1,24 +1,22 @@
 """Train the demonstration model from nothing and write it to a folder.
 
-python scripts/train_demo_model.py --out models/demo --minutes 55
+python -m scripts.train_demo_model --out models/demo --minutes 55
 """
 
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+from scripts.demo_model.architecture import build_model
+from scripts.demo_model.card import model_card
+from scripts.demo_model.evaluation import accuracy
+from scripts.demo_model.export import round_weights, save_model
+from scripts.demo_model.parity import check_parity
+from scripts.demo_model.training import Plan, train
+from scripts.demo_model.vocabulary import train_tokenizer
 
-from demo_model.architecture import build_model  # noqa: E402
-from demo_model.card import model_card  # noqa: E402
-from demo_model.evaluation import accuracy  # noqa: E402
-from demo_model.export import round_weights, save_model  # noqa: E402
-from demo_model.parity import check_parity  # noqa: E402
-from demo_model.training import Plan, train  # noqa: E402
-from demo_model.vocabulary import train_tokenizer  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common.pictures import Question, ask
 from benchmarks.common.scenes import Scene
-from demo_model.vision import Grid
-from demo_model.vocabulary import SYSTEM_PROMPT
+from scripts.demo_model.vision import Grid
+from scripts.demo_model.vocabulary import SYSTEM_PROMPT
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 

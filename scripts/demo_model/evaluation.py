@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
 from benchmarks.common.pictures import KINDS, Question, questions
-from demo_model.architecture import build_image_processor
+from scripts.demo_model.architecture import build_image_processor
 
 MAX_NEW_TOKENS = 48
 

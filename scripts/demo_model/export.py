@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
-from demo_model.architecture import build_image_processor
+from scripts.demo_model.architecture import build_image_processor
 
 
 def save_model(

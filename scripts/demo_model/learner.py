@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from demo_model.architecture import build_image_processor
-from demo_model.conversations import RowBatch
-from demo_model.pixels import COLOURS, FORMS, UNCLEAR, PictureBatch
-from demo_model.steps import Step
-from demo_model.vision import BatchedVision, patchify
+from scripts.demo_model.architecture import build_image_processor
+from scripts.demo_model.conversations import RowBatch
+from scripts.demo_model.pixels import COLOURS, FORMS, UNCLEAR, PictureBatch
+from scripts.demo_model.steps import Step
+from scripts.demo_model.vision import BatchedVision, patchify
 
 
 class Learner(nn.Module):

@@ -4,10 +4,17 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
 from benchmarks.common.pictures import Question, sample
-from demo_model.conversations import PICTURE, RowBatch, RowBuilder, collate, exchange, system_turn
-from demo_model.evaluation import model_inputs
-from demo_model.learner import Learner
-from demo_model.pixels import grid_of, picture_batches
+from scripts.demo_model.conversations import (
+    PICTURE,
+    RowBatch,
+    RowBuilder,
+    collate,
+    exchange,
+    system_turn,
+)
+from scripts.demo_model.evaluation import model_inputs
+from scripts.demo_model.learner import Learner
+from scripts.demo_model.pixels import grid_of, picture_batches
 
 TOLERANCE = 1e-4
 

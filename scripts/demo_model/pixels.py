@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from benchmarks.common.scenes import DIGITS, GROUNDS, SHAPES, TONES, Scene, draw
-from demo_model.architecture import PIXELS
-from demo_model.vision import Grid
+from scripts.demo_model.architecture import PIXELS
+from scripts.demo_model.vision import Grid
 
 FORMS = (*SHAPES, *DIGITS)
 COLOURS = tuple(TONES)

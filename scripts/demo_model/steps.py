@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.common.pictures import Split
 from benchmarks.common.scenes import SIZES, Scene, random_scene
-from demo_model.conversations import (
+from scripts.demo_model.conversations import (
     PICTURE,
     Row,
     RowBatch,
@@ -19,7 +19,7 @@ from demo_model.conversations import (
     exchange,
     system_turn,
 )
-from demo_model.pixels import PictureBatch, grid_of, picture_batches
+from scripts.demo_model.pixels import PictureBatch, grid_of, picture_batches
 
 ONE_PICTURE = (
     "describe", "describe", "count", "count", "count", "colour", "shape", "digit",

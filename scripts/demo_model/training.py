@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
 
-from demo_model.architecture import build_model
-from demo_model.learner import Learner, MasterOptimizer
-from demo_model.steps import Steps
+from scripts.demo_model.architecture import build_model
+from scripts.demo_model.learner import Learner, MasterOptimizer
+from scripts.demo_model.steps import Steps
 
 SEE, TALK = "see", "talk"
 SAVE_EVERY = 500  # steps
@@ -105,7 +105,7 @@ def _work(rank: int, plan: Plan, tokenizer: PreTrainedTokenizerFast, folder: Pat
 
 def _learner(plan: Plan, tokenizer: PreTrainedTokenizerFast) -> Learner:
     model = build_model(tokenizer, plan.seed)
-    # Written-out attention: see demo_model.vision.
+    # Written-out attention: see scripts.demo_model.vision.
     model.set_attn_implementation({"text_config": "eager"})
     learner = Learner(model).to(plan.device)
     if plan.compiled:

@@ -28,7 +28,7 @@ SPANS = ((0, 1100, 1356), (0, 1500, 1756), (2, 600, 856))
 MEDIA: dict[str, Any] = {"queries": (900, 1, 300), "contexts": (1800, 900, 900), "spans": SPANS}
 
 
-def _sizes(group: int, kv_heads: int, dim: int) -> dict[str, int]:
+def _sizes(group: int, kv_heads: int, dim: int) -> dict[str, Any]:
     return {"group": group, "kv_heads": kv_heads, "k_dim": dim, "v_dim": dim, "block_size": 16}
 
 

@@ -110,7 +110,7 @@ def question(name: str, **params: Any) -> dict[str, Any]:
 
 
 FIRST = ("error", "drop", "garbage", "half_json", "content_type", "hang")
-CASES = [
+CASES: list[tuple[str, dict[str, Any]]] = [
     *(("encode", {"kind": kind}) for kind in FIRST),
     *(("prefill", {"kind": kind}) for kind in (*FIRST, "wrong_handle", "wrong_count")),
     *(("decode", {"kind": kind}) for kind in FIRST),

@@ -112,7 +112,7 @@ def published(view: Any, topic: str) -> tuple[set[Any], set[str]]:
         dealer.connect(source["replay"])
         dealer.send_multipart(replay_request(SNAPSHOT))
         while True:
-            assert dealer.poll(WAIT_S * 1e3)
+            assert dealer.poll(round(WAIT_S * 1e3))
             message = parse_frames(dealer.recv_multipart())
             if message is None:
                 return blocks, media

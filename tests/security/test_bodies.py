@@ -43,7 +43,7 @@ def test_the_silent_ones_make_room() -> None:
     bodies = Bodies(100, 100, stall_s=5.0, clock=clock)
     claims = {}
     for name in ("complete", "oldest", "silent", "alive"):
-        claims[name] = bodies.open(lambda name=name: gone.append(name))  # type: ignore[misc]
+        claims[name] = bodies.open(lambda name=name: gone.append(name))
         claims[name].add(25)
         clock.now += 1.0
     claims["complete"].complete()

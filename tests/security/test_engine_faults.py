@@ -132,7 +132,8 @@ def test_a_request_that_cannot_be_computed_fails_alone(
     expected = run(served, [(first, media)])["first", 0]
     assert served.generate is not None and served.encode is not None
     served.reset_caches(prefix=True, encoder=True)
-    forward = served.generate._runner._model.forward
+    model: Any = served.generate._runner
+    forward = model._model.forward
     poison = len(second.token_ids)
 
     def fails(inputs: Any, batch: Any) -> Any:
@@ -140,7 +141,7 @@ def test_a_request_that_cannot_be_computed_fails_alone(
             raise cause
         return forward(inputs, batch)
 
-    monkeypatch.setattr(served.generate._runner._model, "forward", fails)
+    monkeypatch.setattr(model._model, "forward", fails)
     for request in (first, second):
         assert not served.add(request)
     found = steps(served)
@@ -201,7 +202,7 @@ def test_a_picture_that_cannot_be_encoded_fails_alone(
     folder = model_dir("qwen2_5_vl")
     pairs = [request_of(folder, asking(picture(n, 56 * n, 56), "?"), f"r{n}") for n in (1, 2, 3)]
     assert served.encode is not None
-    vision = served.encode._vision
+    vision: Any = served.encode._vision
     whole = vision._encode
 
     def fails(model: Any, batch: list[Any]) -> Any:

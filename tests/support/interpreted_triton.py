@@ -119,9 +119,9 @@ def test_attention_of_a_model_layer_takes_the_backend_of_its_batch() -> None:
     for backend in (None, Counting(SMALL)):
         step = make(Case("mixed", **MIXED))
         batch = replace(step.batch, backend=backend)
-        tensors = (t.unsqueeze(0) for t in (step.query, step.key, step.value))
+        query, key, value = (t.unsqueeze(0) for t in (step.query, step.key, step.value))
         layer: Any = SimpleNamespace(layer_idx=LAYER)
-        output, _ = paged_attention(layer, *tensors, None, paged=batch, scaling=0.3)
+        output, _ = paged_attention(layer, query, key, value, None, paged=batch, scaling=0.3)
         outputs.append(output)
     torch.testing.assert_close(outputs[1], outputs[0], atol=2e-5, rtol=2e-5)
     assert launched == ["write_kernel", "decode_kernel", "merge_kernel", "prefill_kernel"]

@@ -234,7 +234,7 @@ class RawProducer:
         self._real = real
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.instance_id = real.instance_id
         self.description: bytes | None = None
         self.asked: list[_Asked] = []

@@ -14,6 +14,7 @@ import zmq
 from protocol.kv_events import (
     SNAPSHOT,
     AllBlocksCleared,
+    BlockHash,
     BlockStored,
     CacheEvent,
     encode_batch,
@@ -26,7 +27,7 @@ from tests.support.stack import Process, call
 
 WAIT_S = 30.0
 until = partial(waiting.until, bound_s=WAIT_S)
-KEYS = list(range(10))
+KEYS: list[BlockHash] = [*range(10)]
 
 
 class Publisher:

@@ -191,7 +191,7 @@ def gather(outputs: list[RequestOutput], found: dict[int, list[int]]) -> bool:
     return any(output.finish_reason is not None for output in outputs)
 
 
-def fleet_of(way: str) -> dict[str, list[Worker]]:
+def fleet_of(way: str) -> dict[str, Any]:
     """One worker that does both, or prefill and decode, decode placed ahead of prefill or not."""
     stages = {"decode": [Worker()], "prefill": [Worker()]}
     return {"decode": stages["decode"]} if way == "together" else stages

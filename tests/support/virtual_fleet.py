@@ -112,9 +112,9 @@ class VirtualFleet:
         if isinstance(placed, Ticket):
             ticket = placed
             ticket.wake = lambda: self._answered(request, ticket.outcome)
-            if ticket.outcome is None:
-                return
-            placed = ticket.outcome
+            if ticket.outcome is not None:
+                self._answered(request, ticket.outcome)
+            return
         self._answered(request, placed)
 
     def _answered(self, request: Request, outcome: Any) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_transport import __main__
 from benchmarks.bench_transport.measures import (
     Size,
     bandwidth,
@@ -15,7 +14,7 @@ from benchmarks.bench_transport.measures import (
 )
 from benchmarks.bench_transport.pair import contiguous, pair, scattered
 from benchmarks.bench_transport.raw import GRANULE, RawFiles
-from benchmarks.common.rows import Row
+from benchmarks.common.rows import Row, markdown
 
 TINY = Size(nbytes=16 * GRANULE, rounds=1, large=1, small=2)
 
@@ -59,5 +58,5 @@ def test_bars_are_judged_by_the_right_side() -> None:
 
 
 def test_the_table_says_what_is_missed() -> None:
-    table = __main__.markdown([Row("a", 1.0, 2.0, 0.5, "ratio >= 0.8", False)], "here")
+    table = markdown([Row("a", 1.0, 2.0, 0.5, "ratio >= 0.8", False)], "here")
     assert table.splitlines()[-1] == "| a | 1.00 | 2.00 | 0.50 | ratio >= 0.8: MISSED |"

@@ -113,7 +113,7 @@ def die_writing(root: Path) -> None:
         path.write_bytes(b"half of it")
         die()
 
-    file_format.save_file = half  # type: ignore[assignment]
+    file_format.save_file = half  # type: ignore[attr-defined]
     ec.offer("a", entry(1))
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from connectors import host_memory
 from connectors.host_memory import RESERVE, MemoryBudget, available_bytes
 
 MEGA = 1 << 20
@@ -55,7 +54,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
 
 def test_a_budget_counts_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     now, free = [100.0], [RESERVE + 10]
-    monkeypatch.setattr(host_memory.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("connectors.host_memory.time.monotonic", lambda: now[0])
     budget = MemoryBudget(lambda: free[0])
     assert budget.allows(6) and not budget.allows(6) and budget.allows(4)
     assert not budget.allows(1)

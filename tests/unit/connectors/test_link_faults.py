@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from connectors.base import EC_TENSOR, Entry
-from connectors.ec.reader import ArenaLoad
+from connectors.ec.load import ArenaLoad
 from connectors.kv.fetch import Fetch
 from connectors.messages import ECDone, KVFetched, Release
 from protocol.errors import ConfigError, TransferError, TransferTimeout
@@ -187,7 +188,7 @@ def test_two_encoders_that_make_one_picture(link: Link) -> None:
                 side.poll()
         for side in (link.producer, second):
             side.ec.offer("e", Entry(entry, ()))
-        got = []
+        got: list[Any] = []
         link.until(lambda: got.extend(t for t in [load.poll()] if t is not None) or got, *every)
         assert torch.equal(got[0][EC_TENSOR], entry[EC_TENSOR])
         link.until(lambda: not (second.ec.active or link.producer.ec.active), *every)

@@ -54,7 +54,7 @@ def bad_requests(reply: bytes) -> Iterator[bytes]:
     good = seal(ReadRequest(reply, 0, 1, "kv", [[(0, 8)]]))
     yield from (good[:-1], good[:20] + b"\xff" + good[21:], good[:12] + b"\x09" + good[13:])
     yield seal(Description(reply, "kv", 8, True))
-    for region, transfer, messages in (
+    cases: tuple[tuple[str, int, list[list[tuple[int, int]]]], ...] = (
         ("none", 1, [[(0, 8)]]),
         ("kv", 1, [[(0, SIZE + 1)]]),
         ("kv", 1, [[(0, 8)], [(SIZE, 1)]]),
@@ -64,7 +64,8 @@ def bad_requests(reply: bytes) -> Iterator[bytes]:
         ("kv", 1, [[]]),
         ("kv", 1 << 60, [[(0, 8)]]),
         ("kv", 1, [[(0, BUNDLE), (0, BUNDLE)]]),
-    ):
+    )
+    for region, transfer, messages in cases:
         yield seal(ReadRequest(reply, 0, transfer, region, messages))
 
 

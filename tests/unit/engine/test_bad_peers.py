@@ -32,8 +32,8 @@ class Case:
     def __init__(self, model: Path, folder: Path) -> None:
         self.model = model
         ec = ECConfig("shm", path=str(folder), load_timeout_s=10.0, timeout_s=10.0)
-        kv = KVConfig("shm", path=str(folder), timeout_s=10.0)
-        self.engine: Engine = engine(model, parts=("language",), ec=ec, kv=kv, num_blocks=64)
+        wanted = KVConfig("shm", path=str(folder), timeout_s=10.0)
+        self.engine: Engine = engine(model, parts=("language",), ec=ec, kv=wanted, num_blocks=64)
         kv = self.engine.kv
         assert isinstance(kv, PullKV)
         self.producer = Side(

@@ -4,6 +4,7 @@ which a hand-over can go wrong."""
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -72,7 +73,7 @@ def test_a_prefix_that_decode_holds_is_not_sent_again(pair: Pair) -> None:
 
 
 def test_all_choices_go_on_from_one_prompt(pair: Pair) -> None:
-    sampling = {"n": 3, "temperature": 1.0, "seed": 5}
+    sampling: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 5}
     request = pair.request(**sampling)
     alone = engine(pair.model, parts=("language",), num_blocks=64)
     assert alone.generate is not None

@@ -97,7 +97,7 @@ class Stalled:
         self.port: int = ready.kv_endpoint["remote_port"]
 
     def take(self) -> Event:
-        assert self._events.poll(BOUND_S * 1000)
+        assert self._events.poll(round(BOUND_S * 1000))
         return decode_event(self._events.recv())
 
     def fill(self) -> None:

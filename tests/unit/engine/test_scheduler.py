@@ -48,7 +48,7 @@ class Case:
         return request
 
     def store_picture(self, item: MMItem) -> None:
-        self.store.put(item.mm_hash, Entry({EC_TENSOR: torch.zeros(item.length, 1)}, ("",)))
+        self.store.offer(item.mm_hash, Entry({EC_TENSOR: torch.zeros(item.length, 1)}, ("",)))
 
     def step(self) -> list[Chunk]:
         assert self.scheduler.embeddings.poll() == []

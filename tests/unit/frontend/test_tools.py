@@ -20,8 +20,7 @@ from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tools import CLOSE, OPEN, Heard, ToolCalls
 from tests.support.chat_templates import TEMPLATES
-from tests.support.frontend_helpers import write_model
-from tests.unit.frontend.test_render import frontend, render, user
+from tests.support.frontend_helpers import frontend, render, user, write_model
 
 BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'

@@ -25,7 +25,9 @@ from services.master.placement.tickets import PlacementTicket
 from services.master.probing.orphan_prober import keep, orphans
 from tests.support.master_nodes import Fleet, Node
 
-ROLES: list[InstanceRole] = ["encode"] * 2 + ["prefill"] * 3 + ["decode"] * 3
+ROLES: list[InstanceRole] = [
+    "encode", "encode", "prefill", "prefill", "prefill", "decode", "decode", "decode",
+]  # fmt: skip
 HOUR_S = 3600
 PER_S = 2
 TTL_S = 60.0

@@ -12,7 +12,7 @@ SLOTS = 70  # more than one machine word of bits
 Model = dict[int, set[int]]
 
 keys = st.lists(st.integers(0, 12), max_size=8)
-steps = st.one_of(
+steps: st.SearchStrategy[tuple[str, int, list[int]]] = st.one_of(
     st.tuples(st.just("add"), st.integers(0, SLOTS - 1), keys),
     st.tuples(st.just("remove"), st.integers(0, SLOTS - 1), keys),
     st.tuples(st.just("drop"), st.integers(0, SLOTS - 1), st.just([])),

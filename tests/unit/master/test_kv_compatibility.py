@@ -13,7 +13,6 @@ from protocol.registry import (
     Placement,
     ScheduleRequest,
 )
-from protocol.types import GenerateRequest, SamplingParams
 from proxy.fleet.fleet import Fleet
 from proxy.placement.own_view import by_load
 from services.master.config import MasterConfig
@@ -70,15 +69,14 @@ def test_the_proxy_pairs_by_itself() -> None:
     fleet = Fleet.from_urls("", "http://p1,http://p2", "http://d1,http://d2")
     for instance in fleet.all():
         instance.kv_endpoint = endpoint("old" if instance.url.endswith("1") else "new")
-    request = GenerateRequest("r", [1, 2], SamplingParams(max_tokens=4))
     found = set()
     for _ in range(TURNS):
-        plan = by_load(fleet, request, ())
+        plan = by_load(fleet, 4, ())
         assert plan.prefill is not None
         found.add((plan.prefill.url[-1], plan.decode.url[-1]))
     assert found == {("1", "1"), ("2", "2")}
     fleet.prefill[0].up = fleet.decode[1].up = False
-    assert by_load(fleet, request, ()).prefill is None, "decode does it all"
+    assert by_load(fleet, 4, ()).prefill is None, "decode does it all"
 
 
 @pytest.mark.parametrize(

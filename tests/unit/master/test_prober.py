@@ -90,7 +90,9 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
             service.add_instance(body(f"{deaf}/{number}", model="m"))
         service.add_instance(body(worker.url, model="m"))
         await eventually(
-            lambda: all(s["failures"] >= 2 for s in service.added.list() if deaf in s["url"])
+            lambda: all(
+                one.failures >= 2 for one in service.added.all() if deaf in one.instance.url
+            )
         )
         assert [info.url for info in known(service).values()] == [worker.url]
         shown = state(service, body(worker.url))

@@ -39,10 +39,12 @@ def nested(depth: int) -> Any:
 def test_what_cannot_be_told_on_is_refused_by_its_field(name: str, value: Any) -> None:
     registry = Registry(MasterConfig())
     with pytest.raises(InvalidRequest) as caught:
-        registry.register(info(**{name: {"x": value}}), 0.0)
+        endpoint: dict[str, Any] = {name: {"x": value}}
+        registry.register(info(**endpoint), 0.0)
     assert (caught.value.param, caught.value.code) == (name, "unusable_info")
     assert registry.instances == {} and registry.refused == {"unusable_info": 1}
-    registry.register(info(**{name: {"x": 2**64 - 1, "y": [None, 1.5, "z"]}}), 0.0)
+    endpoint = {name: {"x": 2**64 - 1, "y": [None, 1.5, "z"]}}
+    registry.register(info(**endpoint), 0.0)
     shown = Workers("1", True, [])
     assert msgspec.json.encode(shown) and registry.instances["w"].target
 

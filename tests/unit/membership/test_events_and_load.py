@@ -84,7 +84,7 @@ def answers(context: zmq.Context[Any], source: EventSource, start: int) -> list[
     dealer = context.socket(zmq.DEALER)
     dealer.connect(source.replay)
     dealer.send_multipart(replay_request(start))
-    found = []
+    found: list[Any] = []
     while True:
         assert dealer.poll(WAIT_S * 1e3)
         message = parse_frames(dealer.recv_multipart())

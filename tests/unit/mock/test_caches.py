@@ -18,14 +18,16 @@ from services.mock.timing import Noise, Timing
 def store(capacity: int) -> tuple[CountedEC, list[tuple[str, int]]]:
     """A store of entries of 10 bytes a row, and what it says of its changes."""
     settings = EngineSettings(role="encode", ec_cache_bytes=capacity, row_bytes=10)
-    found = CountedEC(settings, Timing(), Noise(), Clock().time, Timers(), [])
     changes: list[tuple[str, int]] = []
-    found.listen(lambda name, rows, size: changes.append((name, rows)))
+    found = CountedEC(
+        settings, Timing(), Noise(), Clock().time, Timers(), [],
+        changed=lambda name, rows, size: changes.append((name, rows)),
+    )  # fmt: skip
     return found, changes
 
 
 def put(ec: CountedEC, name: str, count: int) -> None:
-    assert ec.put(name, Entry(rows(count), ())) is not None
+    assert ec.offer(name, Entry(rows(count), ())) is not None
 
 
 def test_embeddings_leave_in_the_order_of_use() -> None:
@@ -37,7 +39,7 @@ def test_embeddings_leave_in_the_order_of_use() -> None:
     assert changes == [("a", 3), ("b", 3), ("c", 3), ("d", 4), ("b", 0)]
     assert ec.stats().bytes_held == 100 and ec.check_integrity() == []
     with pytest.raises(TransferError, match="larger"):
-        ec.put("huge", Entry(rows(11), ()))
+        ec.offer("huge", Entry(rows(11), ()))
 
 
 def test_an_embedding_put_again_is_counted_once() -> None:

@@ -31,7 +31,12 @@ REQUESTS = st.lists(
 
 
 def fleet(**options: Any) -> tuple[Run, Engine, Engine, Engine]:
-    shared = {"timing": TIMING, "block_size": 4, "lease_s": 5.0, "remote_embeddings": True}
+    shared: dict[str, Any] = {
+        "timing": TIMING,
+        "block_size": 4,
+        "lease_s": 5.0,
+        "remote_embeddings": True,
+    }
     prefill = engine(
         1, role="prefill", num_blocks=11, max_num_batched_tokens=9, **shared, **options
     )

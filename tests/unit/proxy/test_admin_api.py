@@ -175,7 +175,7 @@ ABLE = [
 
 def fleet_of(there: str, up: str) -> Fleet:
     urls = [f"http://{letter}:1" if letter in there else "" for letter in "EPD"]
-    fleet = Fleet.from_urls(*urls)
+    fleet = Fleet.from_urls(urls[0], urls[1], urls[2])
     for instance in fleet.all():
         instance.up = instance.url[7] in up
     return fleet

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import Drain, InstanceInfo
+from protocol.types import Role
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
@@ -20,7 +21,7 @@ ENCODER, DECODER = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
 
 def usable(fleet: Fleet) -> dict[str, list[str]]:
-    roles = ("encode", "prefill", "decode")
+    roles: tuple[Role, ...] = ("encode", "prefill", "decode")
     return {role: [i.url for i in fleet.usable(role)] for role in roles if fleet.of(role)}
 
 

@@ -29,7 +29,7 @@ CHAT = "/v1/chat/completions"
 OURS = {"/health": {}, "/server_info": {"dialect": "tokens"}, "/v1/models": {"data": []}}
 VLLM = {"/health": {}, "/version": {"version": "0.33.0"}, "/v1/models": {"data": [{"id": "m"}]}}
 OLD = {"/health": {}, "/version": {"version": "0.33.0"}}
-SILENT = {"/health": {}}
+SILENT: dict[str, Any] = {"/health": {}}
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -68,7 +68,7 @@ async def fleet_of(
         urls = [await stack.enter_async_context(serving(a)) for a in (encode, prefill, decode)]
         client = UpstreamClient(2.0)
         stack.push_async_callback(client.close)
-        fleet = Fleet.from_urls(*urls)
+        fleet = Fleet.from_urls(urls[0], urls[1], urls[2])
         fleet.force_dialect(dialect)
         await probe_once(fleet, client)
         yield fleet, client

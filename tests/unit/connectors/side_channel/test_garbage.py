@@ -151,7 +151,7 @@ def test_whatever_is_answered_a_consumer_goes_on(link: Link, sent: list[list[byt
     client, address = link.consumer.node.client, ("127.0.0.1", raw.port)
     client.on(Alive, lambda peer, message: heard.append(peer))
     client.send(address, Heartbeat([]))
-    asked = [None]
+    asked: list[Any] = [None]
     link.until(lambda: (asked.append(raw.took("Heartbeat")), asked[-1])[1])
     assert asked[-1] is not None
     for one in sent:

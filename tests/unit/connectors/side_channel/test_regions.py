@@ -37,7 +37,7 @@ def test_a_refused_region_leaves_the_others_their_connection(link: Link) -> None
         fetch.cancel()
         link.producer.ec.offer(name, Entry(rows(), ()))
         link.until(lambda: load.poll() is not None, *sides)
-        assert not reader.node.client.broken(("127.0.0.1", params["peer_port"]))
+        assert not reader.node.client.broken(("127.0.0.1", int(str(params["peer_port"]))))
     finally:
         reader.close()
     link.producer.kv.release(ref.request_id, "")
