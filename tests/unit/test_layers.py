@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+Rooms = tuple[tuple[str, ...], ...]
 ROLES = ("encoder", "prefill", "decode", "pdfusion")
 
 # What each package may import of this project. A longer name wins over a shorter one.
@@ -68,8 +69,24 @@ ALLOWED = {
     "services": set(),
     "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
 }  # fmt: skip
-# The engine's own rooms, lowest first: each imports itself and those above it in this list. A line
+# Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
+PROXY = (
+    ("proxy.config", "proxy.fleet.circuit_breaker"),
+    ("proxy.fleet.worker",),
+    ("proxy.upstream", "proxy.request_state"),
+    ("proxy.placement.master_client",),
+    ("proxy.fleet",),
+    ("proxy.metrics", "proxy.admission", "proxy.single_flight"),
+    ("proxy.placement",),
+    ("proxy.dispatch",),
+    ("proxy.tokens",),
+    ("proxy.gateway",),
+    ("proxy.relay",),
+    ("proxy.fleet.admin_api",),
+    ("proxy.app", "proxy.assembly"),
+    ("proxy.__main__",),
+)  # fmt: skip
 ENGINE = (
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.publishing"),
@@ -135,30 +152,41 @@ def test_imports_go_downward(path: Path) -> None:
             assert allowed, f"{layer} must not import {name}"
 
 
-def engine_layer(module: str) -> tuple[int, str]:
-    """(how far down, name) of one of the engine's rooms."""
+def layer_in(rooms: Rooms, module: str) -> tuple[int, str]:
+    """(how far down, name) of the room that a module is in."""
     fitting = [
         (len(name), level, name)
-        for level, names in enumerate(ENGINE)
+        for level, names in enumerate(rooms)
         for name in names
         if module == name or module.startswith(f"{name}.")
     ]
+    assert fitting, f"{module} is in no room: add it to the list"
     _, level, name = max(fitting)
     return level, name
 
 
 @pytest.mark.parametrize(
-    "path", [*(ROOT / "services" / "engine").rglob("*.py")], ids=lambda p: str(p.relative_to(ROOT))
+    ("package", "rooms"), [("services.engine", ENGINE), ("proxy", PROXY)], ids=["engine", "proxy"]
 )
-def test_the_engine_has_layers_of_its_own(path: Path) -> None:
-    module = module_name(path)
-    if module == "services.engine":
-        return
-    level, name = engine_layer(module)
-    for imported in imports_of(path):
-        if imported.startswith("services.engine."):
-            below, other = engine_layer(imported)
-            assert other == name or below < level, f"{name} must not import {imported}"
+def test_a_package_has_layers_of_its_own(package: str, rooms: Rooms) -> None:
+    wrong = []
+    for path in (ROOT / package.replace(".", "/")).rglob("*.py"):
+        module = module_name(path)
+        if module == package:
+            continue
+        level, name = layer_in(rooms, module)
+        for imported in imports_of(path):
+            if imported.startswith(f"{package}.") and imported != f"{package}.__init__":
+                below, other = layer_in(rooms, imported)
+                if other != name and below >= level:
+                    wrong.append(f"{module} must not import {imported}")
+    assert wrong == []
+
+
+def test_the_two_dialects_do_not_know_each_other() -> None:
+    for ours, theirs in (("tokens", "relay"), ("relay", "tokens")):
+        for path in (ROOT / "proxy" / ours).rglob("*.py"):
+            assert not [n for n in imports_of(path) if n.startswith(f"proxy.{theirs}")], path
 
 
 def imports_of_ours() -> dict[str, set[str]]:
