@@ -76,12 +76,13 @@ class Connectors:
         return ArenaEC(self._node(config), compatibility, options, changed)
 
     def make_kv(self, compatibility: str, device: str) -> KVConnector:
-        """`compatibility` as for EC; the pool is to lie on `device`."""
+        """`compatibility` as for EC, to which the transport is added; the pool lies on `device`."""
         config = self._kv
         if config.transport == "local":
             return LocalKV(device)
         options = PullOptions(config.lease_s, config.timeout_s)
-        return PullKV(self._node(config), compatibility, device, options)
+        shared = f"{compatibility}:{config.transport}"
+        return PullKV(self._node(config), shared, device, options)
 
     @property
     def sockets(self) -> list[Readable]:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from protocol.errors import RequestAborted, TriptychError
 from proxy.fleet.admin_api import managing
+from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
 from proxy.relay import passthrough
 from services.frontend.render import Frontend
@@ -72,7 +73,7 @@ def _status(gateway: Gateway) -> APIRouter:
     @routes.get("/health")
     async def health() -> Response:
         """200 if requests can be served, those with pictures too unless the model takes none; the
-        body tells each worker's state."""
+        body tells each worker's state, and which workers cannot serve a request together."""
         fleet, frontend = gateway.fleet, gateway.frontend
         stages = {"encode": fleet.encode, "prefill": fleet.prefill, "decode": fleet.decode}
         able = fleet.able(pictures=frontend is None or frontend.info.has_media)
@@ -80,7 +81,8 @@ def _status(gateway: Gateway) -> APIRouter:
             role: {instance.url: "up" if instance.up else "down" for instance in stage}
             for role, stage in stages.items()
         }
-        return JSONResponse({"proxy": "up", **workers}, status_code=200 if able else 503)
+        body = {"proxy": "up", **workers, "problems": mistakes_of(fleet)}
+        return JSONResponse(body, status_code=200 if able else 503)
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:

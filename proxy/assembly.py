@@ -15,6 +15,7 @@ from proxy.dispatch import Dispatch, Retrying
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.mistakes import MistakeLog
 from proxy.fleet.probing import probe, probe_first
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
@@ -41,6 +42,7 @@ def make_gateway(
 ) -> Gateway:
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     fleet = make_fleet(config)
+    fleet.subscribe(MistakeLog(fleet).look)
     metrics = ProxyMetrics(fleet)
     planner: Planner = (alone := make_own_view(config, fleet, metrics))
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}

@@ -150,6 +150,7 @@ async def _told(client: UpstreamClient, instance: Instance, ask_dialect: bool) -
         return False
     if ask_dialect:
         instance.dialect = await _dialect(client, instance, info, models) or instance.dialect
+    instance.model, instance.revision = _text(info, "model"), _text(info, "revision")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.max_running = _count(info, "max_num_seqs")
@@ -206,6 +207,11 @@ async def _has_route(client: UpstreamClient, url: str) -> bool | None:
 def _object(info: dict[str, Any], name: str) -> dict[str, Any] | None:
     found = info.get(name)
     return found if isinstance(found, dict) else None
+
+
+def _text(info: dict[str, Any], name: str) -> str:
+    found = info.get(name)
+    return found if isinstance(found, str) else ""
 
 
 def _count(info: dict[str, Any], name: str) -> int:
