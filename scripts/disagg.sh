@@ -11,6 +11,10 @@
 #   MASTER_PORT              where workers register; MASTER=0 for none, the proxy's lists alone
 #   GPU_E GPU_P GPU_D        devices of each role, comma-separated, dealt out in turn
 #   DEVICE_PLATFORM          cuda or xpu: which affinity variable is set
+#   ENGINE                   triptych, or vllm: `vllm serve` workers behind our master and proxy
+#   VLLM VLLM_FLAGS          vLLM's executable, further flags of its workers, separated by spaces
+#   VLLM_KV_BUFFER_DEVICE    kv_buffer_device of vLLM's NixlConnector, cpu without a GPU
+#   EVENTS_PORT SIDE_PORT    first ports of vLLM's KV events (two a worker) and side channels
 #   EC_TRANSPORT KV_TRANSPORT    shm, nixl, ucx (EC also shared_storage); a JSON object works too
 #   EC_SHARED_STORAGE_PATH   folder of shared storage
 #   MAX_NUM_SEQS MAX_MODEL_LEN GPU_MEMORY_UTILIZATION_{E,P,D}
@@ -20,6 +24,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/lib.sh
 source scripts/lib.sh
+# shellcheck source=scripts/vllm.sh
+source scripts/vllm.sh
 trap finish EXIT
 trap 'exit 130' INT TERM
 
@@ -38,6 +44,9 @@ GPU_MEMORY_UTILIZATION_P="${GPU_MEMORY_UTILIZATION_P:-0.4}"
 GPU_MEMORY_UTILIZATION_D="${GPU_MEMORY_UTILIZATION_D:-0.7}"
 NUM_PROMPTS="${NUM_PROMPTS:-100}" REQUEST_RATE="${REQUEST_RATE:-inf}"
 LOG_PATH="${LOG_PATH:-./logs}" TIMEOUT_SECONDS="${TIMEOUT_SECONDS:-600}"
+ENGINE="${ENGINE:-triptych}" VLLM="${VLLM:-vllm}" VLLM_FLAGS="${VLLM_FLAGS:-}"
+VLLM_KV_BUFFER_DEVICE="${VLLM_KV_BUFFER_DEVICE:-}"
+EVENTS_PORT="${EVENTS_PORT:-19834}" SIDE_PORT="${SIDE_PORT:-19934}"
 HOST=127.0.0.1
 AFFINITY=CUDA_VISIBLE_DEVICES
 [ "${DEVICE_PLATFORM,,}" = xpu ] && AFFINITY=ZE_AFFINITY_MASK
@@ -46,6 +55,9 @@ for name in NUM_E NUM_P NUM_D; do
     [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} must be a whole number"
 done
 [ "$NUM_D" -gt 0 ] || die "NUM_D=$NUM_D must be at least 1"
+[[ $ENGINE =~ ^(triptych|vllm)$ ]] || die "ENGINE=$ENGINE: triptych or vllm is expected"
+[ "$ENGINE" = triptych ] || vllm_check
+[ "$ENGINE" = triptych ] || [ "$MASTER" = 1 ] || die "ENGINE=vllm needs the master: MASTER=1"
 [ -d "$MODEL" ] || die "MODEL=$MODEL is not a directory (relative paths start at $PWD)"
 
 STEP="setting up ${VENV:-.venv} (scripts/setup.sh)"
@@ -101,31 +113,55 @@ STEP="starting the services"
 MASTER_URL=""
 if [ "$MASTER" = 1 ]; then
     MASTER_URL="http://$HOST:$MASTER_PORT"
-    start master "$PYTHON_BIN" -m services.master --host "$HOST" --port "$MASTER_PORT"
+    ADMIN_API_KEY="${ADMIN_API_KEY:-$("$PYTHON_BIN" -c "import secrets; print(secrets.token_hex())")}"
+    start master env ADMIN_API_KEY="$ADMIN_API_KEY" \
+        "$PYTHON_BIN" -m services.master --host "$HOST" --port "$MASTER_PORT"
     wait_for master "$MASTER_URL/health"
 fi
 
 echo "Starting $NUM_E encode, $NUM_P prefill and $NUM_D decode workers and the proxy ..."
-workers encode services.encoder "$NUM_E" "$ENCODE_PORT" "$GPU_E" "$GPU_MEMORY_UTILIZATION_E"
-workers prefill services.prefill "$NUM_P" "$PREFILL_PORT" "$GPU_P" "$GPU_MEMORY_UTILIZATION_P" \
-    --kv-transfer-config "$KV_TRANSPORT"
-workers decode services.decode "$NUM_D" "$DECODE_PORT" "$GPU_D" "$GPU_MEMORY_UTILIZATION_D" \
-    --kv-transfer-config "$KV_TRANSPORT"
+decoding=decode
+[ "$NUM_P" -gt 0 ] || decoding=prefill_decode
+if [ "$ENGINE" = vllm ]; then
+    mkdir -p "$EC_SHARED_STORAGE_PATH"
+    vllm_workers encode "$NUM_E" "$ENCODE_PORT" "$GPU_E" "$GPU_MEMORY_UTILIZATION_E" 0
+    vllm_workers prefill "$NUM_P" "$PREFILL_PORT" "$GPU_P" "$GPU_MEMORY_UTILIZATION_P" "$NUM_E"
+    vllm_workers "$decoding" "$NUM_D" "$DECODE_PORT" "$GPU_D" "$GPU_MEMORY_UTILIZATION_D" \
+        "$((NUM_E + NUM_P))"
+else
+    workers encode services.encoder "$NUM_E" "$ENCODE_PORT" "$GPU_E" "$GPU_MEMORY_UTILIZATION_E"
+    workers prefill services.prefill "$NUM_P" "$PREFILL_PORT" "$GPU_P" \
+        "$GPU_MEMORY_UTILIZATION_P" --kv-transfer-config "$KV_TRANSPORT"
+    workers decode services.decode "$NUM_D" "$DECODE_PORT" "$GPU_D" "$GPU_MEMORY_UTILIZATION_D" \
+        --kv-transfer-config "$KV_TRANSPORT"
+fi
 start proxy "$PYTHON_BIN" -m proxy --model "$MODEL" --host "$HOST" --port "$PROXY_PORT" \
     --master-url "$MASTER_URL" \
     --encode-servers-urls "$(urls "$HOST" "$ENCODE_PORT" "$NUM_E")" \
     --prefill-servers-urls "$(urls "$HOST" "$PREFILL_PORT" "$NUM_P")" \
     --decode-servers-urls "$(urls "$HOST" "$DECODE_PORT" "$NUM_D")"
 
-for name in "${NAMES[@]}"; do
-    case "$name" in
-        encode-*) port=$((ENCODE_PORT + ${name#*-})) ;;
-        prefill-*) port=$((PREFILL_PORT + ${name#*-})) ;;
-        decode-*) port=$((DECODE_PORT + ${name#*-})) ;;
-        master) port=$MASTER_PORT ;;
-        proxy) port=$PROXY_PORT ;;
+port_of() {
+    case "$1" in
+        encode-*) echo $((ENCODE_PORT + ${1#*-})) ;;
+        prefill-*) echo $((PREFILL_PORT + ${1#*-})) ;;
+        decode-*) echo $((DECODE_PORT + ${1#*-})) ;;
+        master) echo "$MASTER_PORT" ;;
+        proxy) echo "$PROXY_PORT" ;;
     esac
-    wait_for "$name" "http://$HOST:$port/health"
+}
+if [ "$ENGINE" = vllm ]; then
+    for name in "${NAMES[@]}"; do
+        [[ $name = proxy ]] || wait_for "$name" "http://$HOST:$(port_of "$name")/health"
+    done
+    STEP="telling the master of the workers (scripts/add_instance.py)"
+    vllm_list encode "$NUM_E" "$ENCODE_PORT" 0
+    vllm_list prefill "$NUM_P" "$PREFILL_PORT" "$NUM_E"
+    vllm_list "$decoding" "$NUM_D" "$DECODE_PORT" "$((NUM_E + NUM_P))"
+    STEP="starting the services"
+fi
+for name in "${NAMES[@]}"; do
+    wait_for "$name" "http://$HOST:$(port_of "$name")/health"
 done
 echo "All services are up; the OpenAI API is at http://$HOST:$PROXY_PORT/v1"
 
