@@ -38,7 +38,10 @@ def main() -> int:
     role, rest = role_of(sys.argv[1:])
     module = MODULES.get(role.lower())
     if module is None:
-        print(f"error: role: {role!r} is not one of {', '.join(MODULES)}", file=sys.stderr)
+        print(
+            f"error: --role or ROLE_TYPE: {role!r} is not one of {', '.join(MODULES)}",
+            file=sys.stderr,
+        )
         return 2
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
