@@ -96,10 +96,11 @@ def _router(binary: Path) -> Contender:
 
 @contextlib.contextmanager
 def _encoding_fleet(prefill: int, decode: int) -> Iterator[Fleet]:
-    """As many workers, for a router that never encodes."""
-    first, last = processes.workers("pdfusion", prefill), processes.workers("decode", decode)
-    with first as does_both, last as decodes:
-        yield Fleet([], does_both, decodes)
+    """As many workers, for a router that never encodes: its prefill workers do, as they get the
+    pictures themselves."""
+    first, last = processes.workers("prefill", prefill), processes.workers("decode", decode)
+    with first as prefills, last as decodes:
+        yield Fleet([], prefills, decodes)
 
 
 def _curve(

@@ -47,11 +47,13 @@ class Fleet:
                 call("POST", url, path)
 
     def counters(self) -> dict[str, float]:
-        """Sums over the workers that do the work: encoders' items, prefill workers' tokens."""
+        """Sums over the workers that do the work: encoders' items, prefill workers' tokens, and
+        items too where these encode."""
         items, tokens = _summed(self.encode), _summed(self.prefill)
+        kind, encoding = ("mm_cache", items) if self.encode else ("embedding", tokens)
         return {
-            "items": items.get("mm_cache_queries", 0.0),
-            "item_hits": items.get("mm_cache_hits", 0.0),
+            "items": encoding.get(f"{kind}_queries", 0.0),
+            "item_hits": encoding.get(f"{kind}_hits", 0.0),
             "bytes": items.get("mm_received_bytes", 0.0),
             "tokens": tokens.get("prompt_tokens", 0.0),
             "token_hits": tokens.get("cached_tokens", 0.0),

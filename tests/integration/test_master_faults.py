@@ -270,7 +270,7 @@ def test_both_masters_gone_and_back(fleet: Fleet, clients: Clients) -> None:
 
 def test_events_lost_doubled_and_out_of_order(fleet: Fleet) -> None:
     fleet.repair()
-    publisher = Publisher(snapshots=True, keep=2)
+    publisher = Publisher(snapshots=True, keep=3)
     sources = [publisher.source]
     register(fleet.a, "p", "prefill", model="events", events=sources)
     held = 0
