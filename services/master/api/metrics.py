@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.master.events.subscriber import Subscriber
-from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.master import Master
 from services.master.replication.replicator import Replicator
 

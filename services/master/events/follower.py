@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,15 +14,13 @@ from protocol.kv_events import (
     BlockRemoved,
     BlockStored,
     EventBatch,
-    decode_batch,
     parse_frames,
 )
-from services.master.events.sequence import Order, SequenceTracker
+from services.master.events.sequence import Message, Order, SequenceTracker, parse_message
 
 _MAX_HELD = 100_000
 _BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
 _CLEARED = (AllBlocksCleared, AllEmbeddingsCleared)
-_Message = tuple[int, EventBatch]
 
 
 class Sink(Protocol):
@@ -66,7 +63,7 @@ class Follower:
         self._replayed_all = False
         self._last_ts: float | None = None
         self._blocks: bool | None = None
-        self._held: list[_Message] = []
+        self._held: list[Message] = []
         self._held_before = 0
         self._request(SNAPSHOT)
 
@@ -112,7 +109,7 @@ class Follower:
         if self.expecting:  # what comes may be older
             self._hold(message)
 
-    def _hold(self, message: _Message) -> None:
+    def _hold(self, message: Message) -> None:
         if len(self._held) < _MAX_HELD:
             self._held.append(message)
         else:
@@ -165,15 +162,9 @@ class Follower:
         self._asked, self._again = None, False
         self._flush(again=False)
 
-    def _parse(self, frames: Sequence[bytes]) -> _Message | None:
+    def _parse(self, frames: Sequence[bytes]) -> Message | None:
         try:
-            found = parse_frames(frames)
-            if found is None:
-                return None
-            batch = decode_batch(found[1])
-            if not math.isfinite(batch.ts):  # no later message would ever be a newer one
-                raise InvalidRequest("a batch without a time")
-            return found[0], batch
+            return parse_message(frames)
         except InvalidRequest:
             self._counts["garbage"] += 1
             return None

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from protocol.errors import InvalidRequest
+from protocol.kv_events import EventBatch, decode_batch, parse_frames
+
+Message = tuple[int, EventBatch]
 
 
 class Order(Enum):
@@ -37,3 +44,14 @@ class SequenceTracker:
 
     def restart(self) -> None:
         self.last, self.ts = -1, float("-inf")
+
+
+def parse_message(frames: Sequence[bytes]) -> Message | None:
+    """(sequence number, batch), None for a replay's end; `InvalidRequest` for what is neither."""
+    found = parse_frames(frames)
+    if found is None:
+        return None
+    batch = decode_batch(found[1])
+    if not math.isfinite(batch.ts):  # no later message would ever be a newer one
+        raise InvalidRequest("a batch without a time")
+    return found[0], batch

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.registry import Load, Workers, WorkerView
-from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 
 _MAX_GONE = 4096
 _NO_LOAD = Load()

@@ -17,10 +17,12 @@ from protocol.kv_events import (
     EventBatch,
     short_key,
 )
-from protocol.registry import InstanceInfo, Target
+from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
+from services.master.fleet.cache_index import CacheIndex, PendingEncode
+from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner, learner
-from services.master.fleet.pool import STEP_SHARE, Charge, Pool
+from services.master.fleet.pool import STEP_SHARE, Pool
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
@@ -32,98 +34,6 @@ _KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined
 _EXPIRE_MS = 1e3
 _LONGEST_NAME = 256  # nobody can ask for longer ones
 _GPU = (None, "GPU", "gpu")
-
-
-@dataclass(eq=False, slots=True)
-class Instance:
-    """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
-    of it is known (ms). `foreign` has a table for each source of events, where its block hashes
-    are its engine's own.
-
-    `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
-    it back, and the worker does not know yet.
-
-    `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
-    same by the keys of proxies that have no model, which no events name. `learner`: how fast it is,
-    by what proxies report.
-    """
-
-    info: InstanceInfo
-    pool: Pool
-    row: int
-    slot: int
-    lease_until: float
-    since: float
-    held_blocks: SourceHoldings[int]
-    held_media: SourceHoldings[str]
-    predicted: PredictedCaches
-    drained: bool = False
-    says_draining: bool = False
-    resumed: bool = False
-    failures: int = 0
-    open_until: float = 0.0
-    foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
-    guessed: PredictedCaches | None = None
-    learner: RateLearner | None = None
-    target: Target = field(init=False)
-
-    def __post_init__(self) -> None:
-        info = self.info
-        self.target = Target(
-            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
-        )
-
-    @property
-    def draining(self) -> bool:
-        """It gets no new requests; those under way finish."""
-        return self.drained or self.says_draining
-
-    def update_penalty(self, now_ms: float) -> None:
-        """No new work while it drains or its breaker is open."""
-        usable = not self.draining and self.open_until <= now_ms
-        self.pool.allow(self.row, usable, stays=not self.draining)
-
-    def caches(self, predicted: bool) -> PredictedCaches | None:
-        """Where it is noted what a request with such keys leaves here; None if events tell."""
-        return self.predicted if predicted else self.guessed
-
-    def forget_blocks(self, source: int) -> None:
-        """What that source of events has said of blocks does not count any more."""
-        self.held_blocks.drop(source)
-        self.foreign.pop(source, None)
-
-
-@dataclass(slots=True)
-class PendingEncode:
-    """A picture that an encoder has been asked for. Joined until `expires_at` (ms). `charge`: what
-    it was counted for, by which its end is known."""
-
-    slot: int
-    ready_at: float
-    expires_at: float
-    charge: Charge | None = None
-
-
-@dataclass
-class CacheIndex:
-    """Who holds what, and will soon: `blocks` by short key, `media` by hash, both by slot."""
-
-    blocks: HolderIndex[int]
-    media: HolderIndex[str]
-    pending: dict[str, PendingEncode] = field(default_factory=dict)
-    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
-
-    def drop(self, slot: int) -> None:
-        """The worker at `slot` is gone."""
-        self.blocks.drop(slot)
-        self.media.drop(slot)
-        self.expected.drop(slot)
-        for name in [n for n, p in self.pending.items() if p.slot == slot]:
-            del self.pending[name]
-
-    def expire(self, now_ms: float) -> None:
-        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
-            del self.pending[name]
 
 
 @dataclass

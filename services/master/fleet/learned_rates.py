@@ -12,8 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.registry import Rates
 
+UNMEASURED = Rates()
 _MEMORY = 0.98  # what a measurement still weighs after the next one: some fifty count
 _TRUST = 0.1  # measurements that the prior of the base counts for
 _STEADY = 8.0  # measurements after which one far from the rest is not believed at once
@@ -166,3 +169,15 @@ def learner(token_ms: float, step_ms: float, request_ms: float) -> RateLearner:
     """A learner whose priors are these."""
     computing = LineFit(0.0, max(token_ms, _LEAST_MS), 1000.0, 0.2)
     return RateLearner(BusyPeriods(computing), LineFit(step_ms, request_ms, 8.0))
+
+
+def merged(told: Rates, learnt: Rates) -> Rates:
+    """A worker that measures a kind of work by itself is believed in all that makes it up."""
+    if learnt is UNMEASURED:
+        return told
+    changes: dict[str, float] = {}
+    for kind in ("encode", "prefill", "decode"):
+        names = [name for name in Rates.__struct_fields__ if name.startswith(kind)]
+        if not any(getattr(told, name) for name in names):
+            changes |= {name: getattr(learnt, name) for name in names}
+    return msgspec.structs.replace(told, **changes)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load, Rates
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Columns, Floats
+from services.master.fleet.learned_rates import UNMEASURED, merged
 
 __all__ = ["Charge", "Floats", "Pool"]
 
 _STEP = 64
 STEP_SHARE = 0.02  # of an unmeasured decode step that each request adds
 _PATIENCE_MS = 5_000.0
-_UNMEASURED = Rates()
 _LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats can hold
 
 
@@ -113,14 +112,14 @@ class Pool(Columns):
         self.kv_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
         self._short_since += [math.inf] * _STEP
-        self._told += [_UNMEASURED] * _STEP
-        self._learnt += [_UNMEASURED] * _STEP
+        self._told += [UNMEASURED] * _STEP
+        self._learnt += [UNMEASURED] * _STEP
         self._free += range(start + _STEP - 1, start - 1, -1)
 
     def remove(self, row: int) -> None:
         self.lives[row] += 1
         self._open[row], self._short_since[row] = [], math.inf
-        self._learnt[row] = _UNMEASURED
+        self._learnt[row] = UNMEASURED
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
@@ -225,7 +224,7 @@ class Pool(Columns):
         return (1.0 - usage) * total_blocks if usage and total_blocks else -1.0
 
     def _set_rates(self, row: int) -> None:
-        config, rates = self._config, _merged(self._told[row], self._learnt[row])
+        config, rates = self._config, merged(self._told[row], self._learnt[row])
         if self.kind == "encode":
             self.base_ms[row] = rates.encode_base_ms
             self.token_ms[row] = rates.encode_ms_per_token or config.encode_ms_per_token
@@ -279,15 +278,3 @@ class Pool(Columns):
         elif self.kind in ("encode", "prefill"):
             left = sum(c.work_ms for c in self._open[row])
             cells.busy_until[row] = max(now_ms, float(self.others_until[row])) + left
-
-
-def _merged(told: Rates, learnt: Rates) -> Rates:
-    """A worker that measures a kind of work by itself is believed in all that makes it up."""
-    if learnt is _UNMEASURED:
-        return told
-    changes: dict[str, float] = {}
-    for kind in ("encode", "prefill", "decode"):
-        names = [name for name in Rates.__struct_fields__ if name.startswith(kind)]
-        if not any(getattr(told, name) for name in names):
-            changes |= {name: getattr(learnt, name) for name in names}
-    return msgspec.structs.replace(told, **changes)

@@ -14,7 +14,8 @@ from protocol.kv_events import EventBatch
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.changelog import Changelog
-from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
 from services.master.fleet.validation import check_info, check_load

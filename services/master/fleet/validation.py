@@ -13,7 +13,7 @@ from protocol.errors import InvalidRequest
 from protocol.registry import InstanceInfo, Load
 
 if TYPE_CHECKING:
-    from services.master.fleet.fleet import Instance
+    from services.master.fleet.instance import Instance
 
 _LARGEST = 1 << 20
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.placement.costs import View
 
 

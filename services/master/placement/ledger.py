@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from protocol.registry import Finished
-from services.master.fleet.fleet import PendingEncode
+from services.master.fleet.cache_index import PendingEncode
 from services.master.placement.held import Held
 from services.master.placement.timings import decode_begins, decode_ends, learn
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from protocol.registry import Finished
-from services.master.fleet.fleet import Fleet, Instance
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner
 from services.master.fleet.pool import Charge
 from services.master.placement.held import Held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import UpstreamError
 from protocol.registry import LeaseAnswer, Suspected
 from services.master.config import MasterConfig
-from services.master.fleet.fleet import Instance
+from services.master.fleet.instance import Instance
 from services.master.fleet.registry import Registry
 
 if TYPE_CHECKING:

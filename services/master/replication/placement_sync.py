@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from protocol.errors import InvalidRequest
 from protocol.registry import ScheduleRequest
-from services.master.fleet.fleet import Fleet, Instance, PendingEncode
+from services.master.fleet.cache_index import PendingEncode
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge
 from services.master.index.prefix_index import KEY_TYPE
 from services.master.placement.held import Held

@@ -71,6 +71,9 @@ def test_bars_are_those_of_a_long_run() -> None:
     assert judged["highest rate with 90 % within the objectives, beside vllm-router"] is True
     assert judged["goodput at twice that rate, beside its peak"] is False
     assert all(row.holds is None for row in rows(curves, judged=False))
+    curves[WITH_MASTER] = [at(4, 1.0), at(8, 1.0), at(16, 1.0)]
+    (last,) = [row for row in rows(curves, judged=True) if "twice" in row.name]
+    assert last.holds is None and last.name.endswith("(not offered)")
 
 
 def test_the_peer_names_items_and_refers_to_them() -> None:

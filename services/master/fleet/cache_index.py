@@ -1,0 +1,42 @@
+"""Who holds what of one model, and who will soon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.master.fleet.pool import Charge
+from services.master.index.expected_prefixes import ExpectedPrefixes
+from services.master.index.prefix_index import HolderIndex
+
+
+@dataclass(slots=True)
+class PendingEncode:
+    """A picture that an encoder has been asked for. Joined until `expires_at` (ms). `charge`: what
+    it was counted for, by which its end is known."""
+
+    slot: int
+    ready_at: float
+    expires_at: float
+    charge: Charge | None = None
+
+
+@dataclass
+class CacheIndex:
+    """Who holds what, and will soon: `blocks` by short key, `media` by hash, both by slot."""
+
+    blocks: HolderIndex[int]
+    media: HolderIndex[str]
+    pending: dict[str, PendingEncode] = field(default_factory=dict)
+    expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
+
+    def drop(self, slot: int) -> None:
+        """The worker at `slot` is gone."""
+        self.blocks.drop(slot)
+        self.media.drop(slot)
+        self.expected.drop(slot)
+        for name in [n for n, p in self.pending.items() if p.slot == slot]:
+            del self.pending[name]
+
+    def expire(self, now_ms: float) -> None:
+        for name in [n for n, p in self.pending.items() if p.expires_at <= now_ms]:
+            del self.pending[name]

@@ -1,0 +1,71 @@
+"""A registered worker, as its fleet keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.registry import InstanceInfo, Target
+from services.master.fleet.learned_rates import RateLearner
+from services.master.fleet.pool import Pool
+from services.master.index.foreign_blocks import ForeignBlocks
+from services.master.index.predicted_cache import PredictedCaches
+from services.master.index.source_holdings import SourceHoldings
+
+
+@dataclass(eq=False, slots=True)
+class Instance:
+    """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
+    of it is known (ms). `foreign` has a table for each source of events, where its block hashes
+    are its engine's own.
+
+    `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
+    it back, and the worker does not know yet.
+
+    `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
+    same by the keys of proxies that have no model, which no events name. `learner`: how fast it is,
+    by what proxies report.
+    """
+
+    info: InstanceInfo
+    pool: Pool
+    row: int
+    slot: int
+    lease_until: float
+    since: float
+    held_blocks: SourceHoldings[int]
+    held_media: SourceHoldings[str]
+    predicted: PredictedCaches
+    drained: bool = False
+    says_draining: bool = False
+    resumed: bool = False
+    failures: int = 0
+    open_until: float = 0.0
+    foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
+    guessed: PredictedCaches | None = None
+    learner: RateLearner | None = None
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        info = self.info
+        self.target = Target(
+            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
+        )
+
+    @property
+    def draining(self) -> bool:
+        """It gets no new requests; those under way finish."""
+        return self.drained or self.says_draining
+
+    def update_penalty(self, now_ms: float) -> None:
+        """No new work while it drains or its breaker is open."""
+        usable = not self.draining and self.open_until <= now_ms
+        self.pool.allow(self.row, usable, stays=not self.draining)
+
+    def caches(self, predicted: bool) -> PredictedCaches | None:
+        """Where it is noted what a request with such keys leaves here; None if events tell."""
+        return self.predicted if predicted else self.guessed
+
+    def forget_blocks(self, source: int) -> None:
+        """What that source of events has said of blocks does not count any more."""
+        self.held_blocks.drop(source)
+        self.foreign.pop(source, None)
