@@ -124,6 +124,8 @@ class EmbeddingCache:
         return failed
 
     def _begin(self) -> None:
+        if not self._unmet:
+            return
         unmet = [self._requests[key] for key in self._unmet]
         for request in sorted(unmet, key=lambda r: r.order):
             for item in _needed(request):

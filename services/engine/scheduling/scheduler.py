@@ -55,6 +55,9 @@ class Scheduler:
     def schedule(self, unplace: Unplace) -> list[Chunk]:
         """The next step's chunks; their blocks are allocated. None is admitted in a step that
         preempts. `unplace` takes the blocks of a loading request back."""
+        if not (self.running or self.waiting):
+            self.starved = None
+            return []
         step = Step(self.limits.max_num_batched_tokens, unplace)
         preemptions = self.preemptions
         running = sorted(self.running, key=lambda r: r.order)
@@ -84,7 +87,7 @@ class Scheduler:
 
     def _lengthen(self, step: Step) -> None:
         """Further steps for those who decode, as far as there are blocks."""
-        if self.waiting or not all(chunk.decodes for chunk in step.chunks):
+        if self.waiting or not step.chunks or not all(chunk.decodes for chunk in step.chunks):
             return
         requests = [chunk.request for chunk in step.chunks]
         left = [1 if r.hands_over else r.sampling.max_tokens - r.num_output for r in requests]
