@@ -1,6 +1,6 @@
 """Tell a master, or a proxy without one, of a worker that cannot register by itself.
 
-    ADMIN_API_KEY=KEY python scripts/add_instance.py http://HOST:PORT '{"role": "decode", "url": …}'
+ADMIN_API_KEY=KEY python scripts/add_instance.py http://HOST:PORT '{"role": "decode", "url": …}'
 """
 
 import os
