@@ -137,6 +137,7 @@ class FleetWatcher:
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
         known.max_running, known.block_size = info.max_running, info.block_size
         known.model, known.revision = info.model, info.revision
+        known.models = frozenset((info.model, *info.aliases, *info.adapters))
         known.dialect = self._fleet.forced or info.dialect
 
     def _join(self, info: InstanceInfo) -> Instance:

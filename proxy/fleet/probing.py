@@ -150,7 +150,10 @@ async def _told(client: UpstreamClient, instance: Instance, ask_dialect: bool) -
         return False
     if ask_dialect:
         instance.dialect = await _dialect(client, instance, info, models) or instance.dialect
-    instance.model, instance.revision = _text(info, "model"), _text(info, "revision")
+    names = _models_of(models or {})
+    instance.model = _text(info, "model") or next(iter(names), "")
+    instance.models = frozenset((instance.model, *names))
+    instance.revision = _text(info, "revision")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
     instance.max_running = _count(info, "max_num_seqs")
@@ -173,11 +176,18 @@ async def _dialect(
 
 def _foreign(models: dict[str, Any]) -> bool:
     """Whether an answer to /v1/models names another engine as the models' owner."""
+    return any(owner != OWNER for owner in _of_cards(models, "owned_by"))
+
+
+def _models_of(models: dict[str, Any]) -> list[str]:
+    """The names in an answer to /v1/models, the first one first."""
+    return _of_cards(models, "id")
+
+
+def _of_cards(models: dict[str, Any], name: str) -> list[str]:
     cards = models.get("data")
-    if not isinstance(cards, list):
-        return False
-    owners = [card.get("owned_by") for card in cards if isinstance(card, dict)]
-    return any(isinstance(owner, str) and owner != OWNER for owner in owners)
+    found = [c.get(name) for c in cards if isinstance(c, dict)] if isinstance(cards, list) else []
+    return [value for value in found if isinstance(value, str)]
 
 
 async def _resumes(client: UpstreamClient, url: str) -> bool | None:

@@ -23,46 +23,37 @@ def stage_of(role: WorkingRole) -> Role:
 
 @dataclass(eq=False)
 class Instance:
-    """`up`: it may be asked. `lost`: it has been silent for so long that what it was asked is given
-    up. `draining`: it finishes what it has. A `suspect` has not answered in time; it is asked only
-    if there is nobody else, until it has been probed again. `in_flight` counts this proxy's calls
-    there, `max_running` what it runs at once (0: unknown).
-
-    `kv_endpoint` is where a decode worker asks for KV that a prefill worker is still computing,
-    `ec_endpoint` where a consumer asks for embeddings that an encoder is still making; None if they
-    cannot be asked. `dialect` is None until it has been asked for it; `known` tells that the worker
-    has said all that since it came up. `listed`: by a flag, so it stays whatever a master says.
-    `vouched`: a master says that it is there. `departed`: it is no more of the fleet, and finishes
-    what it has. `late_probes` counts those it has not answered in time since it last did.
-
-    `resumes`: it can go on with a stream that another worker has begun. `fingerprint` is what it
-    calls its make in OpenAI's `system_fingerprint`, "" if that has not been seen.
-    """
+    """A worker's address, what it has said of itself, and how it is."""
 
     url: str
     role: Role
     breaker: Breaker = field(default_factory=Breaker)
-    instance_id: str = ""
-    generation: str = ""
-    up: bool = True
+    instance_id: str = ""  # as a master knows it, "" without one
+    generation: str = ""  # another one after each restart
+    up: bool = True  # whether it may be asked
+    # it has been silent for so long that what it was asked is given up
     lost: bool = False
-    draining: bool = False
+    draining: bool = False  # it finishes what it has
+    # it has not answered in time: asked only if no other worker is there, until it is probed again
     suspect: bool = False
-    known: bool = False
-    listed: bool = False
-    vouched: bool = False
-    departed: bool = False
-    in_flight: int = 0
-    late_probes: int = 0
-    max_running: int = 0
-    block_size: int = 0
-    model: str = ""
-    revision: str = ""
+    known: bool = False  # it has said all of what follows since it came up
+    listed: bool = False  # by a flag, so it stays whatever a master says
+    vouched: bool = False  # a master says that it is there
+    departed: bool = False  # it is no more of the fleet, and finishes what it has
+    in_flight: int = 0  # calls of this proxy there
+    late_probes: int = 0  # those it has not answered in time since it last did
+    max_running: int = 0  # requests that it computes at once, 0 if unknown
+    block_size: int = 0  # tokens of a KV block, 0 if unknown
+    model: str = ""  # the name by which it serves the model, "" if unknown
+    models: frozenset[str] = frozenset()  # this name, its aliases, LoRA adapters
+    revision: str = ""  # name of the weights in content keys
+    # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None
+    # where a consumer asks for embeddings that it is still making, None if it cannot be asked
     ec_endpoint: dict[str, Any] | None = None
-    dialect: Dialect | None = None
-    resumes: bool = False
-    fingerprint: str = ""
+    dialect: Dialect | None = None  # None until it has been asked for it
+    resumes: bool = False  # it can resume a stream that another worker has begun
+    fingerprint: str = ""  # its `system_fingerprint` in OpenAI's answers, "" if not seen yet
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""

@@ -109,6 +109,15 @@ class RequestBody:
                 code="too_many_media",
             )
 
+    def rename_model(self, name: str) -> None:
+        """Workers are asked for the model by another name than the client used."""
+        self.fields["model"], self.as_given = name, False
+
+    def name_items(self, names: Sequence[str]) -> None:
+        """Give media that has none a uuid, by which workers that hash in another way know it."""
+        parts = [(i, self._named(i, name)) for i, name in zip(self.items, names, strict=True)]
+        self.fields["messages"], self.as_given = _replaced(self.fields["messages"], parts), False
+
     def encode_body(self, item: MediaItem, name: str = "") -> Body:
         """One item alone, without text, with what decides how it is processed. `name`: what its
         embedding is to be called, where the client and its options leave that open."""

@@ -13,6 +13,7 @@ from proxy.upstream.answer import Body, Buffer
 
 _URL = b'"data:'
 _LONG = 4096
+STAND_IN = "triptych-media:"  # what a large data URL begins with in `small`
 _BACKSLASH = b"\\"
 
 
@@ -43,7 +44,7 @@ class DataUrls:
     def _cut(self, body: bytes) -> None:
         pieces: list[bytes] = []
         done = 0
-        name = b"triptych-media:" + secrets.token_hex(16).encode() + b":"
+        name = STAND_IN.encode() + secrets.token_hex(16).encode() + b":"
         start = body.find(_URL) + 1
         while start > 0:
             end = body.find(b'"', start)

@@ -14,9 +14,13 @@ from protocol.openai import CHAT_PATH, decode_chat, decode_completion
 from proxy.fleet.fleet import Fleet
 from proxy.placement.needs import ModelNames, need_of
 from proxy.placement.planner import Need
+from proxy.relay.bodies import MediaItem
+from proxy.relay.data_urls import STAND_IN
 from proxy.relay.message_keys import predicted_need
 from proxy.relay.request_state import RelayedRequest
 from services.frontend.render import Frontend, RenderedRequest
+
+_AT_HAND = ("data:", STAND_IN)
 
 
 class Needs:
@@ -29,7 +33,7 @@ class Needs:
     async def of(self, request: RelayedRequest) -> Need:
         """The need of the attempt that begins; `names` of the request's media are set with it."""
         rendered = None
-        if self._frontend is not None:
+        if self._frontend is not None and all(map(_is_at_hand, request.body.items)):
             rendered = await self._rendered(self._frontend, request)
         name = request.request_id
         if request.attempt:
@@ -55,11 +59,12 @@ class Needs:
 
     def _exact(self, request: RelayedRequest, rendered: RenderedRequest, name: str) -> Need:
         wanted = rendered.generate
-        items = request.body.items
-        request.exact = len(wanted.mm_items) == len(items)
-        request.names = [item.mm_hash for item in wanted.mm_items]
-        if items and not request.exact:
+        request.exact = len(wanted.mm_items) == len(request.body.items)
+        if not request.exact:
             return predicted_need(request, name)
+        request.names = [item.mm_hash for item in wanted.mm_items]
+        if request.names and not self._fleet.encode:
+            request.body.name_items(request.names)
         return replace(need_of(wanted, self._names()), request_id=name)
 
     def _names(self) -> ModelNames:
@@ -68,3 +73,10 @@ class Needs:
             if worker.model:
                 return ModelNames(worker.model, worker.model, worker.revision)
         return ModelNames()
+
+
+def _is_at_hand(item: MediaItem) -> bool:
+    """Whether a media item came with its bytes: others are not worth fetching twice."""
+    content = item.content.get(f"{item.modality}_url")
+    url = content.get("url") if isinstance(content, dict) else content
+    return isinstance(url, str) and url.startswith(_AT_HAND)

@@ -54,6 +54,8 @@ class Relay:
         self.bodies = gateway.bodies
         self._authorization = config.authorization.encode()
         self._callers: dict[bytes, Caller] = {}
+        names = config.served_model_name.split(",")
+        self._names = frozenset(name.strip() for name in names if name.strip())
 
     async def close(self) -> None:
         await self._stages.close()
@@ -134,9 +136,20 @@ class Relay:
 
     def _read(self, client: ClientRequest) -> RequestBody:
         request = RequestBody.parse(client.body)
-        if self._fleet.encode and client.is_chat:
+        if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
+        if self._names:
+            self._rename(request)
         return request
+
+    def _rename(self, request: RequestBody) -> None:
+        """A name of the proxy's own stands for the model that all workers serve."""
+        if request.fields.get("model") in self._names:
+            workers = [one for one in self._fleet.all() if one.model]
+            models = {one.model for one in workers}
+            known = any(request.fields["model"] in one.models for one in workers)
+            if len(models) == 1 and not known:
+                request.rename_model(models.pop())
 
     def _caller(self, client: ClientRequest) -> Caller:
         """Named by a digest of the `Authorization` header, which is made once."""

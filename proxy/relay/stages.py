@@ -107,7 +107,7 @@ class RelayStages:
                 request.plan = None
 
     async def _encode(self, request: RelayedRequest) -> None:
-        if request.body.items and request.media is None:
+        if request.body.items and self._fleet.encode and request.media is None:
             request.media = await self._encoding.run(request)
 
     async def _prefill(self, request: RelayedRequest) -> None:
