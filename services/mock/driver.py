@@ -176,14 +176,13 @@ class Driver:
     def _run(self) -> None:
         self._timer = None
         for _ in range(_STEPS_AT_ONCE):
-            now = self.engine.clock()
             step = self.engine.step()
             self._dispatch(step)
             if step.next_time is None:
                 return
-            if step.next_time > now:
-                delay = max(_TICK_S, step.next_time - self.engine.clock())
-                self._timer = self._timer or self._loop.call_later(delay, self._run)
+            delay = step.next_time - self.engine.clock()
+            if delay > 0:
+                self._timer = self._timer or self._loop.call_later(max(_TICK_S, delay), self._run)
                 return
         self.wake()
 
