@@ -62,16 +62,16 @@ def test_the_rate_that_is_sustained_lies_between_those_measured() -> None:
 
 def test_bars_are_those_of_a_long_run() -> None:
     curves = {
-        ROUND_ROBIN: [at(4, 0.95), at(8, 0.2), at(16, 0.1)],
-        ROUTER: [at(4, 0.95), at(8, 0.85), at(16, 0.1)],
-        WITH_MASTER: [at(4, 1.0), at(8, 0.95), at(16, 0.4)],
+        ROUND_ROBIN: [at(4, 0.95), at(8, 0.2), at(16, 0.1), at(32, 0.0)],
+        ROUTER: [at(4, 0.95), at(8, 0.85), at(16, 0.1), at(32, 0.0)],
+        WITH_MASTER: [at(4, 1.0), at(8, 0.95), at(16, 0.4), at(32, 0.1)],
     }
     judged = {row.name: row.holds for row in rows(curves, judged=True)}
     assert judged["highest rate with 90 % within the objectives, beside round robin"] is False
     assert judged["highest rate with 90 % within the objectives, beside vllm-router"] is True
     assert judged["goodput at twice that rate, beside its peak"] is False
     assert all(row.holds is None for row in rows(curves, judged=False))
-    curves[WITH_MASTER] = [at(4, 1.0), at(8, 1.0), at(16, 1.0)]
+    curves[WITH_MASTER] = [at(4, 1.0), at(8, 1.0), at(16, 1.0), at(32, 1.0)]
     (last,) = [row for row in rows(curves, judged=True) if "twice" in row.name]
     assert last.holds is None and last.name.endswith("(not offered)")
 
