@@ -253,7 +253,7 @@ def test_redis_gone_hanging_and_back(fleet: Fleet, clients: Clients) -> None:
     clients.some_more(10)
     fleet.redis.resume()
     until(lambda: all(metric(m, "redis_up") for m in fleet.masters))
-    said = [sum("Redis is away" in line for line in m.log) for m in fleet.masters]
+    said = [sum("Redis is unreachable" in line for line in m.log) for m in fleet.masters]
     assert said == [2, 2], "once for each time"
 
 
