@@ -91,12 +91,18 @@ class Admission:
         wait would be too long, `DeadlineExceeded` once the request's own time is up."""
         return _Admitted(self, state, cost)
 
-    async def enter(self, state: RequestState, cost: float) -> None:
-        """Under way, at once or after a wait."""
-        self.pump()
-        if not self.waiting and self._has_room():
-            self.under_way += 1
-            return
+    def try_enter(self) -> bool:
+        """Whether a request is under way at once, as no other one waits and there is room."""
+        if len(self._queue):
+            self.pump()
+        room = self._room()
+        if (room and self.under_way >= room) or len(self._queue):
+            return False
+        self.under_way += 1
+        return True
+
+    async def wait(self, state: RequestState, cost: float) -> None:
+        """Under way after a wait."""
         left_s = state.left_s
         ticket = self._queue.push(
             None,
@@ -113,7 +119,8 @@ class Admission:
     def leave(self) -> None:
         """A request has ended."""
         self.under_way -= 1
-        self.pump()
+        if len(self._queue):
+            self.pump()
 
     async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
         """Wait for it; `under_way` is counted by whoever gives it."""
@@ -177,7 +184,8 @@ class _Admitted:
         self._cost = cost
 
     async def __aenter__(self) -> None:
-        await self._admission.enter(self._state, self._cost)
+        if not self._admission.try_enter():
+            await self._admission.wait(self._state, self._cost)
 
     async def __aexit__(
         self,

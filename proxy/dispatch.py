@@ -21,6 +21,7 @@ from protocol.errors import RateLimited, TriptychError, Unavailable
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
+from proxy.histogram import Series
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
 from proxy.upstream.failures import Failure, failure_of
@@ -59,17 +60,14 @@ class Dispatch:
     ) -> None:
         self.fleet = fleet
         self._metrics = metrics
+        self._seconds = metrics.stages
         self._retrying = retrying
         self._observer = observer
         self._random = random.Random()
 
     def calling(self, tries: Tries, instance: Instance, stage: Role) -> Calling:
         """A context around one call for a `stage`, which may differ from the worker's role."""
-        return Calling(self, tries, instance, stage)
-
-    def succeeded(self, call: Calling) -> None:
-        call.instance.breaker.succeeded()
-        self._metrics.stage_seconds(call.stage, call.elapsed_s)
+        return Calling(self, tries, instance, self._seconds[stage])
 
     def failed(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
         """Note a call that has ended with `error`: on the worker, and on the request."""
@@ -189,19 +187,21 @@ class Calling:
     """One call while it lasts. A class of its own, as every relayed request passes through three:
     a generator's context takes three times as long."""
 
-    __slots__ = ("_dispatch", "_start", "_tries", "elapsed_s", "instance", "stage")
+    __slots__ = ("_dispatch", "_instance", "_seconds", "_start", "_tries", "elapsed_s")
 
-    def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:
+    def __init__(
+        self, dispatch: Dispatch, tries: Tries, instance: Instance, seconds: Series
+    ) -> None:
         self._dispatch = dispatch
         self._tries = tries
-        self.instance = instance
-        self.stage = stage
+        self._instance = instance
+        self._seconds = seconds
         self._start = self.elapsed_s = 0.0
 
     def __enter__(self) -> Calling:
-        self._start = time.monotonic()
-        self.instance.breaker.started(self._start)
-        self.instance.in_flight += 1
+        self._start = now = time.monotonic()
+        self._instance.breaker.started(now)
+        self._instance.in_flight += 1
         return self
 
     @property
@@ -215,10 +215,12 @@ class Calling:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.instance.in_flight -= 1
-        self.elapsed_s = self.so_far_s
+        instance = self._instance
+        instance.in_flight -= 1
+        self.elapsed_s = elapsed_s = time.monotonic() - self._start
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):
-            self._dispatch.succeeded(self)
+            instance.breaker.succeeded()
+            self._seconds.observe(elapsed_s)
         elif isinstance(error, TriptychError):
-            self._dispatch.failed(self._tries, self.instance, error)
+            self._dispatch.failed(self._tries, instance, error)

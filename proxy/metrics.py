@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from protocol.types import Role
 from proxy.fleet.fleet import Fleet
+from proxy.histogram import LightHistogram, Series
 
 PREFIX = "triptych_proxy:"
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_STAGES = ("encode", "prefill", "decode")
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
 
 
@@ -22,8 +23,8 @@ class ProxyMetrics:
         self._registry = CollectorRegistry()
         self._fleet = fleet
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, text, buckets=buckets, registry=self._registry)
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Series:
+            return LightHistogram(PREFIX + name, text, bounds, self._registry).series[""]
 
         self.ttft = histogram(
             "time_to_first_token_seconds",
@@ -76,20 +77,20 @@ class ProxyMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=registry)
 
-        self.per_event = Histogram(
+        self.per_event = LightHistogram(
             PREFIX + "request_time_per_output_event_seconds",
             "Mean seconds between the events of one relayed stream.",
-            buckets=_GAPS,
-            registry=registry,
-        )
-        stage = Histogram(
+            _GAPS,
+            registry,
+        ).series[""]
+        self.stages = LightHistogram(
             PREFIX + "stage_seconds",
             "Seconds that a successful call to a worker took, by stage.",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._stages = {name: stage.labels(name) for name in ("encode", "prefill", "decode")}
+            _SECONDS,
+            registry,
+            "stage",
+            _STAGES,
+        ).series
         self._client_bytes = counter(
             "client_bytes", "Bytes of the bodies of relayed requests, as received from clients."
         )
@@ -147,10 +148,6 @@ class ProxyMetrics:
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         self._in_flight.set_function(count)
-
-    def stage_seconds(self, stage: Role, seconds: float) -> None:
-        """A call to a worker has ended well."""
-        self._stages[stage].observe(seconds)
 
     def render(self) -> bytes:
         """Prometheus text format."""

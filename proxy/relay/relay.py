@@ -195,7 +195,7 @@ class _Deadline:
 
 def _priority(body: RequestBody) -> int:
     """Lower is earlier; what is no such number is the workers' to refuse."""
-    given = body.fields.get("priority", 0)
+    given = body.fields.get("priority")
     return given if type(given) is int and abs(given) < _URGENCY else 0
 
 

@@ -29,6 +29,7 @@ _ROUTES = tuple(
 )
 _LONGEST = max(map(len, _ROUTES))
 _LARGE = 1 << 20
+_AT_ONCE = 1 << 19  # bytes claimed ahead: counting each piece costs more than taking it
 _COUNTED = 1 << 16  # smaller bodies are bounded by the number of requests
 
 
@@ -164,7 +165,10 @@ class ClientConnection(Listener):
         """Count a large body's bytes until its request is over: another attempt may need them."""
         if self._claim is None:
             self._claim = self._hot.bodies.open(self._give_up)
-        self._claim.add(reader.size - self._claim.size)
+        if reader.size > self._claim.size:
+            self._claim.add(max(_AT_ONCE, reader.size - self._claim.size))
+        else:
+            self._claim.progressed()
         if reader.complete:
             self._claim.complete()
 

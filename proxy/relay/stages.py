@@ -83,16 +83,16 @@ class RelayStages:
 
     async def _attempted(self, request: RelayedRequest) -> bool:
         """Whether the client has its answer; False after the pause before another attempt."""
-        end = AttemptEnd(aborted=True)
+        end: AttemptEnd | None = None
         blamed = len(request.blamed)
         try:
-            await self._encode(request)
+            if request.body.items and self._fleet.encode and request.media is None:
+                request.media = await self._encoding.run(request)
             try:
                 await self._prefill(request)
                 end = await self._decode(request)
                 return True
             except TriptychError as error:
-                end = AttemptEnd(aborted=True, failed=request.blamed[blamed:])
                 if request.begun:
                     await self._resumer.go_on(request, error)
                     return True
@@ -103,12 +103,10 @@ class RelayStages:
                 return False
         finally:
             if request.plan is not None:
+                failed = request.blamed[blamed:]
+                end = end or AttemptEnd(aborted=True, failed=failed)
                 self._planner.over(request.placed_as, end)
                 request.plan = None
-
-    async def _encode(self, request: RelayedRequest) -> None:
-        if request.body.items and self._fleet.encode and request.media is None:
-            request.media = await self._encoding.run(request)
 
     async def _prefill(self, request: RelayedRequest) -> None:
         plan = request.plan
@@ -134,8 +132,8 @@ class RelayStages:
         if plan is not None:
             self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
 
-    async def _decode(self, request: RelayedRequest) -> AttemptEnd:
-        """Ends when the client has all of its answer."""
+    async def _decode(self, request: RelayedRequest) -> AttemptEnd | None:
+        """Ends when the client has all of its answer; how it went, if that is to be told."""
         stream, plan = request.body.stream, request.plan
         limits = self._stream_limits if stream else self._decode_limits
         instance = plan.decode if plan else self._fleet.choose("decode", request.avoid)
@@ -156,7 +154,7 @@ class RelayStages:
                 (check_stream if stream else check_whole)(pool.url, answer)
                 request.handed = None
                 if stream:
-                    first_s = call.so_far_s
+                    first_s = call.so_far_s if plan else 0.0
                     await self._forward(request, exchange, answer)
                 else:
                     request.response.whole(answer)
@@ -164,7 +162,7 @@ class RelayStages:
                 exchange.abort()
         if recorder is not None:
             instance.fingerprint = recorder.progress.fingerprint or instance.fingerprint
-        return _end_of(request, call, first_s)
+        return None if plan is None else _end_of(request, call, first_s)
 
     async def _forward(self, request: RelayedRequest, exchange: Exchange, answer: Answer) -> None:
         """The stream as it comes, from its first event on."""

@@ -57,26 +57,21 @@ class ConnectionPool:
 
         A stream goes on in the exchange, which is the caller's to end, after its first event.
         """
-        kept = self._kept()
-        if kept is not None:
-            try:
-                return await self._ask(kept, path, fields, body, limits)
-            except CallFailed as failure:
-                if not failure.stale:  # else the worker closed it while it was idle
-                    raise
-        return await self._ask(await self._connect(), path, fields, body, limits)
-
-    async def _ask(
-        self, connection: Connection, path: str, fields: bytes, body: Body, limits: AnswerLimits
-    ) -> tuple[Exchange, Answer]:
         size = size_of(body)
         head = request_head(self._prefix(path), fields, size)
-        exchange = Exchange(self._loop, connection, head, body, size, limits)
-        try:
-            return exchange, await exchange.ready
-        except BaseException:
-            exchange.abort()
-            raise
+        kept = self._kept()
+        while True:
+            connection = await self._connect() if kept is None else kept
+            exchange = Exchange(self._loop, connection, head, body, size, limits)
+            try:
+                return exchange, await exchange.ready
+            except CallFailed as failure:
+                if kept is None or not failure.stale:
+                    raise
+                kept = None  # the worker closed it while it was idle
+            except BaseException:
+                exchange.abort()
+                raise
 
     def takes_references(self, now: float) -> bool:
         """Whether media may be named by hash here, instead of being sent."""

@@ -32,6 +32,10 @@ class Claim:
         self.size += size
         self.stalled_since = self._bodies.clock()
 
+    def progressed(self) -> None:
+        """More of what is counted already has come."""
+        self.stalled_since = self._bodies.clock()
+
     def complete(self) -> None:
         """All has come: the request is worked on."""
         self.stalled_since = None

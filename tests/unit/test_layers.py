@@ -72,7 +72,7 @@ ALLOWED = {
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
-    ("proxy.config", "proxy.fleet.circuit_breaker"),
+    ("proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),

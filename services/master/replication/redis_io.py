@@ -32,7 +32,7 @@ def check_redis_url(url: str) -> None:
         connection = client_of(url).connection_pool.make_connection()  # type: ignore[no-untyped-call]
         str(getattr(connection, "host", "")).encode("idna")
     except (ValueError, TypeError, RedisError) as error:
-        raise ConfigError(f"redis_url: {error}") from None
+        raise ConfigError(f"--redis-url: {error}") from None
 
 
 @contextlib.asynccontextmanager

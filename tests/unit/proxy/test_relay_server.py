@@ -312,7 +312,7 @@ def test_large_bodies_are_counted_until_their_requests_are_over() -> None:
         hot = Echo(gate=asyncio.Event())
         async with edge(hot) as address, Client(address) as one, Client(address) as two:
             await one.send(post(CHAT, b"a" * 600_000))
-            await eventually(lambda: hot.bodies.held == 600_000)
+            await eventually(lambda: hot.bodies.held >= 600_000)
             await two.send(post(CHAT, b"b" * 600_000))
             status, answer = await two.answer()
             assert status == 503 and b"being received" in answer

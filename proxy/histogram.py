@@ -1,0 +1,61 @@
+"""A histogram for paths on which Prometheus's own costs too much.
+
+`prometheus_client.Histogram.observe` takes five times as long, for its lock and its search through
+the buckets; a relayed request is counted in five of them, of all that it may cost 3 %.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
+
+
+class Series:
+    """Observations of one set of labels. Of one thread: nothing is locked."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper bound, observations up to it) of each bucket, and the sum of all values."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum
+
+
+class LightHistogram(Collector):
+    """One metric; `series` has what to observe with, by the values of its label."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+        label: str = "",
+        values: Sequence[str] = ("",),
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label = [label] if label else []
+        self.series = {value: Series(tuple(sorted(bounds))) for value in values}
+        registry.register(self)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._label)
+        for value, series in self.series.items():
+            buckets, total = series.buckets()
+            family.add_metric([value] if self._label else [], buckets, total)
+        yield family
