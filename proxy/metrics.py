@@ -97,7 +97,8 @@ class ProxyMetrics:
         self._upstream_bytes = counter(
             "upstream_bytes", "Bytes sent to workers for relayed requests."
         )
-        self._received = self._sent = 0
+        self._received = self._counted_sent = 0
+        self._sent: Callable[[], int] = lambda: 0
         self.retries = counter("retries", "Attempts after the first one, by stage.", "stage")
         self.upstream_failures = counter(
             "upstream_failures",
@@ -134,9 +135,9 @@ class ProxyMetrics:
         """Bytes of a relayed request. Cheap: counted when the page is asked for."""
         self._received += size
 
-    def sent(self, size: int) -> None:
-        """Bytes sent to a worker for a relayed request."""
-        self._sent += size
+    def watch_sent(self, total: Callable[[], int]) -> None:
+        """`total`: bytes sent to workers for relayed requests."""
+        self._sent = total
 
     def watch_master(self, present: Callable[[], bool], failovers: Callable[[], int]) -> None:
         """`failovers`: how many there have been."""
@@ -152,8 +153,9 @@ class ProxyMetrics:
     def render(self) -> bytes:
         """Prometheus text format."""
         self._client_bytes.inc(self._received)
-        self._upstream_bytes.inc(self._sent)
-        self._received = self._sent = 0
+        sent = self._sent()
+        self._upstream_bytes.inc(sent - self._counted_sent)
+        self._received, self._counted_sent = 0, sent
         failovers = self._failed_over()
         self._failovers.inc(failovers - self._counted_failovers)
         self._counted_failovers = failovers

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager, nullcontext
 
 from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
+from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet, WorkerUnknown
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.worker import Instance
@@ -49,9 +49,9 @@ class MasterPlanner:
     def asks(self) -> bool:
         return self._client.present
 
-    def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
-        """The master admits, when it is asked for a place."""
-        return nullcontext() if self._client.present else self._alone.admitted(state, cost)
+    @property
+    def admission(self) -> Admission | None:
+        return None if self._client.present else self._alone.admission
 
     async def place(self, state: RequestState, need: Need) -> Plan:
         """Raises what the master says if it has no room."""

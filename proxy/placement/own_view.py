@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 
 from protocol.refs import compatibility_of
 from protocol.types import Role
@@ -23,10 +22,7 @@ class OwnView:
 
     def __init__(self, fleet: Fleet, admission: Admission) -> None:
         self._fleet = fleet
-        self._admission = admission
-
-    def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
-        return self._admission.admitted(state, cost)
+        self.admission = admission
 
     async def place(self, state: RequestState, need: Need) -> Plan:
         return by_load(self._fleet, need.max_tokens, state.avoid)

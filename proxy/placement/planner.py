@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.registry import MediaNeed
 from protocol.types import Role
+from proxy.admission import Admission
 from proxy.fleet.worker import Instance
 from proxy.request_state import RequestState
 
@@ -56,9 +56,10 @@ class Planner(Protocol):
         each stage begins, and needs no plan."""
         ...
 
-    def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
-        """Around all attempts of a request, which counts as `cost` prompt tokens of its tenant's
-        share; raises if it cannot be taken on."""
+    @property
+    def admission(self) -> Admission | None:
+        """What a request has to pass before its first attempt; None where a master admits, when it
+        is asked for a place."""
         ...
 
     async def place(self, state: RequestState, need: Need) -> Plan:

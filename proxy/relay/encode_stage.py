@@ -19,7 +19,7 @@ from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import encoded
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
-from proxy.upstream.answer import AnswerLimits, Body, size_of
+from proxy.upstream.answer import AnswerLimits, Body
 from proxy.upstream.pools import ConnectionPools
 
 _BUSIER = 4
@@ -89,7 +89,6 @@ class RelayEncodeStage:
         async def work(encoder: Instance) -> Reference | None:
             pool = self._pools.of(encoder)
             async with pool.room:
-                self._metrics.sent(size_of(body))
                 exchange, answer = await pool.ask(CHAT_PATH, fields, body, self._limits)
                 exchange.abort()
             return _reference(encoded(pool.url, answer), modality)

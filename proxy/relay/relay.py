@@ -50,8 +50,10 @@ class Relay:
             self._pools,
             Needs(gateway.fleet, gateway.frontend),
         )
+        gateway.metrics.watch_sent(lambda: self._pools.sent)
         self.max_body_bytes = config.max_body_bytes
         self.bodies = gateway.bodies
+        self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
         self._callers: dict[bytes, Caller] = {}
         names = config.served_model_name.split(",")
@@ -72,13 +74,6 @@ class Relay:
     def takes(self, body: bytes) -> bool:
         """Whether a request could meet a worker that speaks only this dialect."""
         return self.takes_all or (self.takes_any and may_hold_media(body))
-
-    def enter(self) -> None:
-        """`Unavailable` if as many requests as allowed are in the proxy; counted till `leave`."""
-        self._gateway.in_flight.enter()
-
-    def leave(self) -> None:
-        self._gateway.in_flight.leave()
 
     def observe(self, error: TriptychError) -> None:
         """Count an error that a client is answered with."""
@@ -117,9 +112,7 @@ class Relay:
                 source=source,
                 start=start,
             )
-            cost = len(body.data_urls.small) / _BYTES_PER_TOKEN
-            async with self._planner.admitted(request, cost):
-                await self._stages.run(request)
+            await self._run(request)
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
             if deadline is None or not deadline.passed:
@@ -133,6 +126,17 @@ class Relay:
         finally:
             if deadline is not None:
                 deadline.cancel()
+
+    async def _run(self, request: RelayedRequest) -> None:
+        """As a request may begin. (Without a context: that would take every request longer.)"""
+        admission = self._planner.admission
+        if admission is not None and not admission.try_enter():
+            await admission.wait(request, len(request.body.data_urls.small) / _BYTES_PER_TOKEN)
+        try:
+            await self._stages.run(request)
+        finally:
+            if admission is not None:
+                admission.leave()
 
     def _read(self, client: ClientRequest) -> RequestBody:
         request = RequestBody.parse(client.body)

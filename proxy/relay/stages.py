@@ -20,7 +20,7 @@ from proxy.relay.needs import Needs
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
-from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
+from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, failure_of
@@ -200,7 +200,6 @@ class RelayStages:
         refused = False
         while True:
             data = body(named and not refused)
-            self._metrics.sent(size_of(data))
             exchange, answer = await pool.ask(request.client.path, request.fields, data, limits)
             if refused and answer.status == 200:
                 pool.refuses_references(time.monotonic())

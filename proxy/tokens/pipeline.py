@@ -56,7 +56,12 @@ class Pipeline:
             media=media,
             vocab_size=self.model.vocab_size,
         )
-        async with self.planner.admitted(state, len(request.token_ids)):
+        admission = self.planner.admission
+        async with (
+            contextlib.nullcontext()
+            if admission is None
+            else admission.admitted(state, len(request.token_ids))
+        ):
             while not state.complete:
                 steps = self._attempt(state)
                 async with contextlib.aclosing(steps):

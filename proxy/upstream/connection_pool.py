@@ -42,6 +42,7 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self.url = url
         self.room = asyncio.Semaphore(encode_at_once)
+        self.sent = 0  # bytes of bodies
         self._closed = False
         self._address = _Address.of(url)
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
@@ -58,6 +59,7 @@ class ConnectionPool:
         A stream goes on in the exchange, which is the caller's to end, after its first event.
         """
         size = size_of(body)
+        self.sent += size
         head = request_head(self._prefix(path), fields, size)
         kept = self._kept()
         while True:

@@ -19,10 +19,16 @@ class ConnectionPools:
         self._connect_timeout_s = connect_timeout_s
         self._encode_at_once = encode_at_once
         self._pools: dict[str, ConnectionPool] = {}
+        self._sent_before = 0
 
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
+
+    @property
+    def sent(self) -> int:
+        """Bytes of all bodies that were sent, to workers that have left too."""
+        return self._sent_before + sum(pool.sent for pool in self._pools.values())
 
     def of(self, instance: Instance) -> ConnectionPool:
         """The pool of a worker."""
@@ -35,4 +41,6 @@ class ConnectionPools:
 
     def _prune(self) -> None:
         for url in self._pools.keys() - set(self._urls()):
-            self._pools.pop(url).close()
+            pool = self._pools.pop(url)
+            pool.close()
+            self._sent_before += pool.sent

@@ -28,7 +28,7 @@ from proxy.relay.resume.continuation import Continuation
 from proxy.relay.resume.eligibility import can_be_resumed
 from proxy.relay.resume.progress import DONE, Chunks, Progress
 from proxy.relay.resume.recorder import Recorder
-from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
+from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, ProxyExhausted, Refused
@@ -144,7 +144,6 @@ class Resumer:
         """A worker may still be busy with an earlier try of this request, so that each has a name
         of its own."""
         fields = request.client.fields(b"-%d" % len(request.avoid))
-        self._metrics.sent(size_of(body))
         return await pool.ask(path, fields, body, self._limits)
 
 
