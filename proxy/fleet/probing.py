@@ -28,6 +28,7 @@ from proxy.upstream.failures import NOT_A_WORKER, CallFailed
 
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2
+_LONGEST_NAME = 256
 _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"})
 
 
@@ -117,7 +118,7 @@ async def _asked(client: UpstreamClient, instance: Instance) -> bool:
     takes_requests = True
     if instance.dialect == "tokens":
         try:
-            await client.get(f"{instance.url}/ready")
+            _notice(instance, await client.get(f"{instance.url}/ready"))
             return True
         except Unavailable:
             takes_requests = False
@@ -125,6 +126,14 @@ async def _asked(client: UpstreamClient, instance: Instance) -> bool:
             pass  # there is no such route
     await client.get(f"{instance.url}/health")
     return takes_requests
+
+
+def _notice(instance: Instance, name: bytes) -> None:
+    """A worker that has restarted since the last probe is asked all anew."""
+    process = name[:_LONGEST_NAME].decode("latin-1")
+    if instance.process and process != instance.process:
+        instance.known = False
+    instance.process = process
 
 
 async def _learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> None:

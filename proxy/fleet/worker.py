@@ -30,6 +30,7 @@ class Instance:
     breaker: Breaker = field(default_factory=Breaker)
     instance_id: str = ""  # as a master knows it, "" without one
     generation: str = ""  # another one after each restart
+    process: str = ""  # what it calls its process; another one has other endpoints
     up: bool = True  # whether it may be asked
     # it has been silent for so long that what it was asked is given up
     lost: bool = False

@@ -19,6 +19,8 @@ from proxy.tokens.outputs import ReadAhead, first, fresh, outputs_of, uncounted,
 from proxy.tokens.worker_calls import Attempt, Steps, WorkerCalls
 from services.http.tasks import ended
 
+_ENGINE = "remote_engine_id"
+
 
 class TokensStages:
     """Runs attempts, stage beside stage."""
@@ -67,6 +69,8 @@ class TokensStages:
                 async with self._encoding(attempt) as encoding:
                     answer = await unless_failed(self._calls.prefill(attempt, prefill), encoding)
                 held = answer.kv_transfer_params is not None
+                if ahead is not None and held:
+                    self._check_place(attempt, prefill, answer)
                 self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
                 outputs = self._firsts(attempt, answer)
                 if outputs:
@@ -78,8 +82,16 @@ class TokensStages:
                     async for later in rest:
                         yield later
             finally:
-                if held and not attempt.fetched:
+                if held and (attempt.misplaced or not attempt.fetched):
                     self._calls.release(prefill, attempt.wanted.request_id)
+
+    def _check_place(self, attempt: Attempt, prefill: Instance, answer: GenerateAnswer) -> None:
+        """Decode asked for the KV where prefill's process was before it restarted, unseen by any
+        probe: it computes the prompt itself, and what prefill holds is for nobody."""
+        engine = (answer.kv_transfer_params or {}).get(_ENGINE, attempt.asked_at)
+        if engine != attempt.asked_at:
+            attempt.misplaced = prefill.suspect = True
+            prefill.known = False
 
     def _firsts(self, attempt: Attempt, answer: GenerateAnswer) -> list[RequestOutput]:
         """Prefill's first tokens, none if the client had them from an earlier attempt."""
@@ -98,6 +110,7 @@ class TokensStages:
         reserves its blocks and fetches while prefill computes, and says nothing before."""
         if prefill.kv_endpoint is None:
             return None
+        attempt.asked_at = str(prefill.kv_endpoint.get(_ENGINE, ""))
         params = {**prefill.kv_endpoint, "remote_request_id": attempt.wanted.request_id}
         wanted = msgspec.structs.replace(attempt.wanted, kv_transfer_params=params)
         steps = self._calls.stream(attempt, decode, wanted, ahead=True)

@@ -41,6 +41,8 @@ class Attempt:
     `wanted`: what is left of the request, with the places of embeddings.
     `blamed`: how many workers had failed the request before.
     `fetched`: decode has said something, so it has done with the KV that prefill held.
+    `asked_at`: the engine that decode was told to ask for KV, "" if none.
+    `misplaced`: prefill has another engine by now.
     `prefill_s`: what the prefill call took.
     `began`, `first_s`, `elapsed_s`, `tokens`: when the decode call began, seconds to its first
     token and to its end, and its output tokens.
@@ -51,6 +53,8 @@ class Attempt:
     plan: Plan
     blamed: int = 0
     fetched: bool = False
+    asked_at: str = ""
+    misplaced: bool = False
     prefill_s: float = 0.0
     began: float = 0.0
     first_s: float = 0.0

@@ -120,6 +120,9 @@ class Answering:
             return web.Response(body=_HTML, content_type="text/html", headers=self._headers)
         return web.Response(body=body, content_type=JSON, headers=self._headers)
 
+    def plain(self, text: str) -> web.StreamResponse:
+        return web.Response(text=text, headers=self._headers)
+
     def empty(self, status: int = 200) -> web.StreamResponse:
         return web.Response(status=status, headers=self._headers)
 

@@ -38,8 +38,10 @@ async def health(instance: Instance, answering: Answering) -> web.StreamResponse
 
 
 async def ready(instance: Instance, answering: Answering) -> web.StreamResponse:
-    """200 while requests are taken, 503 while draining."""
-    return answering.empty(503 if instance.draining else 200)
+    """200 while requests are taken, 503 while draining; the body is this worker's name."""
+    if instance.draining:
+        return answering.empty(503)
+    return answering.plain(instance.settings.instance_id)
 
 
 async def show_version(instance: Instance, answering: Answering) -> web.StreamResponse:

@@ -52,9 +52,11 @@ def _status(worker: Worker) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken, 503 while draining or without an engine."""
+        """200 while requests are taken, 503 while draining or without an engine. The body is this
+        process's name, by which a restart between two probes shows."""
         taking = not worker.draining and not worker.engine.dead.is_set()
-        return Response(status_code=200 if taking else 503)
+        name = worker.instance_id
+        return Response(name, status_code=200 if taking else 503, media_type="text/plain")
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:

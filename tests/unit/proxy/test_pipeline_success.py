@@ -193,3 +193,22 @@ async def test_a_prefill_that_ends_every_choice_holds_nothing() -> None:
                 gather(outputs, found)
         assert found == {0: [11]}
         assert not stack.gateway.client._beside
+
+
+async def test_kv_that_decode_was_sent_elsewhere_for_is_given_back() -> None:
+    """Prefill has restarted, unseen, since its endpoint was learnt: decode computes by itself."""
+    stages = fleet_of("ahead")
+
+    async def restarted(request: GenerateRequest) -> bytes:
+        answer = msgspec.json.decode(await handing_over(request))
+        answer["kv_transfer_params"]["remote_engine_id"] = "new"
+        return msgspec.json.encode(answer)
+
+    stages["prefill"][0].whole = restarted
+    async with before(**stages) as stack:
+        (prefill,) = stack.fleet.prefill
+        prefill.kv_endpoint = {"do_remote_prefill": True, "remote_engine_id": "old"}
+        prefill.known = True
+        assert await taken(stack, asking()) == {0: TOKENS}
+        await eventually(lambda: len(stages["prefill"][0].aborts) == 1)
+        assert prefill.suspect and not prefill.known, "it is asked anew where its KV is"

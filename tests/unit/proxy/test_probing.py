@@ -331,3 +331,19 @@ async def test_our_own_workers_are_not_asked_that() -> None:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
         assert not instance.resumes and not {RENDER_PATH, GENERATE_PATH} & set(worker.asked)
+
+
+async def test_a_restart_between_two_probes_is_noticed() -> None:
+    """Where it fetches from is another process's by then."""
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        worker.answers |= {"/ready": b"first"}
+        for _ in range(2):
+            await probe_once(fleet, client)
+        told = {**OURS["/server_info"], "kv_transfer_params": {"remote_engine_id": "new"}}
+        worker.answers |= {"/ready": b"first", "/server_info": told}
+        await probe_once(fleet, client)
+        assert instance.kv_endpoint != {"remote_engine_id": "new"}, "nothing hints at a restart"
+        worker.answers["/ready"] = b"second"
+        await probe_once(fleet, client)
+        assert instance.kv_endpoint == {"remote_engine_id": "new"} and instance.up
