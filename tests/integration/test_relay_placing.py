@@ -91,7 +91,7 @@ def asked(proxy: Process, number: int, text: str, **more: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("kind", ["without", "with"])
 def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) -> None:
-    """A picture is encoded where it is, or once more where that is cheaper; a prompt that begins as
+    """A picture is encoded at most once at each encoder, of twelve times asked; a prompt that begins as
     an earlier one goes where that one's KV is, whoever is less busy by chance."""
     proxy, salt = site.proxies[kind], 100 if kind == "with" else 200
     encoded, cached = site.counter("encode", "mm_encoded"), site.counter("prefill", "cached_tokens")
@@ -100,7 +100,7 @@ def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) 
         for number in range(3):
             asked(proxy, salt + number, f"{kind} {number} {LONG} And now, turn {turn}?")
     assert metric(proxy, 'proxy:placements_total{by="master"}') - placed == 12
-    assert 3 <= sum(site.gained("encode", "mm_encoded", encoded)) <= 5
+    assert 3 <= sum(site.gained("encode", "mm_encoded", encoded)) <= 6
     tokens = sum(site.gained("prefill", "cached_tokens", cached))
     assert tokens > 9 * len(LONG) // 8, "nine of the twelve prompts begin as an earlier one"
 
