@@ -91,8 +91,8 @@ def asked(proxy: Process, number: int, text: str, **more: Any) -> dict[str, Any]
 
 @pytest.mark.parametrize("kind", ["without", "with"])
 def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) -> None:
-    """A picture is encoded at most once at each encoder, of twelve times asked; a prompt that begins as
-    an earlier one goes where that one's KV is, whoever is less busy by chance."""
+    """A picture is encoded at most once at each encoder; a prompt that begins
+    as an earlier one goes where that one's KV is, whoever is less busy by chance."""
     proxy, salt = site.proxies[kind], 100 if kind == "with" else 200
     encoded, cached = site.counter("encode", "mm_encoded"), site.counter("prefill", "cached_tokens")
     placed = metric(proxy, 'proxy:placements_total{by="master"}')
