@@ -6,8 +6,8 @@ rest is refused at once, and nothing grows.
 A proxy before mock workers (an encoder, a prefill and a decode worker on the timing model, so that
 they cost no processor time), on one machine. First as many clients as the workers have room for:
 this gives the rate that they can take and the latency at full load (`peer`). Then requests come at
-ten times that rate, whoever waits or not, then at half of it again. `--master`: admission is the
-master's.
+ten times that rate, however many wait already, then at half of it again. `--master`: admission is
+the master's.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ class ECConnector(ABC):
         return False
 
     def swap(self, mm_hash: str, entry: Entry, left: dict[str, Entry]) -> dict[str, Any] | None:
-        """`offer` for an entry that is wanted now: entries that are kept for somebody who has not
-        come yet make room and go into `left`, to be put again later, whatever comes of this one.
-        None if what is being read leaves no room."""
+        """`offer` for an entry that a consumer waits for. Entries that are kept for requests whose
+        consumer has not asked yet make room: they go into `left`, for the caller to offer again,
+        also where this one is not stored. None if entries under transfer leave no room."""
         return self.offer(mm_hash, entry)
 
     @abstractmethod

@@ -1,5 +1,5 @@
 """Requests of many users: system prompts that many share, pictures that come again, a question of
-their own. They come at their times, whoever waits."""
+their own. They come at their times, however many wait."""
 
 from __future__ import annotations
 

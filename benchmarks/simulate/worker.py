@@ -58,8 +58,9 @@ class _ShortLog(CacheLog):
 
 
 class Worker:
-    """`publish` takes cache events, whoever listens. `held` is the time that requests spent queued
-    or running here, `worked` the time of computing, both in seconds by window of `WINDOW_S`."""
+    """`publish` takes cache events, also while nothing reads them. `held` is the time that requests
+    spent queued or running here, `worked` the time of computing, both in seconds by window of
+    `WINDOW_S`."""
 
     def __init__(
         self,

@@ -49,4 +49,4 @@ class LoadOwner(Protocol):
         """Do `then` once nothing is read or written by a transfer any more."""
 
     def ended(self, query: int) -> None:
-        """The load is over."""
+        """Forget a load that has succeeded, failed or been cancelled."""

@@ -100,7 +100,8 @@ def test_a_repeated_picture_and_prefix_meet_their_caches(site: Site, kind: str) 
         for number in range(3):
             asked(proxy, salt + number, f"{kind} {number} {LONG} And now, turn {turn}?")
     assert metric(proxy, 'proxy:placements_total{by="master"}') - placed == 12
-    assert 3 <= sum(site.gained("encode", "mm_encoded", encoded)) <= 6
+    gained = site.gained("encode", "mm_encoded", encoded)
+    assert sum(gained) >= 3 and all(count <= 3 for count in gained)
     tokens = sum(site.gained("prefill", "cached_tokens", cached))
     assert tokens > 9 * len(LONG) // 8, "nine of the twelve prompts begin as an earlier one"
 

@@ -114,9 +114,6 @@ def test_a_picture_is_encoded_once_and_a_prefix_with_it_prefilled_once(fleet: Fl
     fleet.drain(fleet.encode[fleet.encoded().index(1)])
     computed = [counters(worker)["prompt_tokens"] for worker in fleet.prefill]
     fleet.drain(fleet.prefill[computed.index(max(computed))])
-    # By rates just measured either is cheaper: decode computes the rest of what it holds, or the
-    # other prefill worker all of it, which then has it for the next one.
-    found = [fleet.ask(asking(*PREFIX, question)) for question in ("What was it?", "Who was it?")]
-    assert max(found) >= shared
+    assert fleet.ask(asking(*PREFIX, "What was it about?")) >= shared
     assert fleet.ask(asking("Somebody else looks", SEEN, "What is this?")) < shared
     assert sorted(fleet.encoded()) == [0, 1]
