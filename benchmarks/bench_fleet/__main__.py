@@ -4,7 +4,7 @@
 
 Mock workers that speak vLLM's protocol (three encoders, four prefill, four decode, on a timing
 model), one trace for all: three pictures a request out of 600 (Zipf 1.1), shared system prompts,
-Poisson arrivals, however many wait. Contenders: round robin as vLLM's disaggregated example does it,
+Poisson arrivals, however many wait. Contenders: round robin as in vLLM's disaggregated example,
 vllm-router (P+D; as many workers in all, whose prefill workers encode), our proxy alone, our proxy
 and master. A request is good if its first token comes within a second and the others within 30 ms
 each. It is fair since workers, caches at the start (empty, then a fifth of the run not counted),
