@@ -29,6 +29,7 @@ from proxy.upstream.failures import Failure, failure_of
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MAX_BACKOFF_S = 2.0
+_MAX_DOUBLINGS = 16
 _LOOK_S = 0.1
 
 
@@ -123,7 +124,8 @@ class Dispatch:
                 with self.calling(tries, instance, stage):
                     return await work(instance)
             except TriptychError as error:
-                if only_elsewhere and error is not tries.excused and not self._others(tries, stage):
+                waits = isinstance(error, NoWorker) or error is tries.excused
+                if only_elsewhere and not waits and not self._others(tries, stage):
                     raise
                 await self.again(tries, error, stage)
 
@@ -179,7 +181,8 @@ class Dispatch:
     async def _backoff(self, tries: Tries) -> None:
         """Wait longer with each attempt in a row, and never in step with others."""
         retrying = self._retrying
-        longest = min(_MAX_BACKOFF_S, retrying.backoff_s * 2 ** (tries.in_a_row - 1))
+        doubled = min(tries.in_a_row - 1, _MAX_DOUBLINGS)
+        longest = min(_MAX_BACKOFF_S, retrying.backoff_s * 2**doubled)
         await asyncio.sleep(min(longest * self._random.uniform(0.5, 1.0), tries.left_s))
 
 

@@ -7,6 +7,7 @@ the media's bytes: the same prompt has the same keys, and the same beginning the
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from protocol.errors import TriptychError
@@ -35,9 +36,8 @@ class Needs:
         rendered = None
         if self._frontend is not None and all(map(_is_at_hand, request.body.items)):
             rendered = await self._rendered(self._frontend, request)
-        name = request.request_id
-        if request.attempt:
-            name = f"{name}~{request.attempt}"
+        # Clients may repeat an id: the master would take the second request for the first one.
+        name = f"{request.request_id}-{random.getrandbits(64):016x}"
         if rendered is None:
             request.exact = False
             return predicted_need(request, name)

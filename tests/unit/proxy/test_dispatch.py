@@ -48,9 +48,13 @@ class Site:
             raise fails.pop(0)()
         return "done"
 
-    async def run(self) -> str:
-        choose = lambda: self.fleet.choose("decode", self.tries.avoid)  # noqa: E731
-        return await self.dispatch.tried(self.tries, "decode", choose, self.work)
+    async def run(self, *, only_elsewhere: bool = False) -> str:
+        def choose() -> Instance:
+            return self.fleet.choose("decode", self.tries.avoid)
+
+        return await self.dispatch.tried(
+            self.tries, "decode", choose, self.work, only_elsewhere=only_elsewhere
+        )
 
     def failures(self) -> list[int]:
         return [worker.breaker.failures for worker in self.workers]
@@ -148,6 +152,31 @@ async def test_a_request_that_lost_its_worker_waits_for_it_to_be_well_again() ->
     assert not running.done()
     lost.answered()
     assert await running == "done"
+
+
+async def test_so_does_work_that_is_done_only_elsewhere() -> None:
+    site = Site(1, failover_s=5.0)
+    site.fails = {0: [dropped]}
+    running = asyncio.create_task(site.run(only_elsewhere=True))
+    (lost,) = await site.fleet.doubtful(5.0)
+    await asyncio.sleep(0.02)
+    lost.answered()
+    assert await running == "done"
+
+
+async def test_work_done_only_elsewhere_is_not_tried_twice_at_one_worker() -> None:
+    site = Site(2)
+    site.fails = {number: [lambda: Unavailable("full")] * 9 for number in range(2)}
+    with pytest.raises(Unavailable):
+        await site.run(only_elsewhere=True)
+    assert sorted(site.asked) == [0, 1]
+
+
+async def test_many_failures_in_a_row_are_no_overflow() -> None:
+    site = Site(1)
+    site.tries.in_a_row = 5000
+    site.fails = {0: [broken]}
+    assert await site.run() == "done"
 
 
 async def test_it_waits_so_long_and_no_longer() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from proxy.fleet.fleet import Fleet
 from proxy.placement.planner import Need
 from proxy.relay.bodies import RequestBody
 from proxy.relay.message_keys import predicted_need
+from proxy.relay.needs import Needs
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 
@@ -18,15 +20,18 @@ BLOCK = 16
 
 
 def need(fields: dict[str, Any]) -> Need:
+    return predicted_need(relayed(fields), "r")
+
+
+def relayed(fields: dict[str, Any]) -> RelayedRequest:
     raw = json.dumps(fields).encode()
     body = RequestBody.parse(raw)
     body.find_media(10)
     unused: Any = None
-    request = RelayedRequest(
+    return RelayedRequest(
         deadline=time.monotonic() + 1, request_id="r", body=body, response=unused, source=unused,
         client=ClientRequest("/v1/chat/completions", {}, raw), start=0.0,
     )  # fmt: skip
-    return predicted_need(request, "r")
 
 
 def chat(*parts: str | dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -96,3 +101,10 @@ def test_media_have_places_that_lie_in_the_prompt_one_after_the_other() -> None:
 def test_what_workers_will_refuse_can_be_asked_for_all_the_same(fields: dict[str, Any]) -> None:
     found = need(fields)
     assert found.prompt_tokens >= 1 and found.keys(BLOCK) == need(fields).keys(BLOCK)
+
+
+async def test_requests_that_clients_give_one_id_are_two_to_a_master() -> None:
+    """Else the second would give back what the first one holds."""
+    needs = Needs(Fleet(), None)
+    first, second = [await needs.of(relayed(chat("Hello"))) for _ in range(2)]
+    assert first.request_id != second.request_id
