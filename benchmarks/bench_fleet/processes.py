@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from benchmarks.common.processes import call, ending, free_port, wait_ready
 
 TTFT_S, TPOT_S = 1.0, 0.03
 ADMIN_KEY = "bench"
-_START_S, _STOP_S = 30.0, 5.0
+_START_S = 30.0
 # A vision tower takes a sixth of a second a picture, as of a large one; prefill 0.15 ms a token,
 # a decode step 10 ms and 1 ms a request. An encoder keeps 48 of the 600 pictures.
 TIMING = (
@@ -87,7 +86,7 @@ def workers(role: str, count: int) -> Iterator[list[str]]:
         "--port", "0", "--dialect", "openai", "--log-level", "warning", *TIMING,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    with _ending(process):
+    with ending(process):
         assert process.stdout is not None
         lines = [process.stdout.readline().decode() for _ in range(count)]
         urls = [line.split()[-1] for line in lines if " ready on " in line]
@@ -109,7 +108,7 @@ def round_robin(workers: Fleet) -> Iterator[str]:
 def router(binary: Path, workers: Fleet) -> Iterator[str]:
     """vllm-router with its defaults, P+D: it never encodes, so that its prefill workers get the
     pictures themselves."""
-    port, metrics = _free_port(), _free_port()
+    port, metrics = free_port(), free_port()
     flags = ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--port", str(port)]
     for url in workers.prefill:
         flags += ["--prefill", url]
@@ -166,7 +165,7 @@ def _until_known(master: str, count: int) -> None:
 
 @contextlib.contextmanager
 def _serving(module: str, flags: Sequence[str]) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     with _running([sys.executable, "-m", module, "--port", str(port), *flags], port) as url:
         yield url
 
@@ -175,46 +174,6 @@ def _serving(module: str, flags: Sequence[str]) -> Iterator[str]:
 def _running(command: Sequence[str], port: int) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with _ending(process):
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                call("GET", url, "/health")
-                break
-            time.sleep(0.05)
-        else:
-            raise RuntimeError(f"{' '.join(command)} did not start")
+    with ending(process):
+        wait_ready(process, url)
         yield url
-
-
-@contextlib.contextmanager
-def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def call(
-    method: str, url: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
-) -> bytes:
-    """The answer; `ConnectionError` unless it is good."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        answer = response.read()
-    if response.status != 200:
-        raise ConnectionError(f"HTTP {response.status} of {url}{path}: {answer[:200]!r}")
-    return answer
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

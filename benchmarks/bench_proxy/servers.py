@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.processes import call, ending, free_port, wait_ready
+
 PEER = "vllm-router==0.1.17"
-_START_S = 30.0
-_STOP_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,13 @@ class Workers:
 
     def received_bytes(self) -> int:
         """Bodies of all requests to all of them."""
-        return int(json.loads(_get(self.decode, "/stats"))["bytes"])
+        return int(json.loads(call("GET", _url(self.decode), "/stats"))["bytes"])
 
 
 @contextlib.contextmanager
 def workers(core: int) -> Iterator[Workers]:
     process = _start([sys.executable, "-m", "benchmarks.bench_proxy.upstream"], core, pipe=True)
-    with _ending(process):
+    with ending(process):
         assert process.stdout is not None
         _, *ports = process.stdout.readline().split()
         yield Workers(process, *map(int, ports))
@@ -68,7 +65,7 @@ def workers(core: int) -> Iterator[Workers]:
 @contextlib.contextmanager
 def ours(fleet: Workers, core: int) -> Iterator[Server]:
     """Our proxy with everything on, E+P+D."""
-    port = _free_port()
+    port = free_port()
     command = [
         sys.executable, "-m", "proxy", "--dialect", "openai", "--port", str(port),
         "--encode-servers-urls", _url(fleet.encode),
@@ -82,11 +79,11 @@ def ours(fleet: Workers, core: int) -> Iterator[Server]:
 @contextlib.contextmanager
 def peer(binary: Path, fleet: Workers, core: int) -> Iterator[Server]:
     """vllm-router with its defaults, P+D."""
-    port = _free_port()
+    port = free_port()
     command = [
         str(binary), "--vllm-pd-disaggregation", "--kv-connector", "nixl",
         "--prefill", _url(fleet.prefill), "--decode", _url(fleet.decode),
-        "--port", str(port), "--prometheus-port", str(_free_port()),
+        "--port", str(port), "--prometheus-port", str(free_port()),
         "--policy", "round_robin", "--log-level", "error",
     ]  # fmt: skip
     with _serving("vllm-router", command, port, core) as server:
@@ -109,8 +106,8 @@ def peer_binary(given: str, folder: Path) -> Path | None:
 @contextlib.contextmanager
 def _serving(name: str, command: Sequence[str], port: int, core: int) -> Iterator[Server]:
     process = _start(command, core)
-    with _ending(process):
-        _wait_ready(process, port)
+    with ending(process):
+        wait_ready(process, _url(port))
         yield Server(name, process, port)
 
 
@@ -123,48 +120,5 @@ def _start(command: Sequence[str], core: int, pipe: bool = False) -> subprocess.
     )
 
 
-@contextlib.contextmanager
-def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            _get(port, "/health")
-            return
-        except (OSError, http.client.HTTPException):
-            time.sleep(0.05)
-    raise RuntimeError(f"{process.args!r} did not start")
-
-
-def _get(port: int, path: str) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise ConnectionError(f"HTTP {response.status}")
-        return body
-    finally:
-        connection.close()
-
-
 def _url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

@@ -1,0 +1,64 @@
+"""Servers that a benchmark starts: each on a free port, awaited, ended by its own process id."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+_START_S = 30.0
+_STOP_S = 5.0
+_CALL_S = 5.0
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the process with the context: politely, and by force after a while."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Until its `/health` is good; `RuntimeError` if the process ends or takes too long."""
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            call("GET", url, "/health")
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} did not start")
+
+
+def call(
+    method: str,
+    url: str,
+    path: str,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """The answer's body; `ConnectionError` unless it is a 200."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_CALL_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, dict(headers or {}))
+        response = connection.getresponse()
+        answer = response.read()
+    if response.status != 200:
+        raise ConnectionError(f"HTTP {response.status} of {url}{path}: {answer[:200]!r}")
+    return answer
