@@ -6,16 +6,14 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.processes import call, ending, free_port, wait_ready
+from benchmarks.common.processes import add_to_master, call, ending, free_port, wait_ready
 
 TTFT_S, TPOT_S = 1.0, 0.03
 ADMIN_KEY = "bench"
-_START_S = 30.0
 # A vision tower takes a sixth of a second a picture, as of a large one; prefill 0.15 ms a token,
 # a decode step 10 ms and 1 ms a request. An encoder keeps 48 of the 600 pictures.
 TIMING = (
@@ -136,11 +134,7 @@ def ours_with_master(workers: Fleet) -> Iterator[str]:
     ]  # fmt: skip
     with _serving("services.master", flags) as master:
         roles = {"encode": workers.encode, "prefill": workers.prefill, "decode": workers.decode}
-        for role, urls in roles.items():
-            for url in urls:
-                body = json.dumps({"role": role, "url": url})
-                call("POST", master, "/instances", body, {"x-api-key": ADMIN_KEY})
-        _until_known(master, len(workers.all))
+        add_to_master(master, ADMIN_KEY, roles)
         flags = ["--dialect", "openai", "--master-url", master, "--log-level", "error"]
         with _serving("proxy", [*flags, *_static(workers)]) as url:
             yield url
@@ -152,15 +146,6 @@ def _static(workers: Fleet) -> list[str]:
         "--prefill-servers-urls", ",".join(workers.prefill),
         "--decode-servers-urls", ",".join(workers.decode),
     ]  # fmt: skip
-
-
-def _until_known(master: str, count: int) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        if len(json.loads(call("GET", master, "/workers")).get("workers", [])) >= count:
-            return
-        time.sleep(0.05)
-    raise RuntimeError("the master does not know the workers")
 
 
 @contextlib.contextmanager

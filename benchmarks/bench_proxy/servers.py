@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.processes import call, ending, free_port, wait_ready
+from benchmarks.common.processes import add_to_master, call, ending, free_port, wait_ready
 
 PEER = "vllm-router==0.1.17"
+_ADMIN_KEY = "bench"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
 
+    @property
+    def url(self) -> str:
+        return _url(self.port)
+
     def cpu_s(self) -> float:
         tasks = Path(f"/proc/{self.process.pid}/task")
         total = 0
@@ -32,6 +37,13 @@ class Server:
             with contextlib.suppress(OSError):  # a thread that has ended
                 total += int((task / "schedstat").read_text().split()[0])
         return total / 1e9
+
+    def placed(self) -> int:
+        """Requests of our proxy that its master has placed."""
+        text = call("GET", self.url, "/metrics").decode()
+        name = 'triptych_proxy:placements_total{by="master"} '
+        found = [line for line in text.splitlines() if line.startswith(name)]
+        return int(float(found[0].removeprefix(name))) if found else 0
 
     def peak_bytes(self) -> int:
         """The largest resident memory so far."""
@@ -63,7 +75,7 @@ def workers(core: int) -> Iterator[Workers]:
 
 
 @contextlib.contextmanager
-def ours(fleet: Workers, core: int) -> Iterator[Server]:
+def ours(fleet: Workers, core: int, *flags: str) -> Iterator[Server]:
     """Our proxy with everything on, E+P+D."""
     port = free_port()
     command = [
@@ -71,8 +83,27 @@ def ours(fleet: Workers, core: int) -> Iterator[Server]:
         "--encode-servers-urls", _url(fleet.encode),
         "--prefill-servers-urls", _url(fleet.prefill),
         "--decode-servers-urls", _url(fleet.decode),
+        *flags,
     ]  # fmt: skip
     with _serving("triptych", command, port, core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def master(fleet: Workers, core: int) -> Iterator[Server]:
+    """Our master, which knows the workers."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "services.master", "--port", str(port),
+        "--admin-api-key", _ADMIN_KEY, "--log-level", "error",
+    ]  # fmt: skip
+    with _serving("master", command, port, core) as server:
+        roles = {
+            "encode": [_url(fleet.encode)],
+            "prefill": [_url(fleet.prefill)],
+            "decode": [_url(fleet.decode)],
+        }
+        add_to_master(_url(port), _ADMIN_KEY, roles)
         yield server
 
 

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.bench_proxy.upstream` serves an encoder, a prefill and a decode worker on
 three free loopback ports and prints them. A decode worker streams `EVENTS` events, each in a step
-of its own, or one every `--gap` seconds where the request's `user` is "slow".
+of its own, or one every `--gap` seconds where the request's `user` is "slow". An encoder says
+nothing of the embedding where it is "plain", as one whose connector has nothing to say.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class FakeWorker(asyncio.Protocol):
             slow = b'"slow"' in ends
             self._transport.write(_STREAM_HEAD + _EVENT_CHUNK)
             self._next(SLOW_EVENTS if slow else EVENTS - 1, self._gap if slow else 0.0)
+        elif self._role == "encode" and b'"plain"' in ends:
+            self._transport.write(_ANSWERS["decode"])
         else:
             self._transport.write(_ANSWERS[self._role])
 

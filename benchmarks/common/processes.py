@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 _START_S = 30.0
@@ -44,6 +45,21 @@ def wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
             return
         time.sleep(0.05)
     raise RuntimeError(f"{process.args!r} did not start")
+
+
+def add_to_master(master: str, admin_key: str, workers: Mapping[str, Sequence[str]]) -> None:
+    """Tell a master of workers (URLs by role) that cannot register, and wait until all are up."""
+    headers = {"x-api-key": admin_key, "content-type": "application/json"}
+    for role, urls in workers.items():
+        for url in urls:
+            body = json.dumps({"role": role, "url": url})
+            call("POST", master, "/instances", body, headers)
+    count, deadline = sum(map(len, workers.values())), time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if len(json.loads(call("GET", master, "/workers")).get("workers", [])) >= count:
+            return
+        time.sleep(0.05)
+    raise RuntimeError("the master does not know the workers")
 
 
 def call(

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from scripts.interop import load, model, topologies
+from scripts.interop import launched, load, model, topologies
 from scripts.interop.shared import Site, before_vllm
 from scripts.interop.table import Table
 from tests.support.stack import proxy
@@ -68,11 +68,22 @@ def ours(site: Site) -> None:
         load.bench(site, front.url, DEMO.absolute(), "tiny", 2 * PROMPTS)
 
 
+def scripts(site: Site) -> None:
+    """The launch script with ENGINE=vllm, E+P+D and E+2PD."""
+    with site.table.under("one vLLM"):
+        topologies.reference(site, *site.vllm("whole"))
+    site.vllm()
+    for shape, numbers in launched.SHAPES.items():
+        with site.table.under(f"ENGINE=vllm, {shape}"):
+            launched.check(site, shape, numbers)
+
+
 PARTS: Mapping[str, Callable[[Site], None]] = {
     "two": two,
     "three": three,
     "mixed": mixed,
     "ours": ours,
+    "scripts": scripts,
 }
 
 

@@ -24,7 +24,7 @@ QUIET: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_ENVIRONMENT: Mapping[str, str] = {
+ENVIRONMENT: Mapping[str, str] = {
     **QUIET,
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -77,7 +77,7 @@ class Worker:
         port, side = free_ports(2)
         self.url = f"http://127.0.0.1:{port}"
         self.log_path = root / f"vllm-{name}.log"
-        environment = {**os.environ, **_ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
+        environment = {**os.environ, **ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
         command = [str(venv / "bin" / "vllm"), "serve", NAME, "--port", str(port), *_FLAGS]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(

@@ -17,15 +17,17 @@ from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry, same_life
 from services.master.fleet.validation import check_url
 
+MAX_BLOCK_SIZE = 65536
 _MAX_REMOVED = 4096
+_BLOCK_SIZE = 16  # vLLM's on a GPU
 
 
 class ProbedInstance(msgspec.Struct, omit_defaults=True):
     """Body of `POST /instances`: vLLM's four fields, then ours.
 
     `model` empty: what the worker's `/v1/models` says. `revision` must be the proxy's name for the
-    weights, or its block keys meet none of this worker's; `events` are vLLM's
-    `--kv-events-config` endpoints.
+    weights, or its block keys meet none of this worker's. `block_size` 0: what its metrics say, or
+    16 tokens. `events` are vLLM's `--kv-events-config` endpoints.
     """
 
     role: Literal["encode", "prefill", "decode", "prefill_decode"]
@@ -34,18 +36,19 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
     dp_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     model: str = ""
     revision: str = ""
-    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16
+    block_size: Annotated[int, Meta(ge=0, le=MAX_BLOCK_SIZE)] = 0
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
 
     @property
     def name(self) -> str:
         return f"{self.role}@{self.url.rstrip('/')}"
 
-    def info(self, model: str) -> InstanceInfo:
+    def info(self, model: str, block_size: int) -> InstanceInfo:
         role: InstanceRole = self.role
         return InstanceInfo(
             self.name, role, self.url.rstrip("/"), model, revision=self.revision,
-            dialect="openai", block_size=self.block_size, events=self.events, foreign=True,
+            dialect="openai", block_size=self.block_size or block_size or _BLOCK_SIZE,
+            events=self.events, foreign=True,
         )  # fmt: skip
 
 
@@ -57,17 +60,26 @@ def decode_probed(data: bytes) -> ProbedInstance:
     return accepted(_instances.decode, data)
 
 
+@dataclass(frozen=True)
+class WorkerMetrics:
+    """`load`: over all ranks, without rates. `block_size`: tokens of a KV block, 0 if not said."""
+
+    load: Load
+    block_size: int = 0
+
+
 @dataclass(eq=False)
 class Probed:
     """A worker with what its probes said. Times are seconds of the monotonic clock. `learned`: the
     model that it names, until it fails: another one may be started there. `aliases`, `adapters`: as
-    it names them. `asking`: a probe is under way."""
+    it names them. `block_size`: tokens, as its metrics say. `asking`: a probe is under way."""
 
     instance: ProbedInstance
     seen: float
     learned: str = ""
     aliases: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
+    block_size: int = 0
     asking: bool = False
     failures: int = 0
     up: bool = False
@@ -78,12 +90,17 @@ class Probed:
         return self.instance.url.rstrip("/")
 
     @property
+    def is_new(self) -> bool:
+        """No probe has ended yet."""
+        return not self.up and not self.failures
+
+    @property
     def model(self) -> str:
         return self.instance.model or self.learned
 
     def info(self) -> InstanceInfo:
         aliases = [name for name in self.aliases if name != self.model]
-        info = self.instance.info(self.model)
+        info = self.instance.info(self.model, self.block_size)
         return msgspec.structs.replace(info, aliases=aliases, adapters=self.adapters)
 
 
@@ -160,17 +177,18 @@ class AddedWorkers:
             for probed in self._probed.values()
         ]
 
-    def alive(self, probed: Probed, now: float, load: Load | None = None) -> None:
-        """Register it, or renew its lease; one that registers itself speaks for itself. `load`: as
-        its metrics tell it."""
+    def alive(self, probed: Probed, now: float, metrics: WorkerMetrics | None = None) -> None:
+        """Register it, or renew its lease; one that registers itself speaks for itself."""
         if self._probed.get(probed.instance.name) is not probed:
             return
+        if metrics is not None:
+            probed.block_size = metrics.block_size
         info = probed.info()
         known = self.registry.at(info.url)
         if known is None or known.info.instance_id == info.instance_id:
             self._keep(info, now)
-            if load is not None:
-                self.registry.observed(info.instance_id, load, now * 1e3)
+            if metrics is not None:
+                self.registry.observed(info.instance_id, metrics.load, now * 1e3)
         probed.up, probed.failures, probed.seen, probed.error = True, 0, now, ""
 
     def _keep(self, info: InstanceInfo, now: float) -> None:

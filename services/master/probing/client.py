@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError
-from protocol.registry import Load, Name
-from services.master.probing.vllm_metrics import MAX_BYTES, load_from
+from protocol.registry import Name
+from services.master.fleet.added_workers import WorkerMetrics
+from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from
 
 _AT_ONCE = 256
 
@@ -76,10 +77,10 @@ class ProbeClient:
         adapters = [one.id for one in listed if one.parent and one.id not in names]
         return ServedModels(names[0], names[1:], adapters)
 
-    async def load_of(self, url: str) -> Load | None:
+    async def metrics_of(self, url: str) -> WorkerMetrics | None:
         """What a healthy worker's metrics say; None if it has none, or other ones."""
         try:
-            return load_from(await self._get(f"{url}/metrics", suspect=False))
+            return metrics_from(await self._get(f"{url}/metrics", suspect=False))
         except UpstreamError:
             return None
 

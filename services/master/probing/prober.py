@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,26 +18,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prober:
-    """`some` is set once there is a worker to probe."""
+    """`added` is set when there is a worker more to probe."""
 
     workers: AddedWorkers
     config: MasterConfig
-    some: asyncio.Event
+    added: asyncio.Event
 
     async def run(self) -> None:
-        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
-        await self.some.wait()
+        """Probe again and again, until cancelled; one that has just been added is probed at once.
+        Who takes long to answer delays nobody else."""
+        await self.added.wait()
         from services.master.probing.client import ProbeClient
 
         for probed in self.workers.all():
             probed.asking = False
+        due = 0.0
         async with ProbeClient(self.config.probe_timeout) as client, asyncio.TaskGroup() as probes:
             while True:
+                self.added.clear()
+                everyone = time.monotonic() >= due
+                if everyone:
+                    due = time.monotonic() + self.config.probe_interval
                 for probed in self.workers.all():
-                    if not probed.asking:
+                    if not probed.asking and (everyone or probed.is_new):
                         probed.asking = True
                         probes.create_task(self._probe(client, probed))
-                await asyncio.sleep(self.config.probe_interval)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                        await self.added.wait()
 
     async def _name(self, client: ProbeClient, probed: Probed) -> None:
         """Adapters come and go. A worker whose model was given need not name any."""
@@ -53,8 +62,8 @@ class Prober:
         try:
             await client.health(probed.url, suspect=probed.failures > 0)
             await self._name(client, probed)
-            load = await client.load_of(probed.url)
-            self.workers.alive(probed, time.monotonic(), load)
+            metrics = await client.metrics_of(probed.url)
+            self.workers.alive(probed, time.monotonic(), metrics)
         except TriptychError as error:
             self.workers.failed(probed, error.message, time.monotonic())
         finally:

@@ -1,4 +1,4 @@
-"""A worker's load as vLLM's `/metrics` tells it."""
+"""A worker's load and block size as vLLM's `/metrics` tells them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 
 from protocol.registry import Load
+from services.master.fleet.added_workers import MAX_BLOCK_SIZE, WorkerMetrics
 
 MAX_BYTES = 2 << 20  # vLLM's own are about 100 kB
 _MOST = float(1 << 40)
@@ -18,9 +19,9 @@ _NAMES = frozenset(
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-def load_from(text: bytes) -> Load | None:
-    """The load over all ranks of a worker, without rates; None if this is not vLLM's text, or it
-    does not say how many requests run. What is no number is left out."""
+def metrics_from(text: bytes) -> WorkerMetrics | None:
+    """None if this is not vLLM's text, or it does not say how many requests run. What is no number
+    is left out."""
     values: dict[str, list[float]] = defaultdict(list)
     for raw in text[:MAX_BYTES].split(b"\n"):
         if raw.startswith(b"vllm:"):
@@ -30,12 +31,14 @@ def load_from(text: bytes) -> Load | None:
     total = int(sum(values["blocks"]))
     usage = values["vllm:kv_cache_usage_perc"]
     used = min(1.0, sum(usage) / len(usage)) if usage else 1.0
-    return Load(
+    load = Load(
         queued=int(sum(values["vllm:num_requests_waiting"])),
         running=int(sum(values["vllm:num_requests_running"])),
         free_blocks=int(total * (1.0 - used)),
         total_blocks=total if usage else 0,
     )
+    size = int(max(values["block_size"], default=0.0))
+    return WorkerMetrics(load, size if size <= MAX_BLOCK_SIZE else 0)
 
 
 def _read(line: str, values: dict[str, list[float]]) -> None:
@@ -45,8 +48,18 @@ def _read(line: str, values: dict[str, list[float]]) -> None:
     labels, _, number = rest.rpartition("}") if "{" in line else ("", "", rest)
     value = _number(number.strip().split(" ")[0])
     if name == "vllm:cache_config_info":
-        found = dict(_LABEL.findall(labels)).get("num_gpu_blocks", "")
-        value, name = _number(found), "blocks"
+        found = dict(_LABEL.findall(labels))
+        told = {
+            "blocks": found.get("num_gpu_blocks", ""),
+            "block_size": found.get("block_size", ""),
+        }
+        for key, words in told.items():
+            _add(values, key, _number(words))
+    else:
+        _add(values, name, value)
+
+
+def _add(values: dict[str, list[float]], name: str, value: float | None) -> None:
     if value is not None:
         values[name].append(value)
 

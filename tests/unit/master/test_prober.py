@@ -25,10 +25,14 @@ class Worker:
     def __init__(self) -> None:
         self.healthy = True
         self.answer = b'{"data": [{"id": "first"}]}'
+        self.metrics_text = b""
         self.url = ""
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics_text)
 
     async def models(self, request: web.Request) -> web.Response:
         return web.Response(body=self.answer)
@@ -39,6 +43,7 @@ async def serving() -> AsyncGenerator[Worker, None]:
     worker, app = Worker(), web.Application()
     app.router.add_get("/health", worker.health)
     app.router.add_get("/v1/models", worker.models)
+    app.router.add_get("/metrics", worker.metrics)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -97,6 +102,27 @@ async def test_any_number_that_hangs_leaves_the_healthy_ones_alone(
         assert [info.url for info in known(service).values()] == [worker.url]
         shown = state(service, body(worker.url))
         assert (shown["healthy"], shown["failures"]) == (True, 0)
+
+
+async def test_a_worker_is_probed_as_soon_as_it_is_added() -> None:
+    async with serving() as first, serving() as worker, probing_with(probe_interval=3600.0) as one:
+        for url in (first.url, worker.url):
+            one.add_instance(body(url, model="m"))
+            await eventually(lambda url=url: state(one, body(url))["healthy"])
+
+
+async def test_the_block_size_is_what_the_metrics_say_unless_it_was_given() -> None:
+    async with serving() as worker, serving() as told, probing_with() as service:
+        for one in (worker, told):
+            one.metrics_text = (
+                b"vllm:num_requests_running 0.0\n"
+                b'vllm:cache_config_info{block_size="128",num_gpu_blocks="10"} 1.0\n'
+            )
+        service.add_instance(body(worker.url))
+        service.add_instance(body(told.url, block_size=32))
+        await eventually(lambda: len(known(service)) == 2)
+        sizes = {info.url: info.block_size for info in known(service).values()}
+        assert sizes == {worker.url: 128, told.url: 32}
 
 
 async def test_suspects_that_hang_do_not_slow_the_others_down() -> None:

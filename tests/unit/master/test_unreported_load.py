@@ -6,8 +6,9 @@ import pytest
 
 from protocol.registry import Finished, InstanceInfo, Load, ScheduleRequest
 from services.master.config import MasterConfig
+from services.master.fleet.added_workers import WorkerMetrics
 from services.master.master import Master
-from services.master.probing.vllm_metrics import load_from
+from services.master.probing.vllm_metrics import metrics_from
 from tests.support.master_fleets import picture, place, prefill_of
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -22,7 +23,8 @@ vllm:prompt_tokens_total{engine="0"} 1e6
 
 
 def test_what_vllm_tells_is_read() -> None:
-    assert load_from(METRICS) == Load(queued=2, running=7, free_blocks=750, total_blocks=1000)
+    load = Load(queued=2, running=7, free_blocks=750, total_blocks=1000)
+    assert metrics_from(METRICS) == WorkerMetrics(load, block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +34,12 @@ def test_what_vllm_tells_is_read() -> None:
      b"vllm:num_requests_running{} 1e300\n", b"vllm:" + b"x" * 5_000_000],
 )  # fmt: skip
 def test_other_texts_tell_nothing(text: bytes) -> None:
-    assert load_from(text) is None
+    assert metrics_from(text) is None
 
 
 def test_numbers_without_blocks_and_nonsense_beside_good_ones() -> None:
     text = b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc x\nvllm:cache_config_info 1.0\n"
-    assert load_from(text) == Load(running=1)
+    assert metrics_from(text) == WorkerMetrics(Load(running=1))
 
 
 def relayed(*roles: str, **config: Any) -> Master:

@@ -1,0 +1,129 @@
+"""`ENGINE=vllm bash scripts/disagg.sh`, as a user would start it: vLLM's workers behind our proxy
+and master, who must place every request, by what vLLM's cache events tell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.interop import cases
+from scripts.interop.shared import Site
+from scripts.interop.topologies import answers
+from scripts.interop.vllm import ENVIRONMENT, START_S, STOP_S, free_ports, metric
+from tests.support.conversations import asking
+
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "E+P+D": {"NUM_E": 1, "NUM_P": 1, "NUM_D": 1},
+    "E+2PD": {"NUM_E": 1, "NUM_P": 0, "NUM_D": 2},
+}
+_SERVING = "Serving at"
+_PORTS = ("ENCODE_PORT", "PREFILL_PORT", "DECODE_PORT", "PROXY_PORT", "MASTER_PORT")
+_BLOCK = 128  # tokens of a KV block of vLLM on a CPU
+_BLOCKS = 2  # that two prompts with the same beginning share, at least
+_SETTLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """URLs of what a launch script has started."""
+
+    proxy: str
+    master: str
+    decode: list[str]
+
+    def placed(self) -> Mapping[str, int]:
+        """Requests by who placed them."""
+        name = "triptych_proxy:placements_total"
+        return {by: round(metric(self.proxy, f'{name}{{by="{by}"}}')) for by in ("master", "proxy")}
+
+    def foreseen(self) -> float:
+        """Prompt tokens that the master took to be cached where it placed a request."""
+        return metric(self.master, "triptych_master:hit_tokens_total")
+
+    def hits(self) -> list[float]:
+        """Prompt tokens that each decode worker found in its prefix cache."""
+        return [metric(url, "vllm:prefix_cache_hits_total") for url in self.decode]
+
+
+@contextlib.contextmanager
+def launched(site: Site, shape: str, numbers: Mapping[str, int]) -> Iterator[Launched]:
+    """The script with KEEP_RUNNING, once it serves; its own questions and benchmark included."""
+    logs = site.root / f"launched-{shape}"
+    ports = dict(zip(_PORTS, _port_ranges(), strict=True))
+    environment = {
+        **os.environ, **ENVIRONMENT, "ENGINE": "vllm", "VLLM": str(site.venv / "bin" / "vllm"),
+        "VLLM_FLAGS": f"--dtype float32 --max-model-len 2048 --served-model-name {site.model} tiny",
+        "VLLM_KV_BUFFER_DEVICE": "cpu",
+        "MODEL": str(site.model), "MAX_NUM_SEQS": "8", "NUM_PROMPTS": "20", "KEEP_RUNNING": "1",
+        "EC_SHARED_STORAGE_PATH": str(site.storage), "LOG_PATH": str(logs),
+        "EVENTS_PORT": str(ports["MASTER_PORT"] + 10), "SIDE_PORT": str(ports["MASTER_PORT"] + 30),
+        **{name: str(port) for name, port in ports.items()},
+        **{name: str(number) for name, number in numbers.items()},
+    }  # fmt: skip
+    log = site.root / f"launched-{shape}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "scripts/disagg.sh"], env=environment, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _wait(process, log)
+        local = "http://127.0.0.1"
+        decode = [f"{local}:{ports['DECODE_PORT'] + i}" for i in range(numbers["NUM_D"])]
+        yield Launched(f"{local}:{ports['PROXY_PORT']}", f"{local}:{ports['MASTER_PORT']}", decode)
+    finally:
+        process.send_signal(signal.SIGTERM)  # the script ends what it has started
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _port_ranges() -> list[int]:
+    """First ports of ranges that are free in all likelihood."""
+    first = free_ports(1)[0] % 20000 + 20000
+    return [first + 100 * i for i in range(len(_PORTS))]
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while _SERVING not in (text := log.read_text(errors="replace")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the launch script does not serve:\n{text[-3000:]}")
+        time.sleep(0.5)
+
+
+def check(site: Site, shape: str, numbers: Mapping[str, int]) -> None:
+    """Right answers, every request placed by the master, and prompts where their beginning is."""
+    with launched(site, shape, numbers) as stack:
+        answers(site, stack.proxy, (), ways=("one by one",))
+        placed = stack.placed()
+        site.table.add("every request placed by the master", not placed["proxy"], placed)
+        if numbers["NUM_P"]:
+            return
+        before, foreseen = stack.hits(), stack.foreseen()
+        for i in range(6):
+            time.sleep(_SETTLE_S)  # vLLM tells of its blocks when a step ends
+            cases.ask(stack.proxy, _long(i), False)
+        gained = [after - one for after, one in zip(stack.hits(), before, strict=True)]
+        # The first request of each of two beginnings finds nothing; two further ones do.
+        found = sum(gained) >= 4 * _BLOCKS * _BLOCK
+        site.table.add("vLLM's prefix hits where the master sent them", found, gained)
+        known = stack.foreseen() - foreseen
+        site.table.add(
+            "hits that the master foresaw, as vLLM had them", known == sum(gained), known
+        )
+
+
+def _long(number: int) -> cases.Messages:
+    """Two beginnings of more than two blocks in turn, a question of its own at the end."""
+    beginning = json.dumps([f"{number % 2} fact {i} of the world" for i in range(60)])
+    return asking(f"{beginning} question {number}")
