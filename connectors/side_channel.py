@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,23 +19,12 @@ import zmq
 
 from connectors.messages import PROTOCOL_VERSION, FromConsumer, FromProducer, Hello, Refused
 from connectors.meter import Refusals
+from connectors.side_socket import Connection, body, open_socket, receive
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
 Address = tuple[str, int]
-_HIGH_WATER = 10_000
-_BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
-_MAX_BYTES = 4 << 20  # of a message of ours
-_MAX_FRAME = 16 << 20  # ZMQ ends the connection of whoever sends more
 _BROKEN_S = 30.0  # how long a connection that is not there is tried again
-_MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-_LOST = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class SideServer:
         self._refusals = Refusals()
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
-        self._socket: zmq.Socket[bytes] = _socket(zmq.ROUTER, linger_ms=0)
+        self._socket: zmq.Socket[bytes] = open_socket(zmq.ROUTER, linger_ms=0)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -82,12 +70,12 @@ class SideServer:
         self._handlers[kind] = handler
 
     def poll(self) -> None:
-        for frames in _receive(self._socket):
+        for frames in receive(self._socket):
             self._serve(frames[0], frames[1:])
 
     def _serve(self, identity: bytes, frames: list[bytes]) -> None:
         try:
-            message = self._decoder.decode(_body(frames))
+            message = self._decoder.decode(body(frames))
         except (msgspec.DecodeError, UnicodeError, TransferError) as error:
             return self._refusals.add("none of ours", error)
         if message.version != PROTOCOL_VERSION:
@@ -113,17 +101,6 @@ class SideServer:
         self._socket.close()
 
 
-@dataclass
-class _Connection:
-    """`life` is a number of its own for as long as it holds."""
-
-    socket: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
-    life: int
-    heard: float = field(default_factory=time.monotonic)
-    broken_since: float | None = None
-
-
 class SideClient:
     """The consumer's end: a connection per producer, made when first needed."""
 
@@ -132,7 +109,7 @@ class SideClient:
         self._lives = itertools.count()
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
-        self._connections: dict[Address, _Connection] = {}
+        self._connections: dict[Address, Connection] = {}
         self._closed = False
 
     @property
@@ -155,37 +132,19 @@ class SideClient:
             return False
         return True
 
-    def _connect(self, peer: Address) -> _Connection:
-        socket = _socket(zmq.DEALER, linger_ms=1000)
-        monitor = socket.get_monitor_socket(_MADE | _LOST)
-        connection = _Connection(socket, monitor, next(self._lives))
-        try:
-            socket.connect(f"tcp://{peer[0]}:{peer[1]}")
-        except (zmq.ZMQError, UnicodeError):
-            _close(connection)
-            raise
-        self._connections[peer] = connection
+    def _connect(self, peer: Address) -> Connection:
+        connection = self._connections[peer] = Connection(*peer, self._lives)
         return connection
 
     def poll(self) -> None:
         for peer, connection in list(self._connections.items()):
-            for frames in _receive(connection.socket):
-                connection.heard = time.monotonic()
+            for frames in connection.receive():
                 self._dispatch(peer, frames)
-            for frames in _receive(connection.monitor):
-                self._note(connection, _event(frames))
-
-    def _note(self, connection: _Connection, event: int) -> None:
-        if event == _MADE:
-            connection.broken_since = None
-            return
-        connection.life = next(self._lives)
-        if connection.broken_since is None:
-            connection.broken_since = time.monotonic()
+            connection.watch()
 
     def _dispatch(self, peer: Address, frames: list[bytes]) -> None:
         try:
-            message = self._decoder.decode(_body(frames))
+            message = self._decoder.decode(body(frames))
         except (msgspec.DecodeError, UnicodeError, TransferError) as error:
             return self._refusals.add("none of ours", f"{peer[0]}:{peer[1]}: {error}")
         handler = self._handlers.get(type(message))
@@ -224,41 +183,9 @@ class SideClient:
         """Close the connection to a peer; the next message makes a new one."""
         connection = self._connections.pop(peer, None)
         if connection is not None:
-            _close(connection)
+            connection.close()
 
     def close(self) -> None:
         self._closed = True
         for peer in list(self._connections):
             self.forget(peer)
-
-
-def _socket(kind: int, linger_ms: int) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    socket.setsockopt(zmq.LINGER, linger_ms)
-    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME)
-    return socket
-
-
-def _close(connection: _Connection) -> None:
-    connection.socket.disable_monitor()
-    connection.socket.close()
-
-
-def _event(frames: list[bytes]) -> int:
-    """The event of a monitor message (its first two bytes, native order)."""
-    return int.from_bytes(frames[0][:2], sys.byteorder)
-
-
-def _body(frames: list[bytes]) -> bytes:
-    if len(frames) != 1 or len(frames[0]) > _MAX_BYTES:
-        raise TransferError(f"a message has {len(frames)} frames and {sum(map(len, frames))} bytes")
-    return frames[0]
-
-
-def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    for _ in range(_BUDGET):
-        try:
-            yield socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import zmq.asyncio
 from protocol.errors import (
     InvalidRequest,
     NotServing,
-    RequestAborted,
     TriptychError,
     Unavailable,
     error_info,
@@ -30,38 +28,13 @@ from protocol.errors import (
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
+from services.worker.open_requests import OpenRequests
 
 logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _QUERY_S = 10.0
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
-
-
-@dataclass
-class _Generating:
-    """A request whose outputs are waited for; `left` are the choices that have not ended."""
-
-    left: set[int]
-    queue: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
-
-    async def take(self) -> list[RequestOutput]:
-        """What has arrived since the last time, at least one; an error is raised."""
-        gained: list[RequestOutput] = []
-        while not gained or not self.queue.empty():
-            output = await self.queue.get()
-            if output.error is not None:
-                raise from_info(output.error)
-            if output.index in self.left:  # not of one that was aborted
-                gained.append(output)
-            if output.finish_reason is not None:
-                self.left.discard(output.index)
-        return gained
-
-    def abort(self, request_id: str) -> None:
-        """Nothing more comes from the engine."""
-        for index in sorted(self.left):
-            self.queue.put_nowait(RequestOutput(request_id, index, finish_reason="abort"))
 
 
 class EngineClient:
@@ -74,8 +47,7 @@ class EngineClient:
         self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
         self._events: Any = context.socket(zmq.PULL)
-        self._generating: dict[str, _Generating] = {}
-        self._encoding: dict[str, asyncio.Queue[EncodeOutput]] = {}
+        self._requests = OpenRequests()
         self._queries: dict[int, asyncio.Future[messages.Statistics]] = {}
         self._query_ids = itertools.count()
         self._ready: asyncio.Future[messages.Ready] = asyncio.get_running_loop().create_future()
@@ -125,7 +97,7 @@ class EngineClient:
             event = messages.decode_event(await self._events.recv())
             match event:
                 case messages.Outputs(outputs, encoded):
-                    self._dispatch(outputs, encoded)
+                    self._requests.hand(outputs, encoded)
                 case messages.Statistics():
                     future = self._queries.pop(event.query_id, None)
                     if future is not None and not future.done():
@@ -134,16 +106,6 @@ class EngineClient:
                     self._ready.set_result(event)
                 case messages.Fatal(error):
                     self._fail(from_info(error))
-
-    def _dispatch(self, outputs: list[RequestOutput], encoded: list[EncodeOutput]) -> None:
-        for output in outputs:
-            here = self._generating.get(output.request_id)
-            if here is not None:
-                here.queue.put_nowait(output)
-        for item in encoded:
-            waiting = self._encoding.get(item.request_id)
-            if waiting is not None:
-                waiting.put_nowait(item)
 
     async def _watch(self) -> None:
         code = await self._process.wait()
@@ -157,11 +119,7 @@ class EngineClient:
         self.dead.set()
         if not self._ready.done():
             self._ready.set_exception(error)
-        info = error_info(error)
-        for request_id, here in self._generating.items():
-            here.queue.put_nowait(RequestOutput(request_id, finish_reason="error", error=info))
-        for request_id, waiting in self._encoding.items():
-            waiting.put_nowait(EncodeOutput(request_id, "", error=info))
+        self._requests.fail(error_info(error))
         for future in self._queries.values():
             if not future.done():
                 future.set_exception(error)
@@ -185,35 +143,25 @@ class EngineClient:
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
         error of the engine is raised.
         """
-        here = _Generating(set(request.emitted) or set(range(request.sampling.n)))
-        self._generating[request.request_id] = here
-        try:
-            self._send(messages.Generate(request))
-            while here.left:
-                yield await here.take()
-        finally:
-            del self._generating[request.request_id]
-            if here.left:
-                self.abort([request.request_id])
+        with self._requests.generating(request) as here:
+            try:
+                self._send(messages.Generate(request))
+                while here.left:
+                    yield await here.take()
+            finally:
+                if here.left:
+                    self.abort([request.request_id])
 
     async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
         """Encode items; one output each, in the order of `request.items`."""
-        queue: asyncio.Queue[EncodeOutput] = asyncio.Queue()
-        self._encoding[request.request_id] = queue
-        outputs: dict[str, EncodeOutput] = {}
-        wanted = {item.mm_hash for item in request.items}
-        try:
-            self._send(messages.Encode(request))
-            while wanted - set(outputs):
-                output = await queue.get()
-                if not output.mm_hash and output.error is not None:
-                    raise from_info(output.error)
-                outputs[output.mm_hash] = output
-        finally:
-            del self._encoding[request.request_id]
-            if wanted - set(outputs):
-                self.abort([request.request_id])
-        return [outputs[item.mm_hash] for item in request.items]
+        with self._requests.encoding(request) as here:
+            try:
+                self._send(messages.Encode(request))
+                await here.finish()
+            finally:
+                if here.left:
+                    self.abort([request.request_id])
+        return [here.outputs[item.mm_hash] for item in request.items]
 
     def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
         """Stop requests, whose choices end with the reason "abort", or one choice of each, of which
@@ -222,11 +170,7 @@ class EngineClient:
         with contextlib.suppress(Unavailable):
             self._send(messages.Abort(names, index))
         for name in names if index is None else ():
-            if (here := self._generating.get(name)) is not None:
-                here.abort(name)
-            if (waiting := self._encoding.get(name)) is not None:
-                aborted = error_info(RequestAborted("the request was aborted"))
-                waiting.put_nowait(EncodeOutput(name, "", error=aborted))
+            self._requests.abort(name)
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         self._send(messages.ResetCaches(prefix, encoder))

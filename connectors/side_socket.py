@@ -1,0 +1,98 @@
+"""Sockets of the side channel: bounded in what they hold and take, and watched for a lost peer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import zmq
+
+from protocol.errors import TransferError
+
+_HIGH_WATER = 10_000
+_BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
+_MAX_BYTES = 4 << 20  # of a message of ours
+_MAX_FRAME = 16 << 20  # ZMQ ends the connection of whoever sends more
+_LINGER_MS = 1000  # the last word to a peer, such as that its KV was copied, still leaves
+_MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_LOST = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def open_socket(kind: int, linger_ms: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME)
+    return socket
+
+
+def receive(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    """The frames of each message that is here, to a bound."""
+    for _ in range(_BUDGET):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def body(frames: list[bytes]) -> bytes:
+    """What a message says. `TransferError` if it has not one frame, or is too long."""
+    if len(frames) != 1 or len(frames[0]) > _MAX_BYTES:
+        raise TransferError(f"a message has {len(frames)} frames and {sum(map(len, frames))} bytes")
+    return frames[0]
+
+
+class Connection:
+    """To a producer. ZMQ makes it again by itself and says nothing of it, so its events are
+    watched: a peer that was lost has forgotten what it was told before.
+
+    `life` is a number of its own for as long as the connection holds, drawn from `lives`.
+    """
+
+    def __init__(self, host: str, port: int, lives: Iterator[int]) -> None:
+        """`zmq.ZMQError` or `UnicodeError` if `host` is no address."""
+        self.socket = open_socket(zmq.DEALER, linger_ms=_LINGER_MS)
+        self.heard = time.monotonic()
+        self.broken_since: float | None = None
+        self._lives = lives
+        self.life = next(lives)
+        self._monitor = self.socket.get_monitor_socket(_MADE | _LOST)
+        try:
+            self.socket.connect(f"tcp://{host}:{port}")
+        except (zmq.ZMQError, UnicodeError):
+            self.close()
+            raise
+
+    def receive(self) -> Iterator[list[bytes]]:
+        for frames in receive(self.socket):
+            self.heard = time.monotonic()
+            yield frames
+
+    def watch(self) -> None:
+        """Take note of what has become of the connection."""
+        for frames in receive(self._monitor):
+            self._note(_event(frames))
+
+    def _note(self, event: int) -> None:
+        if event == _MADE:
+            self.broken_since = None
+            return
+        self.life = next(self._lives)
+        if self.broken_since is None:
+            self.broken_since = time.monotonic()
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.socket.close()
+
+
+def _event(frames: list[bytes]) -> int:
+    """The event of a monitor message (its first two bytes, native order)."""
+    return int.from_bytes(frames[0][:2], sys.byteorder)
