@@ -8,8 +8,13 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.worker import Instance
+from proxy.upstream.client import UpstreamClient
+
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+PROBE_S = 0.2
 STREAMS = ("/open", "/v1/chat/completions")
 OURS: dict[str, Any] = {
     "/health": {},
@@ -21,6 +26,7 @@ OURS: dict[str, Any] = {
         "kv_transfer_params": {"remote_port": 1},
     },
 }
+THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
 
 
 class Worker:
@@ -73,3 +79,20 @@ async def serving(worker: Worker) -> AsyncIterator[Worker]:
         yield worker
     finally:
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def asking(authorization: str = "") -> AsyncIterator[UpstreamClient]:
+    """A client that probes with little patience."""
+    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S, authorization=authorization)
+    try:
+        async with asyncio.timeout(20):
+            yield client
+    finally:
+        await client.close()
+
+
+def decoding(*urls: str) -> tuple[Fleet, list[Instance]]:
+    """(a fleet of decode workers, they)"""
+    fleet = Fleet.from_urls("", "", ",".join(urls))
+    return fleet, fleet.decode

@@ -1,57 +1,16 @@
 """What a proxy makes of its workers' answers to its probes, against real HTTP."""
 
 import asyncio
-import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
-from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_first, probe_once, probe_one
-from proxy.fleet.worker import Instance
-from proxy.placement.own_view import Room
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import Patience
 from proxy.upstream.failures import CallFailed
-from tests.support.probed_workers import OURS, Worker, serving
-
-PROBE_S = 0.2
-THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
-
-
-@contextlib.asynccontextmanager
-async def asking(authorization: str = "") -> AsyncIterator[UpstreamClient]:
-    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S, authorization=authorization)
-    try:
-        async with asyncio.timeout(20):
-            yield client
-    finally:
-        await client.close()
-
-
-def decoding(*urls: str) -> tuple[Fleet, list[Instance]]:
-    fleet = Fleet.from_urls("", "", ",".join(urls))
-    return fleet, fleet.decode
-
-
-async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
-    """And gets no requests until then: it could not make anything of them."""
-    async with serving(Worker(OURS)) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        worker.silent = {"/server_info"}
-        await probe_once(fleet, client)
-        assert (instance.up, instance.known, fleet.relayed) == (False, False, "none")
-        worker.silent, worker.answers["/server_info"] = set(), 503
-        await probe_once(fleet, client)
-        assert (instance.known, instance.dialect, instance.up) == (False, None, False)
-        worker.answers["/server_info"] = OURS["/server_info"]
-        await probe_once(fleet, client)
-        assert (instance.known, instance.dialect, fleet.relayed) == (True, "tokens", "none")
-        assert instance.up
-        assert instance.kv_endpoint == {"remote_port": 1} and instance.block_size == 16
+from tests.support.probed_workers import OURS, PROBE_S, THEIRS, Worker, asking, decoding, serving
 
 
 async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is(
@@ -78,66 +37,6 @@ async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is(
         slow.known, slow.dialect = False, None
         await probe_first(fleet, client, patience_s=0.1)
         assert time.monotonic() - began < 5 and not (gone.up or slow.up)
-
-
-@pytest.mark.parametrize("owner", ["vllm", "triptych", None, 5, ["vllm"]])
-async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> None:
-    """vLLM gathers its environment for the first /server_info."""
-    foreign = owner == "vllm"
-    models = {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
-    theirs = Worker({"/health": {}, **models, "/server_info": {"vllm_config": "…"}})
-    theirs.silent = {"/server_info"} if foreign else set()
-    async with serving(theirs) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        await probe_once(fleet, client)
-        assert (instance.up, instance.dialect, instance.known) == (True, "openai", True)
-        assert ("/server_info" in worker.asked) is not foreign
-
-
-async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
-    async with serving(Worker(OURS)) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        fleet.force_dialect("tokens")
-        worker.silent = {"/server_info"}
-        await probe_once(fleet, client)
-        worker.silent = set()
-        await probe_once(fleet, client)
-        assert instance.max_running == 24 and instance.kv_endpoint == {"remote_port": 1}
-
-
-async def test_a_worker_says_how_much_it_runs_at_once() -> None:
-    async with serving(Worker(OURS)) as worker, asking() as client:
-        fleet, _ = decoding(worker.url)
-        assert Room(fleet, 0).requests == 256
-        await probe_once(fleet, client)
-        assert Room(fleet, 0).requests == 48 and Room(fleet, 10).requests == 10
-
-
-@pytest.mark.parametrize(
-    "said", [b'{"a":"\xff"}', b'{"a":' * 100_000, b"[1]", b"", b"<html>", 404, 405]
-)
-async def test_who_says_nothing_of_use_is_taken_for_another_engine(said: Any) -> None:
-    """Nothing that it says ends the probing of others."""
-    bad = Worker({**OURS, "/server_info": said})
-    async with serving(bad), serving(Worker(OURS)) as good, asking() as client:
-        fleet, (one, other) = decoding(bad.url, good.url)
-        other.up = False
-        await probe_once(fleet, client)
-        assert (one.up, one.dialect) == (True, "openai")
-        assert (other.up, other.dialect) == (True, "tokens")
-
-
-async def test_the_workers_key_opens_what_it_guards() -> None:
-    """vLLM asks for its key under /v1 alone."""
-    guarded = Worker(THEIRS)
-    guarded.key = "secret"
-    for key, resumes in (("", False), ("Bearer wrong", False), ("Bearer secret", True)):
-        async with serving(guarded), asking(key) as client:
-            guarded.answers |= {"/version": {"version": "1"}, RENDER_PATH: 400, GENERATE_PATH: 400}
-            fleet, (instance,) = decoding(guarded.url)
-            await probe_once(fleet, client)
-            assert (instance.up, instance.dialect) == (True, "openai")
-            assert instance.resumes is resumes
 
 
 async def test_a_url_that_cannot_be_asked_leaves_the_others_probed() -> None:
@@ -293,44 +192,6 @@ async def test_probing_a_worker_that_departed_meanwhile_does_not_bring_it_back()
         fleet.remove(instance)
         await probe_one(fleet, client, instance)
         assert fleet.all() == [] and not instance.usable(time.monotonic())
-
-
-@pytest.mark.parametrize(
-    ("render", "generate", "resumes"),
-    [(400, 400, True), (422, 400, False), (400, 404, False), (404, 400, False), (403, 403, False),
-     (405, 405, False), (500, 500, False), (401, 401, False), ({}, {}, False)],
-)  # fmt: skip
-async def test_who_can_go_on_with_others_streams(render: Any, generate: Any, resumes: bool) -> None:
-    routes = {RENDER_PATH: render, GENERATE_PATH: generate}
-    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        await probe_once(fleet, client)
-        assert instance.known and (instance.resumes, fleet.resumers) == (resumes, int(resumes))
-        asked = len(worker.asked)
-        await probe_once(fleet, client)
-        assert len(worker.asked) == asked + 1  # it is asked that once in its life
-        instance.draining = True
-        fleet.news()
-        assert fleet.resumers == 0
-
-
-async def test_who_does_not_say_in_time_whether_it_can_is_asked_again() -> None:
-    routes = {RENDER_PATH: 400, GENERATE_PATH: 400}
-    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        worker.silent = {GENERATE_PATH}
-        await probe_once(fleet, client)
-        assert (instance.up, instance.dialect, instance.resumes) == (True, "openai", False)
-        worker.silent = set()
-        await probe_once(fleet, client)
-        assert (instance.known, instance.resumes, fleet.resumers) == (True, True, 1)
-
-
-async def test_our_own_workers_are_not_asked_that() -> None:
-    async with serving(Worker(OURS)) as worker, asking() as client:
-        fleet, (instance,) = decoding(worker.url)
-        await probe_once(fleet, client)
-        assert not instance.resumes and not {RENDER_PATH, GENERATE_PATH} & set(worker.asked)
 
 
 async def test_a_restart_between_two_probes_is_noticed() -> None:
