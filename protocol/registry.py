@@ -79,6 +79,15 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     rates: Rates = Rates()  # what the worker has measured of itself
 
 
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the steps of a worker's engine come on."""
+
+    steps: Count = 0  # steps that have ended
+    step_s: Amount = 0.0  # seconds since the step under way began, 0 if none is
+    idle_s: Amount = 0.0  # seconds since the last step ended, 0 during one
+    longest_step_s: Amount = 0.0  # seconds of the longest step that has ended
+
+
 class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker as it registers."""
 
@@ -108,13 +117,16 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """`draining`: the worker takes no more requests; `drained_by_master`: because a master said
-    so, so that a master can take it back."""
+    so, so that a master can take it back. `stalled`: it takes none because its engine makes no
+    `progress`, and takes them again once it does."""
 
     instance_id: Name
     generation: str = ""
     load: Load = Load()
     draining: bool = False
     drained_by_master: bool = False
+    stalled: bool = False
+    progress: Progress = Progress()
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):

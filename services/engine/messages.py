@@ -19,11 +19,13 @@ from services.engine.config import EngineConfig
 
 
 class Start(msgspec.Struct):
-    """First line of an engine's standard input: where its worker listens, and what to be."""
+    """First line of an engine's standard input: where its worker listens, and what to be. `beats`
+    are `Progress`; empty: the worker hears none."""
 
     commands: str
     events: str
     config: EngineConfig
+    beats: str = ""
 
 
 class Generate(msgspec.Struct, tag=True):

@@ -25,6 +25,7 @@ from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
 from services.engine.compile_cache import ensure_writable
 from services.engine.engine import Engine
+from services.engine.pulse import Pulse, StepClock
 
 logger = logging.getLogger("engine")
 _ROUND_MS = 20  # between two looks at peers and signals while the worker takes no events
@@ -58,6 +59,7 @@ class EngineProcess:
         self._sending.register(self._events, zmq.POLLOUT)
         self._sending.register(sys.stdin.fileno(), zmq.POLLIN)
         self._stopping = False
+        self._steps = StepClock()
         self._start = start
 
     def run(self) -> None:
@@ -75,12 +77,15 @@ class EngineProcess:
             self._say_last(messages.Fatal(error_info(error)))
             raise
         self._send(engine.ready())
+        pulse = Pulse(self._start.beats, self._steps) if self._start.beats else None
         try:
             self._loop(engine)
         except Exception as error:
             self._say_last(messages.Fatal(error_info(error)))
             raise
         finally:
+            if pulse is not None:
+                pulse.close()
             engine.close()
 
     def _stop(self) -> None:
@@ -95,12 +100,14 @@ class EngineProcess:
                 return
             if self._wake in ready:
                 os.eventfd_read(self._wake)
+            self._steps.begin()
             outputs, encoded = self._receive(engine)
             stepped = engine.step()
             outputs += stepped[0]
             encoded += stepped[1]
             if outputs or encoded:
                 self._send(messages.Outputs(outputs, encoded))
+            self._steps.end()
 
     def _deliver(self, engine: Engine) -> bool:
         """Wait until the worker has taken what is unsent; False if it is gone or has said stop."""

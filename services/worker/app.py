@@ -47,14 +47,15 @@ def _status(worker: Worker) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 while the engine answers, 503 otherwise."""
-        return Response(status_code=503 if worker.engine.dead.is_set() else 200)
+        """200 while the engine runs, 503 with the reason otherwise."""
+        outage = worker.engine.outage
+        return Response(outage, status_code=503 if outage else 200, media_type="text/plain")
 
     @routes.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken, 503 while draining or without an engine. The body is this
-        process's name, by which a restart between two probes shows."""
-        taking = not worker.draining and not worker.engine.dead.is_set()
+        """200 while requests are taken, 503 while draining or without an engine that runs. The body
+        is this process's name, by which a restart between two probes shows."""
+        taking = not worker.draining and not worker.engine.outage
         name = worker.instance_id
         return Response(name, status_code=200 if taking else 503, media_type="text/plain")
 

@@ -148,5 +148,18 @@ class WorkerConfig(FrontendOptions):
     num_threads: int = count(
         0, "CPU threads of the engine. 0: PyTorch's default.", "threads", minimum=0, maximum=4096
     )
+    engine_stall_timeout: float = seconds(
+        3.0,
+        "Silence of the engine's process beyond which the worker takes no requests and gives up"
+        " those it has, until the engine goes on. A step may take longer: the process says so while"
+        " it computes.",
+        minimum=0.5,
+    )
+    engine_step_timeout: float = seconds(
+        0.0,
+        "How long one step of the engine may take before it counts as stalled. 0: 120 s, or four"
+        " times the longest step so far.",
+        minimum=0,
+    )
     start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
     log_level: str = log_level_option()

@@ -9,7 +9,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,35 @@ from protocol.errors import (
     error_info,
     from_info,
 )
+from protocol.registry import Progress
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
 from services.worker.open_requests import OpenRequests
+from services.worker.stall_watch import StallBounds, StallWatch
 
 logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _QUERY_S = 10.0
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
+_BOUNDS = StallBounds(silent_s=3.0)
 
 
 class EngineClient:
     """One engine process. Create with `start`; `close` ends the process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, directory: Path) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        directory: Path,
+        bounds: StallBounds = _BOUNDS,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._process = process
         self._directory = directory
+        self._changed = changed
+        self._watch_beats = StallWatch(f"ipc://{directory}/beats", bounds, self._stall_changed)
         context: zmq.asyncio.Context = zmq.asyncio.Context.instance()
         self._commands: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
@@ -55,8 +66,15 @@ class EngineClient:
         self.dead = asyncio.Event()
 
     @classmethod
-    async def start(cls, config: EngineConfig, timeout_s: float) -> EngineClient:
-        """Start an engine and wait until it is ready.
+    async def start(
+        cls,
+        config: EngineConfig,
+        timeout_s: float,
+        bounds: StallBounds = _BOUNDS,
+        changed: Callable[[], None] = lambda: None,
+    ) -> EngineClient:
+        """Start an engine and wait until it is ready. `changed` is called when it stalls, and when
+        it goes on.
 
         Raises the engine's own error if it cannot start, `Unavailable` after `timeout_s`.
         """
@@ -64,7 +82,7 @@ class EngineClient:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE
         )
-        client = cls(process, directory)
+        client = cls(process, directory, bounds, changed)
         try:
             await client._open(config, timeout_s)
         except BaseException:
@@ -74,13 +92,15 @@ class EngineClient:
 
     async def _open(self, config: EngineConfig, timeout_s: float) -> None:
         commands, events = (f"ipc://{self._directory}/{name}" for name in ("commands", "events"))
+        beats = f"ipc://{self._directory}/beats"
         self._commands.bind(commands)
         self._events.bind(events)
         assert self._process.stdin is not None
-        line = msgspec.json.encode(messages.Start(commands, events, config)) + b"\n"
+        line = msgspec.json.encode(messages.Start(commands, events, config, beats)) + b"\n"
         self._process.stdin.write(line)
         await self._process.stdin.drain()
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        work = (self._receive(), self._watch(), self._watch_beats.run())
+        self._tasks = [asyncio.create_task(one) for one in work]
         try:
             await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
         except TimeoutError:
@@ -91,6 +111,30 @@ class EngineClient:
     @property
     def ready(self) -> messages.Ready:
         return self._ready.result()
+
+    @property
+    def progress(self) -> Progress:
+        """How the engine's steps come on, as of its last beat."""
+        return self._watch_beats.progress
+
+    @property
+    def stall(self) -> str:
+        """Why it is taken for stalled, "" if it is not. Once it goes on it serves again."""
+        return self._watch_beats.stall
+
+    @property
+    def outage(self) -> str:
+        """Why it takes no requests, "" if it does."""
+        return "the engine of this worker has ended" if self.dead.is_set() else self.stall
+
+    def _stall_changed(self) -> None:
+        if self.stall:
+            logger.error("%s", self.stall)
+            # Each caller aborts what it has asked for: an engine that goes on finds that first.
+            self._requests.fail(error_info(NotServing(self.stall)))
+        else:
+            logger.info("the engine goes on")
+        self._changed()
 
     async def _receive(self) -> None:
         while True:
@@ -126,8 +170,10 @@ class EngineClient:
         self._queries.clear()
 
     def _send(self, command: messages.Command) -> None:
-        if self.dead.is_set():
-            raise NotServing("the engine of this worker has ended")
+        """`NotServing` without an engine; one that stalls is only told to stop something."""
+        ends = isinstance(command, messages.Abort | messages.Shutdown)
+        if self.dead.is_set() or (self.stall and not ends):
+            raise NotServing(self.outage)
         try:
             data = messages.encode(command)
         except (OverflowError, RecursionError, ValueError) as error:
@@ -204,6 +250,7 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._commands.close(linger=0)
         self._events.close(linger=0)
+        self._watch_beats.close()
         self._remove_directory()
 
     def _remove_directory(self) -> None:

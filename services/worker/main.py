@@ -15,12 +15,13 @@ from services.frontend.render import Frontend
 from services.http.server import bind
 from services.http.server import serve as serve_http
 from services.membership.config import EventsConfig, advertised_url, parse_events
-from services.membership.registration import Registration
+from services.membership.registration import Changes, Registration
 from services.worker.app import create_app
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.member import WorkerMember, registered
 from services.worker.metrics import WorkerMetrics
+from services.worker.stall_watch import StallBounds
 from services.worker.worker import RoleSpec, Worker
 
 logger = logging.getLogger("worker")
@@ -53,11 +54,16 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         port = listener.getsockname()[1]
         url = advertised_url(config.advertise_url, config.host, port, masters)
         frontend = Frontend.load(config.to_config())
+        changes = Changes()
         engine = await EngineClient.start(
-            engine_config(role, config, frontend, events), config.start_timeout
+            engine_config(role, config, frontend, events),
+            config.start_timeout,
+            StallBounds(config.engine_stall_timeout, config.engine_step_timeout),
+            changes.announce,
         )
         try:
-            worker = Worker(role, config, engine, frontend, WorkerMetrics(role.name))
+            metrics = WorkerMetrics(role.name)
+            worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
                 [member], masters, config.heartbeat_interval, worker.changes

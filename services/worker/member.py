@@ -46,11 +46,11 @@ class WorkerMember:
         )
 
     async def heartbeat(self) -> Heartbeat:
-        worker = self._worker
+        worker, engine = self._worker, self._worker.engine
         load = await self._newest()
         return Heartbeat(
             worker.instance_id, worker.instance_id[:16], load, worker.draining,
-            worker.drained_by_master,
+            worker.drained_by_master, bool(engine.stall), engine.progress,
         )  # fmt: skip
 
     def drain(self) -> None:

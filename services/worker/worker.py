@@ -93,8 +93,8 @@ class Worker:
         )
 
     def _check_open(self) -> None:
-        if self.engine.dead.is_set():
-            raise self._no_more()
+        if outage := self.engine.outage:
+            raise NotServing(outage, retry_after_s=_RETRY_AFTER_S)
         if self.in_flight >= self.config.max_num_queued:
             raise Unavailable(
                 "the queue of this worker is full (--max-num-queued)", retry_after_s=_RETRY_AFTER_S

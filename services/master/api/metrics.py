@@ -184,6 +184,8 @@ def _entries(fleet: Fleet) -> dict[str, int]:
 def _state(instance: Instance) -> str:
     if instance.draining:
         return "draining"
+    if instance.stalled:
+        return "stalled"
     return "broken" if instance.pool.penalty[instance.row] else "up"
 
 

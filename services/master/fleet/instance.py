@@ -19,7 +19,8 @@ class Instance:
     are its engine's own.
 
     `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
-    it back, and the worker does not know yet.
+    it back, and the worker does not know yet. `stalled`: its engine makes no progress, by the
+    worker's own word.
 
     `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
     same by the keys of proxies that have no model, which no events name. `learner`: how fast it is,
@@ -38,6 +39,7 @@ class Instance:
     drained: bool = False
     says_draining: bool = False
     resumed: bool = False
+    stalled: bool = False
     failures: int = 0
     open_until: float = 0.0
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
@@ -57,8 +59,8 @@ class Instance:
         return self.drained or self.says_draining
 
     def update_penalty(self, now_ms: float) -> None:
-        """No new work while it drains or its breaker is open."""
-        usable = not self.draining and self.open_until <= now_ms
+        """No new work while it drains, its engine stalls or its breaker is open."""
+        usable = not (self.draining or self.stalled) and self.open_until <= now_ms
         self.pool.allow(self.row, usable, stays=not self.draining)
 
     def caches(self, predicted: bool) -> PredictedCaches | None:

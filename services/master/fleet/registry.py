@@ -144,6 +144,7 @@ class Registry:
         by_us = instance.resumed and beat.drained_by_master
         instance.resumed = by_us and beat.draining
         self._set_draining(instance, instance.drained, beat.draining and not by_us, now_ms)
+        self._set_stalled(instance, beat.stalled, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
@@ -193,6 +194,15 @@ class Registry:
         instance.drained, instance.says_draining = drained, says
         if instance.draining != before:
             self._update(instance, now_ms)
+
+    def _set_stalled(self, instance: Instance, stalled: bool, now_ms: float) -> None:
+        """What it failed while its engine stood still says nothing of it once that goes on."""
+        if instance.stalled == stalled:
+            return
+        instance.stalled = stalled
+        if not stalled:
+            instance.failures, instance.open_until = 0, now_ms
+        self._update(instance, now_ms)
 
     def _update(self, instance: Instance, now_ms: float) -> None:
         """Whether it may be used has changed, or may have."""

@@ -132,8 +132,9 @@ class Replicator:
         self._direct[beat.instance_id] = now
         self.homes.pop(beat.instance_id, None)
         told = Heartbeat(
-            beat.instance_id, beat.generation, beat.load, draining, beat.drained_by_master
-        )
+            beat.instance_id, beat.generation, beat.load, draining, beat.drained_by_master,
+            beat.stalled, beat.progress,
+        )  # fmt: skip
         self.tell(Beat(told))
 
     def drained(self, name: Drain, now: float) -> None:

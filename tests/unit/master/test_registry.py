@@ -223,3 +223,15 @@ def test_a_worker_that_drains_by_itself_is_not_taken_back() -> None:
     assert found.heartbeat(Heartbeat("a", draining=True), 3.0).draining
     assert penalty(found, "a") == math.inf
     assert not found.drain(Drain("nobody", draining=False), 4.0).known
+
+
+def test_a_worker_whose_engine_stalls_gets_nothing_until_it_goes_on() -> None:
+    found = registry(breaker_failures=1, breaker_open=60.0)
+    found.register(info("a"), 0.0)
+    found.heartbeat(Heartbeat("a", stalled=True), 1_000.0)
+    assert penalty(found, "a") == math.inf
+    found.failed(["a"], 1_500.0)
+    found.heartbeat(Heartbeat("a", stalled=True), 2_000.0)
+    assert penalty(found, "a") == math.inf
+    found.heartbeat(Heartbeat("a"), 3_000.0)
+    assert penalty(found, "a") == 0.0, "what failed while it stood still is forgiven"
