@@ -9,6 +9,7 @@
 #   MODEL                    model directory
 #   ENCODE_PORT PREFILL_PORT DECODE_PORT PROXY_PORT    first port of each role
 #   MASTER_PORT              where workers register; MASTER=0 for none, the proxy's lists alone
+#   MASTER_FLAGS             further flags of the master, separated by spaces
 #   GPU_E GPU_P GPU_D        devices of each role, comma-separated, dealt out in turn
 #   DEVICE_PLATFORM          cuda or xpu: which affinity variable is set
 #   ENGINE                   triptych, or vllm: `vllm serve` workers behind our master and proxy
@@ -114,8 +115,9 @@ MASTER_URL=""
 if [ "$MASTER" = 1 ]; then
     MASTER_URL="http://$HOST:$MASTER_PORT"
     ADMIN_API_KEY="${ADMIN_API_KEY:-$("$PYTHON_BIN" -c "import secrets; print(secrets.token_hex())")}"
+    # shellcheck disable=SC2086 # MASTER_FLAGS are words
     start master env ADMIN_API_KEY="$ADMIN_API_KEY" \
-        "$PYTHON_BIN" -m services.master --host "$HOST" --port "$MASTER_PORT"
+        "$PYTHON_BIN" -m services.master --host "$HOST" --port "$MASTER_PORT" ${MASTER_FLAGS:-}
     wait_for master "$MASTER_URL/health"
 fi
 

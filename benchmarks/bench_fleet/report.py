@@ -39,13 +39,22 @@ class Measured:
     bytes: float
 
 
+@dataclass(frozen=True)
+class Objectives:
+    """Seconds to the first token, and of each further one."""
+
+    ttft_s: float = TTFT_S
+    tpot_s: float = TPOT_S
+
+
 def measured(
-    rate: float, answers: Sequence[Answer], begin: float, end: float, used: Mapping[str, float]
-) -> Measured:
+    rate: float, answers: Sequence[Answer], begin: float, end: float, used: Mapping[str, float],
+    objectives: Objectives = Objectives(),
+) -> Measured:  # fmt: skip
     """Of requests that came from `begin` to `end` (s) of the trace."""
     counted = [answer for answer in answers if begin <= answer.at < end]
     done = [answer for answer in counted if answer.status == 200]
-    good = sum(answer.good(TTFT_S, TPOT_S) for answer in counted)
+    good = sum(answer.good(objectives.ttft_s, objectives.tpot_s) for answer in counted)
     lifetime = statistics.median(a.whole_s for a in done) if done else end - begin
     firsts = sorted(answer.first_s for answer in done)
     return Measured(

@@ -2,8 +2,8 @@
 
 Every item goes to the encoder at its place in the request, items of one encoder in one call; then
 prefill, then decode, each with the next worker in turn. An item is named by a hash of its URL; what
-the encoders report of it goes to prefill and decode verbatim, and the item's bytes do not. There is
-no queue, no retry, no cache of its own.
+the encoders report of it goes to prefill and decode verbatim, and the item's bytes do not. Without
+prefill workers, those that decode prefill too. There is no queue, no retry, no cache of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoundRobin:
         self, encode: Sequence[str], prefill: Sequence[str], decode: Sequence[str]
     ) -> None:
         self._encode = encode
-        self._prefill = itertools.cycle(prefill)
+        self._prefill = itertools.cycle(prefill) if prefill else None
         self._decode = itertools.cycle(decode)
         self._session: aiohttp.ClientSession | None = None
 
@@ -58,9 +58,10 @@ class RoundRobin:
             for part in parts:
                 _refer(part, entries[part["uuid"]])
             body["ec_transfer_params"] = entries
-            first = {**_single(body), "kv_transfer_params": _NO_KV}
-            answer = await self._post(next(self._prefill), first)
-            body["kv_transfer_params"] = answer["kv_transfer_params"]
+            if self._prefill is not None:
+                first = {**_single(body), "kv_transfer_params": _NO_KV}
+                answer = await self._post(next(self._prefill), first)
+                body["kv_transfer_params"] = answer["kv_transfer_params"]
             return await self._streamed(request, next(self._decode), body)
         except (aiohttp.ClientError, KeyError, ValueError) as error:
             return web.json_response({"error": {"message": str(error)}}, status=502)
@@ -144,7 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for role in ("encode", "prefill", "decode"):
         parser.add_argument(f"--{role}", required=True, help="URLs, comma-separated")
     given = parser.parse_args(argv)
-    urls = [getattr(given, role).split(",") for role in ("encode", "prefill", "decode")]
+    given_urls = (getattr(given, role).split(",") for role in ("encode", "prefill", "decode"))
+    urls = [[url for url in some if url] for some in given_urls]
     uvloop.run(serve(RoundRobin(*urls), given.port))
     return 0
 

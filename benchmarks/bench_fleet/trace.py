@@ -8,12 +8,12 @@ import bisect
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-PICTURES, PICTURES_EACH, ZIPF = 600, 3, 1.1
-SYSTEMS, SYSTEM_BYTES, QUESTION_BYTES = 24, 1500, 100
+ZIPF = 1.1
+QUESTION_BYTES = 100
 PICTURE_BYTES = 6_000
-MODEL = "mock"
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,29 @@ class Ask:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One seed, one set of prompts and pictures; every contender gets the same requests."""
+    """One seed, one set of prompts and pictures; every contender gets the same requests.
+
+    `pictures`: how many there are, `pictures_each` in a request; `systems`: system prompts, of
+    `system_bytes` each. `urls`: the pictures, noise that only a mock takes for a PNG if not given.
+    """
 
     seed: int
     output_tokens: int
+    model: str = "mock"
+    pictures: int = 600
+    pictures_each: int = 3
+    systems: int = 24
+    system_bytes: int = 1500
+    urls: Sequence[str] = ()
 
     def trace(self, rate: float, seconds: float) -> list[Ask]:
         """Poisson arrivals for so long."""
         rng = random.Random(f"{self.seed} {rate}")
-        pictures, systems = self._pictures(), self._systems()
-        popular, prompts = _zipf(PICTURES), _zipf(SYSTEMS)
+        pictures, systems = self.urls or self._noise(), self._systems()
+        popular, prompts = _zipf(len(pictures)), _zipf(self.systems)
         asks, at = [], 0.0
         while (at := at + rng.expovariate(rate)) < seconds:
-            chosen = [pictures[_draw(rng, popular)] for _ in range(PICTURES_EACH)]
+            chosen = [pictures[_draw(rng, popular)] for _ in range(self.pictures_each)]
             system = systems[_draw(rng, prompts)]
             asks.append(Ask(at, self._body(system, chosen, _words(rng, QUESTION_BYTES))))
         return asks
@@ -48,7 +58,8 @@ class Drawing:
             {"type": "image_url", "image_url": {"url": url}} for url in pictures
         ]
         body = {
-            "model": MODEL, "stream": True, "max_tokens": self.output_tokens, "ignore_eos": True,
+            "model": self.model, "stream": True, "ignore_eos": True,
+            "max_tokens": self.output_tokens,
             "messages": [
                 {"role": "system", "content": system},
                 {"role": "user", "content": [*parts, {"type": "text", "text": question}]},
@@ -56,14 +67,16 @@ class Drawing:
         }  # fmt: skip
         return json.dumps(body).encode()
 
-    def _pictures(self) -> list[str]:
+    def _noise(self) -> list[str]:
         rng = random.Random(f"pictures {self.seed}")
-        data = (base64.b64encode(rng.randbytes(PICTURE_BYTES)).decode() for _ in range(PICTURES))
+        data = (
+            base64.b64encode(rng.randbytes(PICTURE_BYTES)).decode() for _ in range(self.pictures)
+        )
         return [f"data:image/png;base64,{one}" for one in data]
 
     def _systems(self) -> list[str]:
         rng = random.Random(f"systems {self.seed}")
-        return [_words(rng, SYSTEM_BYTES) for _ in range(SYSTEMS)]
+        return [_words(rng, self.system_bytes) for _ in range(self.systems)]
 
 
 def _words(rng: random.Random, size: int) -> str:

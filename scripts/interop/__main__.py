@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from scripts.interop import launched, load, model, topologies
+from scripts.interop import fleet, launched, load, model, topologies
 from scripts.interop.shared import Site, before_vllm
 from scripts.interop.table import Table
 from tests.support.stack import proxy
@@ -78,12 +78,20 @@ def scripts(site: Site) -> None:
             launched.check(site, shape, numbers)
 
 
+def fleets(site: Site) -> None:
+    """E+2PD under a load that repeats itself, behind three proxies."""
+    site.vllm()
+    with site.table.under("1E 2PD under load"):
+        fleet.compare(site)
+
+
 PARTS: Mapping[str, Callable[[Site], None]] = {
     "two": two,
     "three": three,
     "mixed": mixed,
     "ours": ours,
     "scripts": scripts,
+    "fleet": fleets,
 }
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from scripts.interop import cases
 from scripts.interop.shared import Site
@@ -23,6 +24,7 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
     "E+P+D": {"NUM_E": 1, "NUM_P": 1, "NUM_D": 1},
     "E+2PD": {"NUM_E": 1, "NUM_P": 0, "NUM_D": 2},
 }
+NONE: Mapping[str, str] = MappingProxyType({})
 _SERVING = "Serving at"
 _PORTS = ("ENCODE_PORT", "PREFILL_PORT", "DECODE_PORT", "PROXY_PORT", "MASTER_PORT")
 _BLOCK = 128  # tokens of a KV block of vLLM on a CPU
@@ -36,6 +38,7 @@ class Launched:
 
     proxy: str
     master: str
+    encode: str
     decode: list[str]
 
     def placed(self) -> Mapping[str, int]:
@@ -53,8 +56,11 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(site: Site, shape: str, numbers: Mapping[str, int]) -> Iterator[Launched]:
-    """The script with KEEP_RUNNING, once it serves; its own questions and benchmark included."""
+def launched(
+    site: Site, shape: str, numbers: Mapping[str, int], settings: Mapping[str, str] = NONE
+) -> Iterator[Launched]:
+    """The script with KEEP_RUNNING, once it serves; its own questions and benchmark included.
+    `settings` are further variables of the script."""
     logs = site.root / f"launched-{shape}"
     ports = dict(zip(_PORTS, _port_ranges(), strict=True))
     environment = {
@@ -65,7 +71,7 @@ def launched(site: Site, shape: str, numbers: Mapping[str, int]) -> Iterator[Lau
         "EC_SHARED_STORAGE_PATH": str(site.storage), "LOG_PATH": str(logs),
         "EVENTS_PORT": str(ports["MASTER_PORT"] + 10), "SIDE_PORT": str(ports["MASTER_PORT"] + 30),
         **{name: str(port) for name, port in ports.items()},
-        **{name: str(number) for name, number in numbers.items()},
+        **{name: str(number) for name, number in numbers.items()}, **settings,
     }  # fmt: skip
     log = site.root / f"launched-{shape}.log"
     with log.open("wb") as output:
@@ -109,18 +115,25 @@ def check(site: Site, shape: str, numbers: Mapping[str, int]) -> None:
         site.table.add("every request placed by the master", not placed["proxy"], placed)
         if numbers["NUM_P"]:
             return
-        before, foreseen = stack.hits(), stack.foreseen()
-        for i in range(6):
-            time.sleep(_SETTLE_S)  # vLLM tells of its blocks when a step ends
-            cases.ask(stack.proxy, _long(i), False)
-        gained = [after - one for after, one in zip(stack.hits(), before, strict=True)]
+        gained, known = _repeated(stack)
         # The first request of each of two beginnings finds nothing; two further ones do.
-        found = sum(gained) >= 4 * _BLOCKS * _BLOCK
-        site.table.add("vLLM's prefix hits where the master sent them", found, gained)
-        known = stack.foreseen() - foreseen
-        site.table.add(
-            "hits that the master foresaw, as vLLM had them", known == sum(gained), known
-        )
+        enough = sum(gained) >= 4 * _BLOCKS * _BLOCK
+        site.table.add("vLLM's prefix hits where the master sent them", enough, gained)
+        site.table.add("hits that the master foresaw, as vLLM had them", known == gained, known)
+
+
+def _repeated(stack: Launched) -> tuple[list[float], list[float]]:
+    """Tokens that vLLM's workers found cached, and that the master foresaw, for each of six
+    requests."""
+    gained, known = [], []
+    for i in range(6):
+        time.sleep(_SETTLE_S)  # vLLM tells of its blocks, and counts them, when a step ends
+        before, foreseen = sum(stack.hits()), stack.foreseen()
+        cases.ask(stack.proxy, _long(i), False)
+        time.sleep(_SETTLE_S)
+        gained.append(sum(stack.hits()) - before)
+        known.append(stack.foreseen() - foreseen)
+    return gained, known
 
 
 def _long(number: int) -> cases.Messages:

@@ -102,9 +102,7 @@ class Worker:
         return re.findall(pattern, self.log_path.read_text(errors="replace"))
 
     def forget(self) -> None:
-        """Empty its caches: prefixes, embeddings, processed media."""
-        for cache in ("prefix", "encoder", "mm"):
-            post(f"{self.url}/reset_{cache}_cache", {}, 10.0)
+        forget(self.url)
 
     def stop(self) -> None:
         """TERM, then after a while KILL for the whole session."""
@@ -115,6 +113,12 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def forget(url: str) -> None:
+    """Empty a worker's caches: prefixes, embeddings, processed media."""
+    for cache in ("prefix", "encoder", "mm"):
+        post(f"{url}/reset_{cache}_cache", {}, 10.0)
 
 
 def metric(url: str, name: str) -> float:
