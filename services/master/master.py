@@ -175,12 +175,12 @@ class Master:
     def finished(self, report: Finished, now: float) -> None:
         """What was placed is over: load goes down, failures count towards breakers."""
         now_ms = now * 1e3
-        self.registry.failed(report.failed, now_ms)
+        self.registry.breakers.failed(report.failed, now_ms)
         workers = self.ledger.finish(report, now_ms)
         if workers is None:
             workers = self._listener.finished_elsewhere(report, now_ms)
         for name in workers:
-            self.registry.succeeded(name)
+            self.registry.breakers.succeeded(name)
 
     def pump(self, now: float) -> None:
         """Place waiting requests as far as workers have room."""

@@ -95,7 +95,9 @@ class RpcApp:
         after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
         if await read_body(receive, 0) is None:
             return None
-        return await unless_left(receive, lambda left: self._service.workers(after, wait_s, left))
+        return await unless_left(
+            receive, lambda left: self._service.watch.wait(after, wait_s, left)
+        )
 
 
 def _seconds(text: str) -> float:

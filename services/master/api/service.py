@@ -23,14 +23,13 @@ from protocol.registry import (
     Placement,
     ScheduleRequest,
     Suspected,
-    Workers,
 )
 from services.http.background import supervised
+from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics
 from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
-from services.master.fleet.changelog import changes_since
 from services.master.master import Master, MasterListener
 from services.master.placement.held import Held
 from services.master.placement.tickets import PlacementTicket
@@ -41,9 +40,7 @@ from services.master.replication.replicator import Replicator
 
 _TICK_S = 0.1
 _PUMP_S = 0.005
-_SETTLE_S = 0.02
 _SYNC_S = 1.0
-_MAX_FOLLOWERS = 4096
 
 
 class MasterService(MasterListener):
@@ -53,6 +50,7 @@ class MasterService(MasterListener):
     def __init__(self, config: MasterConfig) -> None:
         self.config = config
         self.master = Master(config, None, self)
+        self.watch = FleetWatch(self.master.registry)
         self.subscriber = Subscriber(self.master.registry)
         self._to_probe, self._to_tell = asyncio.Event(), asyncio.Event()
         self.added = AddedWorkers(config, self.master.registry, self._to_probe.set)
@@ -65,8 +63,6 @@ class MasterService(MasterListener):
             self.master, self.subscriber, self.suspects.counts, self.replicator
         )
         self._pumping: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()
-        self._followers = 0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -128,6 +124,9 @@ class MasterService(MasterListener):
         self.subscriber.left(info)
         self.replicator.left(info)
 
+    def changed(self) -> None:
+        self.watch.changed()
+
     def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
         self.replicator.placed(request, held, now_ms)
 
@@ -182,35 +181,6 @@ class MasterService(MasterListener):
     def suspect(self, suspected: Suspected) -> LeaseAnswer:
         """A proxy could not connect to a worker."""
         return self.suspects.suspect(suspected, time.monotonic())
-
-    async def workers(self, after: str, wait_s: float, left: asyncio.Future[Any]) -> Workers:
-        """Who is there or, once something has changed after a version, what; at the latest in
-        `wait_s` or when the caller has `left`."""
-        found = self._show(after)
-        if found.full or found.workers or found.gone:
-            return found
-        if not wait_s or self._followers >= _MAX_FOLLOWERS:
-            return found
-        self._followers += 1
-        waiting = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait({waiting, left}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                await asyncio.sleep(_SETTLE_S)  # changes come in bursts
-        finally:
-            waiting.cancel()
-            self._followers -= 1
-        return self._show(after)
-
-    def _show(self, after: str) -> Workers:
-        registry = self.master.registry
-        now_ms = time.monotonic() * 1e3
-        return changes_since(registry.changelog, registry.instances, registry.fleets, after, now_ms)
-
-    def changed(self) -> None:
-        if self._followers:
-            self._news.set()
-            self._news = asyncio.Event()
 
     def finished(self, body: FinishedReports) -> LeaseAnswer:
         now = time.monotonic()

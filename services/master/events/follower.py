@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from protocol.errors import InvalidRequest
-from protocol.kv_events import (
-    SNAPSHOT,
-    AllBlocksCleared,
-    AllEmbeddingsCleared,
-    BlockRemoved,
-    BlockStored,
-    EventBatch,
-    parse_frames,
-)
+from protocol.kv_events import SNAPSHOT, EventBatch, parse_frames
+from services.master.events.heard_cache import HeardCache, Sink
 from services.master.events.sequence import Message, Order, SequenceTracker, parse_message
 
 _MAX_HELD = 100_000
-_BLOCK_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
-_CLEARED = (AllBlocksCleared, AllEmbeddingsCleared)
-
-
-class Sink(Protocol):
-    """Where events go. `forget` drops what this source has said, of blocks or of media."""
-
-    def apply(self, batch: EventBatch) -> None: ...
-
-    def forget(self, *, blocks: bool) -> None: ...
 
 
 class Follower:
@@ -50,7 +32,7 @@ class Follower:
     """
 
     def __init__(self, sink: Sink, ask: Callable[[int], None] | None, counts: Counter[str]) -> None:
-        self._sink = sink
+        self._cache = HeardCache(sink)
         self._ask = ask
         self._counts = counts
         self._tracker = SequenceTracker()
@@ -58,11 +40,8 @@ class Follower:
         self._asked_after = -1
         self._answers = 0
         self._again = False
-        self._lacking = True
         self._from_first = False
-        self._replayed_all = False
         self._last_ts: float | None = None
-        self._blocks: bool | None = None
         self._held: list[Message] = []
         self._held_before = 0
         self._request(SNAPSHOT)
@@ -75,12 +54,12 @@ class Follower:
     @property
     def lacking(self) -> bool:
         """Whether the cache may hold more than was heard."""
-        return self._lacking
+        return self._cache.lacking
 
     @property
     def incomplete(self) -> bool:
         """Nothing is under way, and not all was heard: `ask_again`, but not at once."""
-        return self._lacking and not self.waiting and self._ask is not None
+        return self._cache.lacking and not self.waiting and self._ask is not None
 
     @property
     def expecting(self) -> bool:
@@ -94,8 +73,7 @@ class Follower:
 
     def distrust(self) -> None:
         """Something went wrong with what the source has said."""
-        self._lacking = True
-        self._replayed_all = False
+        self._cache.distrust()
 
     def live(self, frames: Sequence[bytes]) -> None:
         """A published message."""
@@ -134,7 +112,7 @@ class Follower:
     def _answered(self, sequence: int, batch: EventBatch) -> None:
         self._answers += 1
         if self._again and self._answers == 1:
-            self._forget()
+            self._cache.forget()
             self._tracker.restart()
         if self._answers == 1:
             self._from_first = sequence == 0 and self._tracker.last < 0
@@ -158,7 +136,7 @@ class Follower:
     def give_up(self) -> None:
         """The replay's answers do not come."""
         self._counts["replay_timeout"] += 1
-        self._lacking = True
+        self._cache.lacking = True
         self._asked, self._again = None, False
         self._flush(again=False)
 
@@ -181,16 +159,16 @@ class Follower:
 
     def _end_of_replay(self) -> None:
         asked, answers = self._asked, self._answers
-        if asked == SNAPSHOT and not answers and not self._replayed_all:
+        if asked == SNAPSHOT and not answers and not self._cache.replayed_all:
             self._request(0)
             return
         if asked in (SNAPSHOT, 0) and answers:
             # What was there before the question was is part of the answer.
             del self._held[: self._held_before]
-        self._replayed_all |= asked == 0
+        self._cache.replayed_all |= asked == 0
         silent = asked == 0 and not answers and not self._held and self._tracker.last < 0
         if silent or self._from_first or (asked == SNAPSHOT and answers):
-            self._lacking = False
+            self._cache.lacking = False
         self._asked, self._again = None, False
         self._flush(again=True)
 
@@ -240,7 +218,7 @@ class Follower:
 
     def _start_anew(self) -> bool:
         """The publisher is another one: nothing that was known is true."""
-        self._forget()
+        self._cache.forget()
         self._tracker.restart()
         self._last_ts = None
         self._again = False
@@ -249,22 +227,12 @@ class Follower:
     def _apply(self, sequence: int, batch: EventBatch) -> None:
         self._tracker.advance(sequence, batch.ts)
         self._last_ts = batch.ts
-        if batch.events and self._blocks is None:
-            self._blocks = isinstance(batch.events[0], _BLOCK_EVENTS)
-        if self._asked != SNAPSHOT and any(isinstance(e, _CLEARED) for e in batch.events):
-            self._lacking = False
-        self._sink.apply(batch)
+        self._cache.apply(batch, in_snapshot=self._asked == SNAPSHOT)
 
     def _lost(self) -> bool:
         """Events are gone for good: what was known may be wrong, unless nothing was."""
         if self._tracker.last < 0:
             return False
         self._counts["lost"] += 1
-        self._forget()
+        self._cache.forget()
         return True
-
-    def _forget(self) -> None:
-        self._lacking = True
-        self._replayed_all = False
-        if self._blocks is not None:
-            self._sink.forget(blocks=self._blocks)

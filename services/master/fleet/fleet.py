@@ -22,7 +22,8 @@ from services.master.config import MasterConfig
 from services.master.fleet.cache_index import CacheIndex, PendingEncode
 from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner, learner
-from services.master.fleet.pool import STEP_SHARE, Pool
+from services.master.fleet.pool import Pool
+from services.master.fleet.priced_columns import STEP_SHARE
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protocol.errors import ModelNotFound, Unavailable
 from protocol.registry import InstanceInfo
+from services.master.fleet.fleet import Fleet
 
 
 @dataclass
@@ -30,9 +33,31 @@ class ModelNames:
                 if not models:
                     del table[name]
 
-    def find(self, name: str) -> tuple[str, str]:
+    def resolve(self, name: str, fleets: Mapping[str, Fleet]) -> tuple[Fleet, str]:
+        """(the fleet that is meant, the adapter or ""); `fleets` by model. A model's own name
+        counts before an alias, an alias before an adapter; of two models the one whose workers came
+        first. Empty names the only fleet that has workers. `ModelNotFound` otherwise, `Unavailable`
+        if there is nobody who could tell what is meant."""
+        found, adapter = (fleets.get(name) if name else _only(fleets)), ""
+        if found is None or (name and not found.by_slot):
+            model, adapter = self._find(name)
+            found = fleets.get(model, found)
+        if found is None:
+            raise ModelNotFound(f"model: no worker serves '{name}'", param="model")
+        return found, adapter
+
+    def _find(self, name: str) -> tuple[str, str]:
         """(model, adapter), "" for none."""
         for table, adapter in ((self._aliases, ""), (self._adapters, name)):
             if name in table:
                 return next(iter(table[name])), adapter
         return "", ""
+
+
+def _only(fleets: Mapping[str, Fleet]) -> Fleet | None:
+    living = [fleet for fleet in fleets.values() if fleet.by_slot]
+    if len(living) > 1:
+        raise ModelNotFound("model: several models are served; name one", param="model")
+    if not living and len(fleets) > 1:
+        raise Unavailable("no worker is registered", code="no_worker", retry_after_s=1.0)
+    return next(iter(living or fleets.values()), None)

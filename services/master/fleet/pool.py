@@ -8,17 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from protocol.refs import compatibility_of
-from protocol.registry import InstanceInfo, Load, Rates
+from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
-from services.master.fleet.columns import Columns, Floats
-from services.master.fleet.learned_rates import UNMEASURED, merged
+from services.master.fleet.columns import Floats
+from services.master.fleet.priced_columns import PricedColumns
 
 __all__ = ["Charge", "Floats", "Pool"]
 
 _STEP = 64
-STEP_SHARE = 0.02  # of an unmeasured decode step that each request adds
 _PATIENCE_MS = 5_000.0
-_LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats can hold
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +43,7 @@ class Charge:
         return self.open and self.pool.lives[self.row] == self.life
 
 
-class Pool(Columns):
+class Pool(PricedColumns):
     """Rows of workers of one kind.
 
     `slots` [rows], integers, number the workers in the cache indices; `stays` [rows], whether one
@@ -55,14 +53,10 @@ class Pool(Columns):
     """
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
-        super().__init__()
-        self.kind = kind
-        self._config = config
+        super().__init__(kind, config)
         self._free: list[int] = []
         self._open: list[list[Charge]] = []
         self._short_since: list[float] = []
-        self._told: list[Rates] = []
-        self._learnt: list[Rates] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
         self.kv_kinds: list[str] = []
@@ -71,7 +65,6 @@ class Pool(Columns):
         self.stays = np.zeros(0, np.bool_)
         self.count = 0
         self.able = 0
-        self.shares = 0.0
 
     def __len__(self) -> int:
         """Rows, unused ones included."""
@@ -112,14 +105,11 @@ class Pool(Columns):
         self.kv_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
         self._short_since += [math.inf] * _STEP
-        self._told += [UNMEASURED] * _STEP
-        self._learnt += [UNMEASURED] * _STEP
         self._free += range(start + _STEP - 1, start - 1, -1)
 
     def remove(self, row: int) -> None:
         self.lives[row] += 1
         self._open[row], self._short_since[row] = [], math.inf
-        self._learnt[row] = UNMEASURED
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
@@ -137,8 +127,7 @@ class Pool(Columns):
         It has the requests that were placed there and have not ended, if not more: some may be too
         late for the report, and some that are not in it any more will only be told of as ended.
         """
-        self._told[row] = load.rates
-        self._set_rates(row)
+        self._tell(row, load.rates)
         here = load.queued + load.running
         kept = self._kept(row, here, now_ms)
         unseen = [c for c in kept if not c.shown]
@@ -169,12 +158,6 @@ class Pool(Columns):
             self.free_blocks[row] = load.free_blocks - unseen
         self._derive(row)
 
-    def learn(self, row: int, rates: Rates) -> None:
-        """What was learnt of a worker; what it says of itself counts for more."""
-        self._learnt[row] = rates
-        self._set_rates(row)
-        self._derive(row)
-
     def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
         """Charges that still count, of a worker that says it has `here` requests. If it goes on
         saying that it has fewer, nobody will tell of the end of the oldest of them: their proxy may
@@ -202,44 +185,6 @@ class Pool(Columns):
         here = load.queued + load.running
         others = reported * max(0, here - len(seen)) / here if here else 0.0
         return min(reported, others + sum(c.work_ms for c in seen)), others
-
-    def _derive(self, row: int) -> None:
-        """What follows from a row's load, so that no request has to reckon it for all rows."""
-        cells = self.cells
-        requests = cells.requests[row]
-        each, context = cells.step_request_ms[row], cells.step_context_ms[row]
-        step = cells.step_ms[row] + requests * each + cells.context_tokens[row] * context
-        more = requests + 1.0
-        cells.step_now[row] = step
-        cells.more_step_ms[row] = more * each + step
-        cells.more_context_ms[row] = more * context
-        share = 0.0 if cells.penalty[row] else 1.0 / more
-        self.shares += share - cells.share[row]
-        cells.share[row] = share
-        cells.room[row] = cells.max_running[row] - requests
-        cells.spare[row] = cells.free_blocks[row] - cells.least_free[row]
-
-    def _least_free(self, total_blocks: int) -> float:
-        usage = self._config.busy_kv_usage
-        return (1.0 - usage) * total_blocks if usage and total_blocks else -1.0
-
-    def _set_rates(self, row: int) -> None:
-        config, rates = self._config, merged(self._told[row], self._learnt[row])
-        if self.kind == "encode":
-            self.base_ms[row] = rates.encode_base_ms
-            self.token_ms[row] = rates.encode_ms_per_token or config.encode_ms_per_token
-        else:
-            self.base_ms[row] = rates.prefill_base_ms
-            self.token_ms[row] = rates.prefill_ms_per_token or config.prefill_ms_per_token
-        measured = rates.decode_base_ms or rates.decode_ms_per_request
-        guess = 0.0 if measured else config.decode_ms_per_step
-        self.cached_ms[row] = rates.prefill_ms_per_cached_token
-        self.step_ms[row] = rates.decode_base_ms or guess
-        self.step_request_ms[row] = rates.decode_ms_per_request or guess * STEP_SHARE
-        self.step_context_ms[row] = rates.decode_ms_per_context_token
-        bandwidth = rates.transfer_bytes_per_ms or config.transfer_bytes_per_ms
-        self.bandwidth[row] = max(bandwidth, _LEAST_BANDWIDTH)
-        self.kv_ms[row] = self.kv_bytes[row] / self.bandwidth[row]
 
     def charge(self, charge: Charge, now_ms: float) -> None:
         """Count a placed request at once."""

@@ -1,19 +1,20 @@
-"""Who is there: leases, drain, circuit breakers."""
+"""The registered workers: their leases, drains and names."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from protocol.errors import InvalidRequest, ModelNotFound, Unavailable
+from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventBatch
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.changelog import Changelog
+from services.master.fleet.circuit_breakers import CircuitBreakers
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
@@ -35,37 +36,23 @@ class Registry:
     fleets: dict[str, Fleet] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     changelog: Changelog = field(init=False)
+    breakers: CircuitBreakers = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)
-    _broken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.changelog = Changelog(self.listener.changed)
+        self.breakers = CircuitBreakers(
+            self.config, self.instances, self.changelog, self.listener.opened
+        )
 
     def fleet(self, model: str) -> Fleet:
         """As `resolve`, whatever adapter is meant."""
         return self.resolve(model)[0]
 
     def resolve(self, name: str) -> tuple[Fleet, str]:
-        """(the fleet that is meant, the adapter or ""). A model's own name counts before an alias,
-        an alias before an adapter; of two models the one whose workers came first. Empty names the
-        only fleet that has workers. `ModelNotFound` otherwise, `Unavailable` if there is nobody who
-        could tell what is meant."""
-        found, adapter = (self.fleets.get(name) if name else self._only_fleet()), ""
-        if found is None or (name and not found.by_slot):
-            model, adapter = self._names.find(name)
-            found = self.fleets.get(model, found)
-        if found is None:
-            raise ModelNotFound(f"model: no worker serves '{name}'", param="model")
-        return found, adapter
-
-    def _only_fleet(self) -> Fleet | None:
-        living = [fleet for fleet in self.fleets.values() if fleet.by_slot]
-        if len(living) > 1:
-            raise ModelNotFound("model: several models are served; name one", param="model")
-        if not living and len(self.fleets) > 1:
-            raise Unavailable("no worker is registered", code="no_worker", retry_after_s=1.0)
-        return next(iter(living or self.fleets.values()), None)
+        """(the fleet that is meant, the adapter or ""), as `ModelNames.resolve`."""
+        return self._names.resolve(name, self.fleets)
 
     def register(
         self, info: InstanceInfo, now_ms: float, lease_s: float | None = None
@@ -138,8 +125,8 @@ class Registry:
     def heartbeat(self, beat: Heartbeat, now_ms: float) -> LeaseAnswer:
         """`known` false if the worker, or this life of it, has not registered here."""
         self._check(check_load, beat.load)
-        instance = self.instances.get(beat.instance_id)
-        if instance is None or instance.info.generation != beat.generation:
+        instance = self._in_generation(beat.instance_id, beat.generation)
+        if instance is None:
             return LeaseAnswer(False)
         by_us = instance.resumed and beat.drained_by_master
         instance.resumed = by_us and beat.draining
@@ -211,16 +198,20 @@ class Registry:
 
     def named(self, instance_id: str, generation: str) -> Instance | None:
         """A worker, if it is known in that generation; "" is any."""
+        if not generation:
+            return self.instances.get(instance_id)
+        return self._in_generation(instance_id, generation)
+
+    def _in_generation(self, instance_id: str, generation: str) -> Instance | None:
+        """None also if the worker has restarted since, or had not yet."""
         instance = self.instances.get(instance_id)
-        if instance is None or generation not in ("", instance.info.generation):
-            return None
-        return instance
+        return instance if instance and instance.info.generation == generation else None
 
     def _remove(self, instance: Instance) -> None:
         info = instance.info
         self.fleets[info.model].remove(instance)
         del self.instances[info.instance_id]
-        self._broken.discard(info.instance_id)
+        self.breakers.forget(info.instance_id)
         self._names.remove(info)
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
@@ -232,42 +223,14 @@ class Registry:
         gone = [i for i in self.instances.values() if i.lease_until <= now_ms]
         for instance in gone:
             self._remove(instance)
-        for name in [n for n in self._broken if self.instances[n].open_until <= now_ms]:
-            self._broken.discard(name)
-            self._update(self.instances[name], now_ms)
+        self.breakers.close_due(now_ms)
         return [instance.info.instance_id for instance in gone]
-
-    def failed(self, instance_ids: Iterable[str], now_ms: float) -> None:
-        """Requests failed there; too many in a row open the breaker, one more after it closed."""
-        for name in instance_ids:
-            instance = self.instances.get(name)
-            if instance is None or not self.config.breaker_failures:
-                continue
-            instance.failures += 1
-            if instance.failures >= self.config.breaker_failures:
-                self.take_out(instance, now_ms, self.config.breaker_open * 1e3)
-
-    def take_out(self, instance: Instance, now_ms: float, open_ms: float) -> None:
-        """No requests for it for so long, by what was found out here."""
-        self.open(instance, now_ms, max(open_ms, instance.open_until - now_ms))
-        self.listener.opened(instance.info.instance_id, now_ms)
-
-    def open(self, instance: Instance, now_ms: float, open_ms: float) -> None:
-        """No requests for it for so long."""
-        instance.open_until = now_ms + open_ms
-        self._broken.add(instance.info.instance_id)
-        self._update(instance, now_ms)
-
-    def succeeded(self, instance_id: str) -> None:
-        instance = self.instances.get(instance_id)
-        if instance is not None:
-            instance.failures = 0
 
     def apply(self, instance_id: str, generation: str, batch: EventBatch, source: int = 0) -> bool:
         """Cache events of a worker's `source`, by its place in `events`; False if that life of the
         worker is not registered."""
-        instance = self.instances.get(instance_id)
-        if instance is None or instance.info.generation != generation:
+        instance = self._in_generation(instance_id, generation)
+        if instance is None:
             return False
         self.fleets[instance.info.model].apply(instance, batch, source)
         return True
@@ -277,8 +240,8 @@ class Registry:
     ) -> None:
         """Events of that life have a gap that cannot be filled: nothing that the source said before
         counts."""
-        instance = self.instances.get(instance_id)
-        if instance is None or instance.info.generation != generation:
+        instance = self._in_generation(instance_id, generation)
+        if instance is None:
             return
         if blocks:
             instance.forget_blocks(source)

@@ -82,4 +82,4 @@ class SuspectProber:
             self.counts["silent"] += 1
             if self.registry.instances.get(info.instance_id) is instance:
                 now_ms = time.monotonic() * 1e3
-                self.registry.take_out(instance, now_ms, self.config.lease * 1e3)
+                self.registry.breakers.take_out(instance, now_ms, self.config.lease * 1e3)

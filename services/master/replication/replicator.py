@@ -287,4 +287,4 @@ class Replicator:
         instance = self.master.registry.instances.get(opened.instance_id)
         if instance is not None and instance.info.generation == opened.generation:
             longest = self.master.config.breaker_open * 1e3
-            self.master.registry.open(instance, now * 1e3, min(opened.open_ms, longest))
+            self.master.registry.breakers.open(instance, now * 1e3, min(opened.open_ms, longest))

@@ -55,7 +55,7 @@ def test_a_drained_worker_is_nobody_to_wait_for_a_broken_one_is() -> None:
     assert isinstance(ticket, Ticket)
     made.expire(29.0)
     assert ticket.outcome is None
-    made.registry.succeeded("d2")
+    made.registry.breakers.succeeded("d2")
     made.registry.expire(30_000.0)
     made.pump(30.0)
     assert isinstance(ticket.outcome, Placement) and decode_of(ticket.outcome) == "d2"

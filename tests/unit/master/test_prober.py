@@ -222,7 +222,7 @@ async def test_many_complaints_ask_a_worker_once() -> None:
 
 
 def usable(service: MasterService) -> set[str]:
-    answer = service._show("")
+    answer = service.watch.since("")
     return {view.info.instance_id for view in answer.workers if view.usable}
 
 

@@ -144,17 +144,17 @@ def test_a_drained_worker_gets_nothing_and_keeps_its_caches() -> None:
 def test_a_breaker_opens_closes_and_opens_again_at_once() -> None:
     found = registry(breaker_failures=3, breaker_open=5.0, lease=1000.0)
     found.register(info("a"), 0.0)
-    found.failed(["a", "unknown", "a"], 0.0)
-    found.succeeded("a")
-    found.failed(["a", "a"], 0.0)
+    found.breakers.failed(["a", "unknown", "a"], 0.0)
+    found.breakers.succeeded("a")
+    found.breakers.failed(["a", "a"], 0.0)
     assert penalty(found, "a") == 0.0, "not three in a row"
-    found.failed(["a"], 0.0)
+    found.breakers.failed(["a"], 0.0)
     assert penalty(found, "a") == math.inf
     found.expire(4_999.0)
     assert penalty(found, "a") == math.inf
     found.expire(5_000.0)
     assert penalty(found, "a") == 0.0
-    found.failed(["a"], 6_000.0)
+    found.breakers.failed(["a"], 6_000.0)
     assert penalty(found, "a") == math.inf
 
 
