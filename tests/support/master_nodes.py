@@ -101,14 +101,14 @@ class Fleet:
 
     def deliver(self) -> None:
         for node in self.nodes:
-            while changes := node.replicator.take():
+            while changes := node.replicator.outbox.take():
                 sender, heard, garbage = decode_message(
                     encode_message(node.replicator.name, changes)
                 )
                 assert (len(heard), garbage) == (len(changes), 0)
                 for other in self.nodes:
                     if other is not node and not self._lost():
-                        other.replicator.hear_all(sender, heard, other.now)
+                        other.replicator.receiver.hear_all(sender, heard, other.now)
 
     def at(self, now: float) -> None:
         for node in self.nodes:

@@ -129,7 +129,7 @@ class _Collector(Collector):
         yield _gauge(
             "workers_of_others",
             "Workers that are registered with other masters.",
-            len(replicator.homes),
+            len(replicator.homes.elsewhere),
         )
         yield _gauge(
             "requests_in_flight_of_others",

@@ -68,7 +68,7 @@ def orphans(replicator: Replicator, now: float, longest_s: float) -> list[Instan
     lease, instances = replicator.master.config.lease, replicator.master.registry.instances
     return [
         instances[name].info
-        for name, home in replicator.homes.items()
+        for name, home in replicator.homes.elsewhere.items()
         if lease / 2 < now - home.heard < longest_s
         and not (replicator.connected and home.master in replicator.others)
     ]
@@ -77,7 +77,7 @@ def orphans(replicator: Replicator, now: float, longest_s: float) -> list[Instan
 def keep(replicator: Replicator, info: InstanceInfo, now: float) -> None:
     """An orphan answers for itself: renew its lease, here and where masters that start look."""
     known = replicator.master.registry.instances.get(info.instance_id)
-    home = replicator.homes.get(info.instance_id)
+    home = replicator.homes.elsewhere.get(info.instance_id)
     if known is None or home is None or known.info.generation != info.generation:
         return
     replicator.master.registry.touch(info.instance_id, now * 1e3, replicator.master.config.lease)

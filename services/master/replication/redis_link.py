@@ -51,7 +51,7 @@ _SAY_AGAIN_S = 30.0
 
 @dataclass
 class RedisLink:
-    """Keeps an `Replicator` connected. `news` is set when there is something to tell,
+    """Keeps a `Replicator` connected. `news` is set when there is something to tell,
     `synced` once the keys have been read."""
 
     replicator: Replicator
@@ -135,14 +135,14 @@ class RedisLink:
                 raise InvalidRequest("not a message", code="garbage")
             sender, changes, garbage = decode_message(data)
         except InvalidRequest as error:
-            self.replicator.refuse(error)
+            self.replicator.receiver.refuse(error)
             return
         self.replicator.counts["refused_garbage"] += garbage
         if sender == self.replicator.name:
             self._echoed = time.monotonic()
             return
         self.replicator.counts["heard"] += len(changes)
-        self.replicator.hear_all(sender, changes, time.monotonic())
+        self.replicator.receiver.hear_all(sender, changes, time.monotonic())
 
     async def _talk(self, client: Redis) -> None:
         """Write what there is to tell, and at least now and then that we are here."""
@@ -162,7 +162,7 @@ class RedisLink:
         """All there is to tell; at least that we are here."""
         more = True
         while more:
-            changes = self.replicator.take(_AT_ONCE)
+            changes = self.replicator.outbox.take(_AT_ONCE)
             more = len(changes) == _AT_ONCE
             told = 0
             try:
@@ -170,7 +170,7 @@ class RedisLink:
                     await self._write(client, message, part)
                     told += len(part)
             except BaseException:
-                self.replicator.untold(changes[told:])
+                self.replicator.outbox.put_back(changes[told:])
                 raise
 
     async def _write(self, client: Redis, message: bytes, changes: Sequence[Change]) -> None:
@@ -210,8 +210,8 @@ class RedisLink:
 
     async def _fetch_wanted(self, client: Redis) -> None:
         """Workers that are heard of but not known."""
-        wanted = sorted(self.replicator.wanted)[:_AT_ONCE]
-        self.replicator.wanted.difference_update(wanted)
+        wanted = sorted(self.replicator.receiver.wanted)[:_AT_ONCE]
+        self.replicator.receiver.wanted.difference_update(wanted)
         if wanted:
             self.replicator.counts["fetched"] += len(wanted)
             await self._read(client, [self._instances + name for name in wanted])
@@ -231,12 +231,12 @@ class RedisLink:
                 if self._instances + joined.info.instance_id != name:
                     raise InvalidRequest("a worker under another's name", code="garbage")
                 lease_s = min(self.config.lease, max(0, ttl_ms) / 1e3)
-                self.replicator.recall(joined, time.monotonic(), lease_s)
+                self.replicator.receiver.recall(joined, time.monotonic(), lease_s)
             except TriptychError as error:
-                self.replicator.refuse(error)
+                self.replicator.receiver.refuse(error)
 
     def _learn_added(self, value: bytes) -> None:
         try:
-            self.replicator.learn_added(value, time.monotonic(), fresh=False)
+            self.replicator.receiver.learn_added(value, time.monotonic(), fresh=False)
         except TriptychError as error:
-            self.replicator.refuse(error)
+            self.replicator.receiver.refuse(error)

@@ -33,7 +33,7 @@ PER_S = 2
 TTL_S = 60.0
 LOAD = Load(free_blocks=500, total_blocks=500)
 SEEN = {
-    "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Replicator.homes",
+    "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Homes.elsewhere",
     "OtherMasters._others", "CacheIndex.pending", "PredictedCache._expiry", "Registry.instances",
     "Pool.ids", "Charge objects",
 }  # fmt: skip
@@ -94,11 +94,11 @@ class Churn:
     def answer(self, node: Node) -> None:
         """What is wanted is read, orphans are probed."""
         replicator = node.replicator
-        for name in sorted(replicator.wanted):
-            replicator.wanted.discard(name)
+        for name in sorted(replicator.receiver.wanted):
+            replicator.receiver.wanted.discard(name)
             for joined in (j for n in self.nodes for j in n.replicator.own(n.now) if n is not node):
                 if joined.info.instance_id == name and replicator.connected:
-                    replicator.recall(joined, node.now, 5.0)
+                    replicator.receiver.recall(joined, node.now, 5.0)
         for info in orphans(replicator, node.now, 300.0):
             if self.alive.get(int(info.instance_id[1:])) == int(info.generation):
                 keep(replicator, info, node.now)
@@ -173,7 +173,7 @@ def empty(churn: Churn) -> None:
     for node in churn.nodes:
         for name in list(node.master.registry.instances):
             node.master.deregister(InstanceName(name), HOUR_S)
-        node.replicator.take()
+        node.replicator.outbox.take()
         node.now = HOUR_S + 2 * TTL_S
         node.expire()
     assert all(ticket.outcome is not None for ticket in churn.tickets)
@@ -183,7 +183,8 @@ def empty(churn: Churn) -> None:
         assert (len(master.ledger), master.waiting, master.queues) == (0, 0, {})
         assert (len(fleet.blocks), len(fleet.media), len(fleet.expected)) == (0, 0, 0)
         assert (fleet.pending, fleet.by_slot) == ({}, {})
-        assert (replicator.homes, replicator._direct, len(replicator.others)) == ({}, {}, 0)
+        homes = replicator.homes
+        assert (homes.elsewhere, homes.here, len(replicator.others)) == ({}, {}, 0)
         for pool in fleet.pools.values():
             assert float(pool.requests.sum()) == 0.0
         left = {name: n for name, n in tables(node).items() if name in TRANSIENT and n}

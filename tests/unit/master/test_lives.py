@@ -42,19 +42,19 @@ def test_a_life_that_is_over_does_not_replace_the_one_that_speaks_to_us() -> Non
     for old, new in ((info("w", generation="1"), info("w", generation="2")),
                      (info("w2", generation="2"), info("w3"))):  # fmt: skip
         b.register(old)
-        b.replicator.take()  # lost
+        b.replicator.outbox.take()  # lost
         fleet.at(b.now + 2.0)
         a.register(new)
-        for change in a.replicator.take():
-            c.replicator.hear("a", change, c.now)
+        for change in a.replicator.outbox.take():
+            c.replicator.receiver.hear("a", change, c.now)
         again = b.replicator.own(b.now)
         assert [one.age_ms for one in again] == [2000.0]
         for node in (a, c):
-            node.replicator.hear_all("b", again, node.now)
+            node.replicator.receiver.hear_all("b", again, node.now)
             assert lives(node) == [(new.instance_id, new.generation)]
             assert node.replicator.counts["refused_older_life"] >= 1
         fleet.deliver()
-        b.replicator.hear_all("a", a.replicator.own(a.now), b.now)
+        b.replicator.receiver.hear_all("a", a.replicator.own(a.now), b.now)
         assert lives(b) == lives(a), "who does not know better yet learns of it"
         beats(fleet, a, new.instance_id, new.generation, int(a.now) + 20)
         assert lives(c) == lives(a)
@@ -80,10 +80,10 @@ def test_a_newer_life_is_learned_at_once_and_its_age_told_on() -> None:
 def test_what_is_written_down_does_not_replace_who_speaks_to_us_under_another_name() -> None:
     node = Node("a")
     node.register(info("new"))
-    node.replicator.recall(Joined(info("old"), "b"), 1.0, LEASE_S)
+    node.replicator.receiver.recall(Joined(info("old"), "b"), 1.0, LEASE_S)
     assert lives(node) == [("new", "")]
     node.now = LEASE_S / 2 + 0.1
-    node.replicator.recall(Joined(info("newer"), "b"), node.now, LEASE_S)
+    node.replicator.receiver.recall(Joined(info("newer"), "b"), node.now, LEASE_S)
     assert lives(node) == [("newer", "")]
 
 

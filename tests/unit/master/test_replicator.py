@@ -184,9 +184,9 @@ def test_a_worker_that_speaks_to_both_survives_the_silence_of_one() -> None:
     for now in (2.0, 4.0, 6.0, 8.0, 10.0):
         fleet.at(now)
         b.beat("w")
-    fleet.nodes[0].replicator.hear("b", Beat(Heartbeat("w")), 10.0)
-    assert a.replicator.homes["w"].master == "b"
-    b.replicator.hear("a", Left("w", lapsed=True), 10.0)
+    fleet.nodes[0].replicator.receiver.hear("b", Beat(Heartbeat("w")), 10.0)
+    assert a.replicator.homes.elsewhere["w"].master == "b"
+    b.replicator.receiver.hear("a", Left("w", lapsed=True), 10.0)
     assert b.known == {"w"}
 
 
@@ -203,19 +203,19 @@ def test_the_same_id_registered_at_two_masters_at_once_has_one_winner() -> None:
 def test_a_heartbeat_of_an_unknown_worker_makes_it_wanted() -> None:
     fleet = fleet_of("w")
     late = Node("c")
-    late.replicator.hear_all("a", [Beat(Heartbeat("w"))], 0.0)
-    assert late.replicator.wanted == {"w"}
+    late.replicator.receiver.hear_all("a", [Beat(Heartbeat("w"))], 0.0)
+    assert late.replicator.receiver.wanted == {"w"}
     joined = Joined(info("w", load=Load(queued=3)), "a", draining=True)
-    late.replicator.recall(decode_stored(encode_stored(joined)), 0.0, 4.0)
-    assert late.replicator.wanted == set()
+    late.replicator.receiver.recall(decode_stored(encode_stored(joined)), 0.0, 4.0)
+    assert late.replicator.receiver.wanted == set()
     assert late.master.registry.instances["w"].draining
     assert late.requests("w") == 0.0, "a written load would be old"
     late.now = 4.0
     late.expire()
     assert late.known == set(), "only what was left of the lease"
     assert fleet.nodes[0].known == {"w"}
-    fleet.nodes[1].replicator.hear_all("a", [Beat(Heartbeat("w", "2"))], 0.0)
-    assert fleet.nodes[1].replicator.wanted == {"w"}, "another life than the one known"
+    fleet.nodes[1].replicator.receiver.hear_all("a", [Beat(Heartbeat("w", "2"))], 0.0)
+    assert fleet.nodes[1].replicator.receiver.wanted == {"w"}, "another life than the one known"
 
 
 def test_orphans_are_those_whose_home_is_silent() -> None:
@@ -246,9 +246,9 @@ def test_departures_wait_for_the_connection_and_nothing_else_does() -> None:
     a.deregister("w")
     a.beat("v")
     a.place("r")
-    told = a.replicator.take()
+    told = a.replicator.outbox.take()
     assert [type(change) for change in told] == [Left]
-    a.replicator.untold(told)
+    a.replicator.outbox.put_back(told)
     a.replicator.connected = True
     fleet.deliver()
     assert b.known == {"v"}
@@ -273,11 +273,11 @@ def test_what_cannot_be_is_refused_counted_and_harmless(change: Change) -> None:
     fleet = fleet_of("w", count=1)
     (node,) = fleet.nodes
     node.now = 5.0
-    node.replicator.hear_all("b", [change, Beat(Heartbeat("w"))], 5.0)
+    node.replicator.receiver.hear_all("b", [change, Beat(Heartbeat("w"))], 5.0)
     assert sum(n for kind, n in node.replicator.counts.items() if kind.startswith("refused")) == 1
     assert node.requests("w") == 0.0
     assert node.master.registry.instances["w"].info.url == "http://w:1"
-    assert node.replicator.homes["w"].heard == 5.0, "the rest of the message counted"
+    assert node.replicator.homes.elsewhere["w"].heard == 5.0, "the rest of the message counted"
 
 
 def test_what_is_no_message_is_refused() -> None:
@@ -295,12 +295,12 @@ def test_what_is_kept_of_others_is_bounded() -> None:
     fleet = fleet_of("w", count=1, max_in_flight=10, max_instances=20)
     (node,) = fleet.nodes
     for i in range(100):
-        node.replicator.hear_all(f"m{i}", [Beat(Heartbeat(f"u{i}"))], 0.0)
-        node.replicator.hear_all("m0", [absurd(ttl_ms=1e4)], 0.0)
+        node.replicator.receiver.hear_all(f"m{i}", [Beat(Heartbeat(f"u{i}"))], 0.0)
+        node.replicator.receiver.hear_all("m0", [absurd(ttl_ms=1e4)], 0.0)
         more = Placed(f"r{i}", "m", 1e4, decode=SharedCharge("w"), keys=bytes(8 * 100))
-        node.replicator.hear_all("m0", [more], 0.0)
+        node.replicator.receiver.hear_all("m0", [more], 0.0)
     assert len(node.replicator.others) <= 64
-    assert len(node.replicator.wanted) <= 20
+    assert len(node.replicator.receiver.wanted) <= 20
     assert node.replicator.others.in_flight <= 10
     assert node.replicator.counts["refused_too_many_placed"] > 0
     node.now = 11.0
@@ -324,14 +324,15 @@ def test_the_end_of_a_request_may_be_told_to_a_master_that_did_not_place_it(told
     assert [node.replicator.others.in_flight for node in fleet.nodes] == [0] * 3
     assert other.master.registry.instances["w"].failures == 0, "it has done its work"
     fleet.deliver()
-    assert [node.replicator.take() for node in fleet.nodes] == [[], [], []], "and it stays said"
+    untold = [node.replicator.outbox.take() for node in fleet.nodes]
+    assert untold == [[], [], []], "and it stays said"
 
 
 def test_a_placement_that_was_not_heard_of_ends_where_it_was_made() -> None:
     fleet = fleet_of("w", settle=60.0)
     a, b = fleet.nodes
     a.place("r")
-    a.replicator.take()  # lost
+    a.replicator.outbox.take()  # lost
     b.master.finished(Finished("r", "prefill"), 0.0)
     b.master.finished(Finished("r"), 0.0)
     fleet.deliver()

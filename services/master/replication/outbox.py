@@ -1,0 +1,46 @@
+"""What a master has to tell the others and has not told yet."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.master.replication.messages import Change, Left, Removed
+
+_MOST = 100_000
+
+
+@dataclass
+class Outbox:
+    """Changes in order, at most `_MOST`. `wake` is called for each; `counts` counts those
+    "dropped" for want of room.
+
+    Departures outlast a lost connection. Who is there is announced again when it is back, but
+    nobody would say again that a worker has left: it would stay with the others until its lease
+    lapsed, or, added by hand, for good."""
+
+    wake: Callable[[], None]
+    counts: Counter[str]
+    _changes: deque[Change] = field(default_factory=deque)
+
+    def put(self, change: Change, *, connected: bool) -> None:
+        if not (connected or isinstance(change, Left | Removed)):
+            return
+        if len(self._changes) >= _MOST:
+            self.counts["dropped"] += 1
+            return
+        self._changes.append(change)
+        self.wake()
+
+    def take(self, most: int = _MOST) -> list[Change]:
+        """What is to be told, in order."""
+        return [self._changes.popleft() for _ in range(min(most, len(self._changes)))]
+
+    def put_back(self, changes: Sequence[Change]) -> None:
+        """These could not be told after all: the departures among them are told first."""
+        self._changes.extendleft(c for c in reversed(changes) if isinstance(c, Left | Removed))
+
+    def keep_departures(self) -> None:
+        """The connection is lost."""
+        self.put_back(self.take())

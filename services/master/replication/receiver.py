@@ -1,0 +1,155 @@
+"""What other masters tell, applied to this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.errors import InvalidRequest, TriptychError
+from protocol.registry import Drain, Heartbeat, InstanceName
+from services.master.fleet.added_workers import AddedWorkers
+from services.master.fleet.registry import same_life
+from services.master.fleet.validation import check_newer
+from services.master.master import Master
+from services.master.replication.homes import Homes
+from services.master.replication.masters import OtherMasters
+from services.master.replication.messages import (
+    Added,
+    Beat,
+    Change,
+    Ended,
+    Joined,
+    Kept,
+    Left,
+    Opened,
+    Placed,
+    Removed,
+    Resumed,
+)
+
+
+@dataclass
+class Receiver:
+    """Applies what `others` tell of workers and requests. Times are seconds of the caller's
+    monotonic clock.
+
+    `master`: the one that it is applied to.
+    `homes`: whether a worker's own word, heard here, counts for more.
+    `others`: what they have placed.
+    `added`: the workers added by hand, if they are shared.
+    `counts`: what was refused, by error.
+    `wake`: called when a worker is wanted.
+    `tell`: called with what the others do not know in turn.
+    `wanted`: ids of workers that are heard of but not known: to be read from where all masters
+    write their workers down.
+    """
+
+    master: Master
+    homes: Homes
+    others: OtherMasters
+    added: AddedWorkers | None
+    counts: Counter[str]
+    wake: Callable[[], None]
+    tell: Callable[[Change], None]
+    wanted: set[str] = field(default_factory=set)
+
+    def hear_all(self, sender: str, changes: Sequence[Change], now: float) -> None:
+        """A message; of its changes those that cannot be true are counted and change nothing."""
+        self.others.greet(sender, now)
+        for change in changes:
+            try:
+                self.hear(sender, change, now)
+            except TriptychError as error:
+                self.refuse(error)
+
+    def refuse(self, error: TriptychError) -> None:
+        self.counts[f"refused_{error.code}"] += 1
+
+    def hear(self, sender: str, change: Change, now: float) -> None:
+        """Raises `TriptychError` for what cannot be true here; nothing has changed then."""
+        match change:
+            case Joined():
+                self.learn(change, now, self.master.config.lease)
+            case Beat():
+                self._hear_beat(sender, change.beat, now)
+            case Kept():
+                self._want(change.worker.info.instance_id, change.worker.info.generation)
+            case Left():
+                self._hear_left(change, now)
+            case Resumed():
+                resumed = Drain(change.instance_id, change.generation, draining=False)
+                self.master.drain(resumed, now)
+            case Opened():
+                self._hear_opened(change, now)
+            case Placed():
+                self.others.placed(sender, change, now)
+            case Ended():
+                self.others.ended(sender, change, now)
+            case Added():
+                self.learn_added(change.body, now, fresh=change.fresh)
+            case Removed() if self.added is not None:
+                self.added.forget(change.name, now)
+
+    def learn(self, joined: Joined, now: float, lease_s: float) -> None:
+        """Another master knows a worker."""
+        info, registry = joined.info, self.master.registry
+        name = info.instance_id
+        self.wanted.discard(name)
+        known = registry.instances.get(name)
+        if known is None or not same_life(known.info, info):
+            since = now * 1e3 - joined.age_ms
+            check_newer(info, since, registry.before(info))
+            if known is not None and known.info.url != info.url and info.url < known.info.url:
+                registry.deregister(InstanceName(name))  # the same winner on every master
+            registry.register(info, now * 1e3, lease_s)
+            registry.instances[name].since = since
+        elif self.homes.speaks_to_us(name, now):
+            lease_s = 0.0
+        if lease_s:
+            registry.touch(name, now * 1e3, lease_s)
+            self.homes.speaks_elsewhere(name, joined.home, now)
+        if joined.draining:
+            registry.drain(Drain(name), now * 1e3)
+
+    def learn_added(self, body: bytes, now: float, *, fresh: bool) -> None:
+        """Another master was told of a worker by hand. One that was removed here meanwhile is told
+        to be removed."""
+        removed = self.added.learn(body, now, fresh=fresh) if self.added is not None else ""
+        if removed:
+            self.tell(Removed(removed))
+
+    def recall(self, joined: Joined, now: float, lease_s: float) -> None:
+        """A worker as it was last written down: older than what it says itself."""
+        if lease_s <= 0:
+            raise InvalidRequest("a worker without a lease", code="garbage")
+        there = self.master.registry.before(joined.info)
+        if not any(self.homes.speaks_to_us(known.info.instance_id, now) for known in there):
+            self.learn(joined, now, lease_s)
+
+    def _hear_beat(self, sender: str, beat: Heartbeat, now: float) -> None:
+        if self.homes.speaks_to_us(beat.instance_id, now):
+            return
+        if self.master.heartbeat(beat, now).known:
+            self.homes.speaks_elsewhere(beat.instance_id, sender, now)
+        else:
+            self._want(beat.instance_id, beat.generation)
+
+    def _want(self, instance_id: str, generation: str) -> None:
+        """What is written down of a worker, if that life of it is not known here."""
+        known = self.master.registry.instances.get(instance_id)
+        if known is not None and known.info.generation == generation:
+            return
+        if len(self.wanted) < self.master.config.max_instances:
+            self.wanted.add(instance_id)
+            self.wake()
+
+    def _hear_left(self, left: Left, now: float) -> None:
+        if not (left.lapsed and self.homes.speaks_to_us(left.instance_id, now)):
+            self.master.registry.deregister(InstanceName(left.instance_id, left.generation))
+
+    def _hear_opened(self, opened: Opened, now: float) -> None:
+        instance = self.master.registry.instances.get(opened.instance_id)
+        if instance is not None and instance.info.generation == opened.generation:
+            longest = self.master.config.breaker_open * 1e3
+            self.master.registry.breakers.open(instance, now * 1e3, min(opened.open_ms, longest))
