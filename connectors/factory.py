@@ -99,7 +99,7 @@ class Connectors:
         calls a connector."""
         with contextlib.ExitStack() as stack:
             for node in self._nodes.values():
-                stack.enter_context(node.transport.meanwhile())
+                stack.enter_context(node.meanwhile())
             yield
 
     def _node(self, config: ECConfig | KVConfig) -> Node:

@@ -175,7 +175,11 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 class Alive(msgspec.Struct, tag=True):
-    """Answer to `Heartbeat`: there may be nothing to tell for long."""
+    """Answer to `Heartbeat`: there may be nothing to tell for long. `step_s`: seconds since the
+    step began which the producer's engine computes; what else was asked is answered after it. 0:
+    it computes none."""
+
+    step_s: Seconds = 0.0
 
 
 FromConsumer = Hello | KVWant | KVFetched | ECWant | ECDone | ECForget | Release | Heartbeat

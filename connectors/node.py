@@ -3,16 +3,20 @@ channel, and handshakes."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import zmq
 
 from connectors.peers import Greeter, Identity, Peers
 from connectors.side_channel import Address, SideClient, SideServer
+from connectors.transports.background_poller import Pump
 from connectors.transports.base import Transport
 
+_LOOK_S = 0.1  # how often peers that ask are looked for while a step computes
 Readable = zmq.Socket[bytes] | int
 """A socket or a file descriptor."""
 
@@ -38,6 +42,8 @@ class Node:
         self._identity = Identity(self.instance_id)
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
+        self._began = 0.0
+        self._speaker = Pump(self._say_computing, lambda: time.sleep(_LOOK_S))
 
     def share(self, region: str, compatibility: str) -> None:
         """Let peers read a region, which is allocated before the next `poll`; `compatibility` names
@@ -69,6 +75,17 @@ class Node:
         self.peers.poll()
         self.transport.poll()
 
+    @contextlib.contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """While the engine computes a step, and nobody calls this node: peers that ask hear that it
+        does, and bytes move as far as the transport can do that by itself."""
+        self._began = time.monotonic()
+        with self._speaker.running(), self.transport.meanwhile():
+            yield
+
+    def _say_computing(self) -> None:
+        self.server.say_computing(time.monotonic() - self._began)
+
     @property
     def refused(self) -> int:
         """Messages of peers that made no sense."""
@@ -81,6 +98,7 @@ class Node:
 
     def close(self) -> None:
         """End every connection and release the transport; idempotent."""
+        self._speaker.close()
         self.server.close()
         self.client.close()
         self.transport.close()

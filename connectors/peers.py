@@ -113,7 +113,7 @@ class Peers:
                 handshake.error = TransferError(
                     f"the side channel cannot connect to {address[0]}:{address[1]}"
                 )
-            elif time.monotonic() > handshake.deadline:
+            elif time.monotonic() > self._deadline(address, handshake):
                 handshake.error = TransferTimeout(
                     f"the peer at {address[0]}:{address[1]} did not answer the handshake"
                 )
@@ -125,6 +125,11 @@ class Peers:
                 self._client.forget(address)
             raise handshake.error
         return handshake.peer
+
+    def _deadline(self, address: Address, handshake: _Handshake) -> float:
+        """A producer that computes answers after its step."""
+        computing, _ = self._client.computing(address)
+        return max(handshake.deadline, computing + self._timeout)
 
     def _interrupted(self, address: Address, key: tuple[Address, str]) -> bool:
         """Whether another process may be there by now."""

@@ -7,9 +7,12 @@ and logged once; it never raises.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +20,17 @@ from typing import Any
 import msgspec
 import zmq
 
-from connectors.messages import PROTOCOL_VERSION, FromConsumer, FromProducer, Hello, Refused
+from connectors.messages import (
+    PROTOCOL_VERSION,
+    Alive,
+    FromConsumer,
+    FromProducer,
+    Heartbeat,
+    Hello,
+    Refused,
+)
 from connectors.meter import Refusals
-from connectors.side_socket import Connection, body, open_socket, receive
+from connectors.side_socket import HIGH_WATER, Connection, body, open_socket, receive
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +58,7 @@ class SideServer:
         self._refusals = Refusals()
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
+        self._put_off: deque[list[bytes]] = deque()
         self._socket: zmq.Socket[bytes] = open_socket(zmq.ROUTER, linger_ms=0)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
@@ -70,8 +82,20 @@ class SideServer:
         self._handlers[kind] = handler
 
     def poll(self) -> None:
+        while self._put_off:
+            identity, *frames = self._put_off.popleft()
+            self._serve(identity, frames)
         for frames in receive(self._socket):
             self._serve(frames[0], frames[1:])
+
+    def say_computing(self, step_s: float) -> None:
+        """Instead of `poll`, while a step computes for so long already: nothing is done for peers,
+        but those that ask hear why. What they have said is served by the next `poll`."""
+        for frames in receive(self._socket, HIGH_WATER - len(self._put_off)):
+            self._put_off.append(frames)
+            with contextlib.suppress(msgspec.DecodeError, UnicodeError, TransferError):
+                if isinstance(self._decoder.decode(body(frames[1:])), Heartbeat):
+                    self._send(frames[0], Alive(step_s))
 
     def _serve(self, identity: bytes, frames: list[bytes]) -> None:
         try:
@@ -139,14 +163,18 @@ class SideClient:
     def poll(self) -> None:
         for peer, connection in list(self._connections.items()):
             for frames in connection.receive():
-                self._dispatch(peer, frames)
+                self._dispatch(peer, connection, frames)
             connection.watch()
 
-    def _dispatch(self, peer: Address, frames: list[bytes]) -> None:
+    def _dispatch(self, peer: Address, connection: Connection, frames: list[bytes]) -> None:
         try:
             message = self._decoder.decode(body(frames))
         except (msgspec.DecodeError, UnicodeError, TransferError) as error:
             return self._refusals.add("none of ours", f"{peer[0]}:{peer[1]}: {error}")
+        if isinstance(message, Alive):
+            connection.step_s = message.step_s
+            if message.step_s:
+                connection.computing = connection.heard
         handler = self._handlers.get(type(message))
         return None if handler is None else handler(peer, message)
 
@@ -178,6 +206,15 @@ class SideClient:
         """Seconds since the peer last said anything."""
         connection = self._connections.get(peer)
         return 0.0 if connection is None else time.monotonic() - connection.heard
+
+    def computing(self, peer: Address) -> tuple[float, float]:
+        """When a peer last said that it computes a step (`time.monotonic`, minus infinity if it
+        never has), and for how many seconds by now, 0 if it has ended."""
+        connection = self._connections.get(peer)
+        if connection is None:
+            return -math.inf, 0.0
+        so_far_s = time.monotonic() - connection.computing + connection.step_s
+        return connection.computing, so_far_s if connection.step_s else 0.0
 
     def forget(self, peer: Address) -> None:
         """Close the connection to a peer; the next message makes a new one."""

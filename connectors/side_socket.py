@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -10,11 +11,16 @@ import zmq
 
 from protocol.errors import TransferError
 
-_HIGH_WATER = 10_000
+HIGH_WATER = 10_000
 _BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
 _MAX_BYTES = 4 << 20  # of a message of ours
 _MAX_FRAME = 16 << 20  # ZMQ ends the connection of whoever sends more
 _LINGER_MS = 1000  # the last word to a peer, such as that its KV was copied, still leaves
+# A process that is stopped or cut off answers no ZMTP heartbeat; one that computes does, by ZMQ's
+# own thread. So a connection ends long before silence would say anything.
+_PING_MS = 1000
+_PONG_MS = 4000
+_CONNECT_MS = 4000
 _MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _LOST = (
     zmq.EVENT_DISCONNECTED
@@ -28,14 +34,14 @@ _LOST = (
 def open_socket(kind: int, linger_ms: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, linger_ms)
-    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME)
     return socket
 
 
-def receive(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+def receive(socket: zmq.Socket[bytes], most: int = _BUDGET) -> Iterator[list[bytes]]:
     """The frames of each message that is here, to a bound."""
-    for _ in range(_BUDGET):
+    for _ in range(min(most, _BUDGET)):
         try:
             yield socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -54,13 +60,20 @@ class Connection:
     watched: a peer that was lost has forgotten what it was told before.
 
     `life` is a number of its own for as long as the connection holds, drawn from `lives`.
+    `computing` is when the peer last said that it computes a step, `step_s` for how long it did.
     """
 
     def __init__(self, host: str, port: int, lives: Iterator[int]) -> None:
         """`zmq.ZMQError` or `UnicodeError` if `host` is no address."""
         self.socket = open_socket(zmq.DEALER, linger_ms=_LINGER_MS)
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, _CONNECT_MS)
         self.heard = time.monotonic()
         self.broken_since: float | None = None
+        self.computing = -math.inf
+        self.step_s = 0.0
         self._lives = lives
         self.life = next(lives)
         self._monitor = self.socket.get_monitor_socket(_MADE | _LOST)

@@ -104,7 +104,8 @@ class KVConsumer:
         self.client.send(fetch.address, Release([fetch.ref.request_id]))
 
     def poll(self) -> None:
-        """Release and renew what is due."""
+        """Release and renew what is due. Who has not answered a handshake yet is asked too: it may
+        compute."""
         self._release_settled()
         now = time.monotonic()
         if now < self._next_heartbeat:
@@ -112,10 +113,11 @@ class KVConsumer:
         self._next_heartbeat = now + self.options.heartbeat_s
         wanted: dict[Address, list[str]] = {}
         for fetch in (*self._fetches.values(), *self._leaving.values()):
+            names = wanted.setdefault(fetch.address, [])
             if fetch.asked:
-                wanted.setdefault(fetch.address, []).append(fetch.ref.request_id)
+                names.append(fetch.ref.request_id)
         for address, request_ids in wanted.items():
-            for at in range(0, len(request_ids), _MAX_IDS):
+            for at in range(0, len(request_ids) or 1, _MAX_IDS):
                 self.client.send(address, Heartbeat(request_ids[at : at + _MAX_IDS]))
 
     @property

@@ -17,6 +17,8 @@ from connectors.transports.base import Transfer, Transport
 from protocol.errors import TransferError, TransferTimeout
 from protocol.refs import KVRef
 
+_LONGEST_STEP_S = 600.0  # of a producer's engine; its own worker gives such a step up before
+
 
 @dataclass(frozen=True)
 class ConsumerOptions:
@@ -231,13 +233,16 @@ class Fetch(KVLoad):
         since it was asked."""
         client, now = self._consumer.client, time.monotonic()
         silent_s = min(client.silent_s(self.address), now - self._since)
+        computing, step_s = client.computing(self.address)
         if self._confirmed is not None and self.held is None:
-            silent_s = max(silent_s, now - self._confirmed)
+            silent_s = max(silent_s, now - max(self._confirmed, computing))
         if client.broken(self.address):
             self._consumer.peers.lost(self.address)
             self._error = self._error or TransferError("the producer has ended or was disconnected")
         elif self._peer is not None and client.life(self.address) != self._life:
             self._error = self._error or TransferError("the connection to the producer broke")
+        elif step_s > _LONGEST_STEP_S:
+            self._error = self._error or TransferTimeout("the producer computes without an end")
         elif silent_s > self._consumer.options.silence_s:
             self._error = self._error or TransferTimeout(
                 "the producer sent nothing before the timeout (kv_timeout)"

@@ -1,0 +1,127 @@
+"""A producer that computes a step says so and is waited for; one that is stopped is given up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.kv.base import KVLoad
+from connectors.messages import Alive, Heartbeat, Hello, KVFetched
+from connectors.side_channel import SideClient, SideServer
+from tests.support.links import Link, RawConsumer, linked
+
+SILENCE_S = 0.6
+STEP_S = 3 * SILENCE_S
+BOUND_S = 30.0
+PEER = """
+from connectors.side_channel import SideServer
+import sys, time
+server = SideServer("127.0.0.1", 0)
+print(server.port, flush=True)
+while sys.stdin:
+    server.poll()
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(params=["shm", "nixl", "ucx"])
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Link]:
+    with linked(request.param, tmp_path, timeout_s=SILENCE_S) as link:
+        yield link
+
+
+def computing(link: Link, load: KVLoad) -> None:
+    """The producer computes for longer than it may be silent, and the fetch goes on."""
+    over = time.monotonic() + STEP_S
+    with link.producer.node.meanwhile():
+        while time.monotonic() < over:
+            link.consumer.poll()
+            assert load.poll() is None
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("when", ["handshake", "growing", "confirming"])
+def test_a_producer_that_computes_is_not_silent(link: Link, when: str) -> None:
+    link.works()
+    if when == "handshake":
+        link.consumer.node.peers.lost(link.producer.node.address)
+    ref = link.offer([1, 2])
+    load = link.consumer.kv.fetch(ref, 2)
+    if when != "growing":
+        load.place(0, [0, 3])
+    if when == "confirming":
+        said = link.consumer.node.client.send
+        asked: list[bool] = []
+
+        def noted(peer: tuple[str, int], message: object) -> bool:
+            asked.append(isinstance(message, KVFetched))
+            return said(peer, message)  # type: ignore[arg-type]
+
+        link.consumer.node.client.send = noted  # type: ignore[method-assign]
+        until(lambda: any(asked), link.producer.poll, link.consumer.poll, load.poll)
+    computing(link, load)
+    load.place(0, [0, 3])
+    assert link.copied(load).num_tokens == 32
+    assert link.consumer.pool[[0, 3]].equal(link.producer.pool[[1, 2]])
+
+
+def until(done: Callable[[], bool], *work: Callable[[], object]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not done():
+        assert time.monotonic() < deadline
+        for one in work:
+            one()
+        time.sleep(0.001)
+
+
+def test_what_is_asked_during_a_step_is_served_after_it_in_order() -> None:
+    server = SideServer("127.0.0.1", 0)
+    served: list[int] = []
+    server.on(Hello, lambda message, _: served.append(message.query))
+    raw = RawConsumer(server.port)
+    try:
+        for query in (1, 2):
+            raw.say(Hello(query, "i", "shm", "kv", ""))
+        raw.send(b"nonsense")
+        raw.say(Heartbeat([]))
+        heard: list[object] = []
+
+        def hear() -> None:
+            heard.append(raw.heard())
+
+        until(lambda: Alive(7.0) in heard, lambda: server.say_computing(7.0), hear)
+        assert served == [] and server.refused == 0
+        server.on(Heartbeat, lambda _, sender: sender(Alive()))
+        server.poll()
+        assert served == [1, 2] and server.refused == 1
+        until(lambda: Alive() in heard, hear)
+    finally:
+        raw.close()
+        server.close()
+
+
+def test_a_stopped_process_is_noticed_and_is_back_once_it_goes_on() -> None:
+    """Its kernel goes on taking what is sent."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    client = SideClient()
+    try:
+        assert process.stdout is not None
+        peer = ("127.0.0.1", int(process.stdout.readline()))
+        assert client.send(peer, Heartbeat([]))
+        life = client.life(peer)
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: client.broken(peer), client.poll)
+        assert client.life(peer) != life
+        os.kill(process.pid, signal.SIGCONT)
+        until(lambda: not client.broken(peer), client.poll)
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
