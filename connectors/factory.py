@@ -21,6 +21,7 @@ from connectors.transports.base import Transport
 from connectors.transports.files import FilesTransport
 from connectors.transports.shm import ShmTransport
 from connectors.transports.staged import StagedTransport
+from protocol.curve import Curve
 from protocol.errors import ConfigError
 
 
@@ -28,8 +29,11 @@ class Connectors:
     """The connectors of one engine. Both use one transport and one side channel if their
     configurations agree on the transport, and the KV one does not ask for a port of its own."""
 
-    def __init__(self, ec: ECConfig, kv: KVConfig, device: str = "cpu") -> None:
-        """KV pools will lie on `device`."""
+    def __init__(
+        self, ec: ECConfig, kv: KVConfig, device: str = "cpu", curve: Curve | None = None
+    ) -> None:
+        """KV pools will lie on `device`. With `curve`, peers are those of the fleet alone."""
+        self._curve = curve
         self._ec = ec
         self._kv = kv
         on_device = torch.device(device).type != "cpu"
@@ -117,7 +121,7 @@ class Connectors:
                 f"--ec-transfer-config ec_port and --kv-transfer-config kv_port are both "
                 f"{config.port}: give one of them another, or none"
             )
-        options = NodeOptions(config.host, config.port, config.timeout_s)
+        options = NodeOptions(config.host, config.port, config.timeout_s, self._curve)
         node = self._nodes[config.transport, config.host, config.port] = Node(make, options)
         return node
 

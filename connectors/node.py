@@ -15,6 +15,7 @@ from connectors.peers import Greeter, Identity, Peers
 from connectors.side_channel import Address, SideClient, SideServer
 from connectors.transports.background_poller import Pump
 from connectors.transports.base import Transport
+from protocol.curve import Curve
 
 _LOOK_S = 0.1  # how often peers that ask are looked for while a step computes
 Readable = zmq.Socket[bytes] | int
@@ -24,11 +25,12 @@ Readable = zmq.Socket[bytes] | int
 @dataclass(frozen=True)
 class NodeOptions:
     """The side channel listens on `host`:`port` (0: any free port), which peers must reach;
-    `timeout_s` bounds handshakes."""
+    `timeout_s` bounds handshakes. `curve`: both ends of it are for the fleet alone."""
 
     host: str
     port: int
     timeout_s: float
+    curve: Curve | None = None
 
 
 class Node:
@@ -37,8 +39,8 @@ class Node:
     def __init__(self, make: Callable[[str], Transport], options: NodeOptions) -> None:
         self.instance_id = uuid.uuid4().hex
         self.transport = make(self.instance_id)
-        self.server = SideServer(options.host, options.port)
-        self.client = SideClient()
+        self.server = SideServer(options.host, options.port, options.curve)
+        self.client = SideClient(options.curve)
         self._identity = Identity(self.instance_id)
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)

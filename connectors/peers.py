@@ -29,6 +29,7 @@ class Greeter:
     def __init__(self, server: SideServer, transport: Transport, identity: Identity) -> None:
         self._transport = transport
         self._identity = identity
+        self._server = server
         server.on(Hello, self._hello)
 
     def _hello(self, message: Hello, consumer: Sender) -> None:
@@ -36,6 +37,7 @@ class Greeter:
         wanted = (message.transport, message.compatibility)
         if wanted == (self._transport.name, ours):
             description = self._transport.describe(message.region)
+            self._server.introduce(consumer, message.region)
             consumer(Welcome(message.query, self._identity.instance_id, description))
             return
         held = f"no '{message.region[:64]}'"

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +31,12 @@ from connectors.messages import (
 )
 from connectors.meter import Refusals
 from connectors.side_socket import HIGH_WATER, Connection, body, open_socket, receive
+from protocol.curve import Curve
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
 Address = tuple[str, int]
+_MAX_INTRODUCED = 65_536  # consumers; those that were heard last are remembered
 _BROKEN_S = 30.0  # how long a connection that is not there is tried again
 
 
@@ -53,13 +55,18 @@ class SideServer:
     """The producer's end. Handlers get a message and a way to answer, which stays good for later
     messages to the same consumer."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, curve: Curve | None = None) -> None:
+        """With `curve`, for consumers of the fleet alone."""
         self.host = host
+        self._introduced: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._regions: dict[type, str] = {}
         self._refusals = Refusals()
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {}
         self._decoder: msgspec.msgpack.Decoder[FromConsumer] = msgspec.msgpack.Decoder(FromConsumer)
         self._put_off: deque[list[bytes]] = deque()
         self._socket: zmq.Socket[bytes] = open_socket(zmq.ROUTER, linger_ms=0)
+        if curve is not None:
+            curve.serve(self._socket)
         try:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -80,6 +87,24 @@ class SideServer:
     def on(self, kind: type, handler: Callable[[Any, Sender], None]) -> None:
         """`handler` gets every message of a kind."""
         self._handlers[kind] = handler
+
+    def reserve(self, kind: type, region: str) -> None:
+        """Messages of a kind are for consumers that have been introduced for a region on the same
+        connection; those of others are refused."""
+        self._regions[kind] = region
+
+    def introduce(self, consumer: Sender, region: str) -> None:
+        """A consumer has proved to be a fitting peer for a region."""
+        self._introduced.setdefault(consumer.identity, set()).add(region)
+        self._introduced.move_to_end(consumer.identity)
+        if len(self._introduced) > _MAX_INTRODUCED:
+            self._introduced.popitem(last=False)
+
+    def _knows(self, identity: bytes, region: str) -> bool:
+        regions = self._introduced.get(identity, ())
+        if regions:
+            self._introduced.move_to_end(identity)
+        return not region or region in regions
 
     def poll(self) -> None:
         while self._put_off:
@@ -107,6 +132,8 @@ class SideServer:
         handler = self._handlers.get(type(message))
         if handler is None:
             return self._refusals.add("this instance does not serve that", type(message).__name__)
+        if not self._knows(identity, self._regions.get(type(message), "")):
+            return self._refusals.add("no Hello came before it", type(message).__name__)
         return handler(message, Sender(identity, self._send))
 
     def _refuse_version(self, identity: bytes, message: FromConsumer) -> None:
@@ -128,7 +155,9 @@ class SideServer:
 class SideClient:
     """The consumer's end: a connection per producer, made when first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, curve: Curve | None = None) -> None:
+        """With `curve`, of producers of the fleet alone."""
+        self._curve = curve
         self._refusals = Refusals()
         self._lives = itertools.count()
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
@@ -157,7 +186,7 @@ class SideClient:
         return True
 
     def _connect(self, peer: Address) -> Connection:
-        connection = self._connections[peer] = Connection(*peer, self._lives)
+        connection = self._connections[peer] = Connection(*peer, self._lives, self._curve)
         return connection
 
     def poll(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import zmq
 
+from protocol.curve import Curve
 from protocol.errors import TransferError
 
 HIGH_WATER = 10_000
@@ -63,9 +64,14 @@ class Connection:
     `computing` is when the peer last said that it computes a step, `step_s` for how long it did.
     """
 
-    def __init__(self, host: str, port: int, lives: Iterator[int]) -> None:
-        """`zmq.ZMQError` or `UnicodeError` if `host` is no address."""
+    def __init__(
+        self, host: str, port: int, lives: Iterator[int], curve: Curve | None = None
+    ) -> None:
+        """With `curve`, to a producer of the fleet alone. `zmq.ZMQError` or `UnicodeError` if
+        `host` is no address."""
         self.socket = open_socket(zmq.DEALER, linger_ms=_LINGER_MS)
+        if curve is not None:
+            curve.connect(self.socket)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_MS)
         self.socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)

@@ -43,6 +43,7 @@ class Rule:
     below: float | None = None  # a maximum that is itself too much
     pattern: str | None = None  # regular expression of a text
     check: Check | None = None  # what remains to be checked of the value
+    secret: bool = False  # its value is never shown
 
     @property
     def bounded(self) -> bool:

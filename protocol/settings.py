@@ -208,9 +208,16 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 def describe(config: Any) -> str:
-    """One line per value, for the log at start."""
-    values = dataclasses.asdict(config)
-    return "\n".join(f"  {name} = {value!r}" for name, value in sorted(values.items()))
+    """One line per value, for the log at start; of a secret whether it is set."""
+    shown = {
+        field.name: _shown(getattr(config, field.name), rule_of(field))
+        for field in dataclasses.fields(config)
+    }
+    return "\n".join(f"  {name} = {value}" for name, value in sorted(shown.items()))
+
+
+def _shown(value: Any, rule: Rule) -> str:
+    return repr("set" if value else "") if rule.secret else repr(value)
 
 
 def parse_urls(flag: str, text: str) -> list[str]:

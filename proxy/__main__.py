@@ -7,11 +7,11 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import uvloop
 
 from protocol.errors import ConfigError
+from protocol.fleet_key import FleetKey
 from protocol.settings import describe, resolve
 from proxy.app import create_app
 from proxy.assembly import make_gateway
@@ -33,12 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
         )
-        shown = replace(
-            config,
-            admin_api_key="set" if config.admin_api_key else "",
-            worker_api_key="set" if config.worker_api_key else "",
-        )
-        logger.info("configuration:\n%s", describe(shown))
+        logger.info("configuration:\n%s", describe(config))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config))
     except ConfigError as error:
@@ -49,13 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(config: ProxyConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
+    key = config.read_fleet_key()
     with bind(config.host, config.port) as listener:
         frontend = _frontend(config)
-        client = UpstreamClient(config.connect_timeout, authorization=config.authorization)
-        masters = UpstreamClient(config.connect_timeout)  # the workers' key is not for them
+        connect_s = config.connect_timeout
+        client = UpstreamClient(connect_s, authorization=config.authorization, key=key)
+        masters = UpstreamClient(connect_s, key=key)  # the workers' API key is not for them
         gateway = make_gateway(config, frontend, client, masters)
         try:
-            await _serve(gateway, listener)
+            await _serve(gateway, listener, key)
         finally:
             await masters.close()
             await client.close()
@@ -74,12 +71,12 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
         raise ConfigError(f"{error.message} ({hint})") from None
 
 
-async def _serve(gateway: Gateway, listener: socket.socket) -> None:
+async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey) -> None:
     app = create_app(gateway)
     if gateway.config.dialect == "tokens":
         await serve(app, listener, "proxy")
         return
-    relay = Relay(gateway)
+    relay = Relay(gateway, key)
     try:
         await serving.serve(app, listener, "proxy", relay)
     finally:

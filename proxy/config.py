@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
+from protocol.fleet_key import FleetOptions
 from protocol.options import count, log_level_option, option, port_option, seconds, size
 from protocol.settings import parse_urls, urls
 from services.frontend.options import FrontendOptions
@@ -16,7 +17,7 @@ def _check_header(key: str) -> None:
 
 
 @dataclass(frozen=True)
-class ProxyConfig(FrontendOptions):
+class ProxyConfig(FrontendOptions, FleetOptions):
     """Resolved once at start."""
 
     host: str = option(
@@ -41,6 +42,7 @@ class ProxyConfig(FrontendOptions):
         "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
         "key",
         env="ADMIN_API_KEY",
+        secret=True,
     )
     worker_api_key: str = option(
         "",
@@ -49,6 +51,7 @@ class ProxyConfig(FrontendOptions):
         "key",
         env="WORKER_API_KEY",
         check=_check_header,
+        secret=True,
     )
     dialect: str = option(
         "auto",

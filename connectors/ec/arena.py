@@ -16,7 +16,7 @@ from connectors.ec.load import REGION
 from connectors.ec.range_allocator import Space, aligned
 from connectors.ec.reader import ECReader, Sources
 from connectors.ec.store import ECStore
-from connectors.messages import ECTensor
+from connectors.messages import ECTensor, ECWant
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
 from connectors.side_channel import Address
@@ -86,6 +86,7 @@ class ArenaEC(ECConnector):
             options.lease_s,
             changed=changed,
         )
+        node.server.reserve(ECWant, REGION)
         self._listing = Listing(options.folder, node.instance_id, node.address)
 
     def _sources(self) -> Sources:

@@ -14,7 +14,7 @@ from connectors.kv.base import REGION, KVConnector, KVLoad
 from connectors.kv.consumer import KVConsumer
 from connectors.kv.fetch import ConsumerOptions
 from connectors.kv.producer import KVProducer
-from connectors.messages import KVEnd
+from connectors.messages import KVEnd, KVWant
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
 from connectors.transports.base import Transfer, Transport
@@ -70,6 +70,7 @@ class PullKV(KVConnector):
         self._options = options
         node.share(REGION, compatibility)
         self.producer = KVProducer(node.server, options.lease_s)
+        node.server.reserve(KVWant, REGION)
         self._consumer: KVConsumer | None = None
         self._offered: _Offered | None = None
         self._blocks: dict[str, tuple[int, ...]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,9 @@ from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.openai_answers import OWNER
 from proxy.fleet.worker import Dialect, Instance
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.failures import NOT_A_WORKER, CallFailed
+from proxy.upstream.failures import NOT_A_WORKER, WRONG_KEY, CallFailed
 
+logger = logging.getLogger(__name__)
 _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"})
 
 
@@ -132,6 +134,8 @@ async def _object_at(client: UpstreamClient, url: str) -> dict[str, Any] | None:
     try:
         answer = await client.get(url)
     except TriptychError as error:
+        if isinstance(error, CallFailed) and error.kind == WRONG_KEY:
+            logger.error("%s", error.message)  # it stays out of use until somebody mends that
         return {} if _is_no_such_thing(error) else None
     try:
         return decoded(answer, dict[str, Any], fail=UpstreamError)

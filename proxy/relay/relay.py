@@ -10,6 +10,7 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
+from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody, may_hold_media
 from proxy.relay.needs import Needs
@@ -31,7 +32,7 @@ _URGENCY = 1 << 31
 class Relay:
     """What the listener hands requests to. Owns the connections to workers, which `close` ends."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, key: FleetKey = NO_KEY) -> None:
         self._gateway = gateway
         self._metrics = gateway.metrics
         self._fleet = gateway.fleet
@@ -41,6 +42,7 @@ class Relay:
             lambda: (instance.url for instance in self._fleet.all()),
             config.connect_timeout,
             config.encode_at_once,
+            key,
         )
         self._stages = RelayStages(
             config,

@@ -14,9 +14,11 @@ import aiohttp
 
 from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
+from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
 from proxy.upstream.failures import (
     DROPPED,
     NOT_A_WORKER,
+    WRONG_KEY,
     CallFailed,
     is_no_worker,
     unconnected,
@@ -50,13 +52,18 @@ class Patience:
 
 class UpstreamClient:
     """One pool of connections to all workers, and what goes on over them; `close` ends both.
-    `authorization` is sent with every call that has none of its own."""
+    `authorization` is sent with every call that has none of its own, `key` with every call."""
 
     def __init__(
-        self, connect_timeout_s: float, probe_timeout_s: float = 2.0, authorization: str = ""
+        self,
+        connect_timeout_s: float,
+        probe_timeout_s: float = 2.0,
+        authorization: str = "",
+        key: FleetKey = NO_KEY,
     ) -> None:
+        given = {"authorization": authorization} if authorization else {}
         self._session = aiohttp.ClientSession(
-            headers={"authorization": authorization} if authorization else None,
+            headers={**given, **key.headers},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             auto_decompress=False,
@@ -80,7 +87,7 @@ class UpstreamClient:
     ) -> bytes:
         """The whole answer, within the probe timeout if nothing else is said; raises as `post`."""
         patience = patience or Patience.of(self._probe_timeout)
-        call = self._session.get(url, headers=headers)
+        call = self._session.get(url, headers=headers, allow_redirects=False)
         return await self._whole(await _patiently(call, patience, url), patience)
 
     async def post(
@@ -89,7 +96,7 @@ class UpstreamClient:
         """The whole answer, in time as `get`'s. Raises the worker's error, `UpstreamError` or
         `DeadlineExceeded`."""
         patience = patience or Patience.of(self._probe_timeout)
-        call = self._session.post(url, data=body, headers=headers)
+        call = self._session.post(url, data=body, headers=headers, allow_redirects=False)
         return await self._whole(await _patiently(call, patience, url), patience, called=True)
 
     async def _whole(
@@ -108,7 +115,7 @@ class UpstreamClient:
         Raises as `post` does, and `UpstreamError` if the stream ends without its end mark.
         Closing the generator closes the connection, which tells the worker to stop.
         """
-        call = self._session.post(url, data=body, headers=headers)
+        call = self._session.post(url, data=body, headers=headers, allow_redirects=False)
         async with await _patiently(call, patience, url) as response:
             if response.status != 200:
                 _check(response, await _patiently(_read(response), patience, url), True)
@@ -220,6 +227,8 @@ def _check(response: aiohttp.ClientResponse, body: bytes, called: bool) -> None:
     content: Any = None
     with contextlib.suppress(UpstreamError):
         content = decoded(body, dict, fail=UpstreamError)
+    if refuses_key(response.status, content):
+        raise CallFailed(f"{response.url}: its --fleet-key is another one than ours", WRONG_KEY)
     if called and is_no_worker(response.status, content):
         raise CallFailed(f"{response.url}: HTTP {response.status} from no worker", NOT_A_WORKER)
     error = from_openai(response.status, content)

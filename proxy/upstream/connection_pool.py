@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
 from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
@@ -38,7 +39,10 @@ class ConnectionPool:
     """One worker by its URL. Connections are made as they are needed and kept when idle. `room` is
     what encode calls take, `encode_at_once` of them."""
 
-    def __init__(self, url: str, connect_timeout_s: float, encode_at_once: int) -> None:
+    def __init__(
+        self, url: str, connect_timeout_s: float, encode_at_once: int, key: FleetKey = NO_KEY
+    ) -> None:
+        self._own = "".join(f"{name}: {value}\r\n" for name, value in key.headers.items()).encode()
         self._loop = asyncio.get_running_loop()
         self.url = url
         self.room = asyncio.Semaphore(encode_at_once)
@@ -95,6 +99,7 @@ class ConnectionPool:
         if prefix is None:
             line = f"POST {self._address.path}{path} HTTP/1.1\r\n".encode()
             prefix = line + b"host: " + self._authority + b"\r\ncontent-type: " + JSON + b"\r\n"
+            prefix += self._own
             self._prefixes[path] = prefix
         return prefix
 

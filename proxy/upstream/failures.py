@@ -22,6 +22,7 @@ from protocol.errors import (
     UpstreamError,
     from_openai,
 )
+from protocol.fleet_key import refuses_key
 from proxy.upstream.answer import Answer
 
 _OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
@@ -29,6 +30,7 @@ _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 3600.0
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
+WRONG_KEY = "wrong_fleet_key"
 
 
 class CallFailed(UpstreamError):
@@ -82,6 +84,9 @@ class Refused(TriptychError):
             self.message = f"{self.url}: {self.message}"
         if is_no_worker(self.answer.status, content):
             self.again, self.worker_code = True, NOT_A_WORKER
+        elif refuses_key(self.answer.status, content):  # our fault or the worker's, no client's
+            self.again, self.worker_code = True, WRONG_KEY
+            self.status, self.code, self.type = 502, UpstreamError.code, UpstreamError.type
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,8 @@ def failure_of(error: TriptychError) -> Failure:
 
 def _refusal(error: Refused) -> Failure:
     status = error.answer.status
-    if error.worker_code == NOT_A_WORKER:
-        return Failure(NOT_A_WORKER, True, True)
+    if error.worker_code in (NOT_A_WORKER, WRONG_KEY):
+        return Failure(error.worker_code, True, True)
     gone = error.worker_code == NotServing.code
     return Failure(str(status), error.again, error.again and status not in _BUSY, gone)
 

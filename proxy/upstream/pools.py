@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.fleet.worker import Instance
 from proxy.upstream.connection_pool import ConnectionPool
 
@@ -13,8 +14,13 @@ class ConnectionPools:
     fleet: others are forgotten when a new one comes."""
 
     def __init__(
-        self, urls: Callable[[], Iterable[str]], connect_timeout_s: float, encode_at_once: int
+        self,
+        urls: Callable[[], Iterable[str]],
+        connect_timeout_s: float,
+        encode_at_once: int,
+        key: FleetKey = NO_KEY,
     ) -> None:
+        self._key = key
         self._urls = urls
         self._connect_timeout_s = connect_timeout_s
         self._encode_at_once = encode_at_once
@@ -35,7 +41,9 @@ class ConnectionPools:
         pool = self._pools.get(instance.url)
         if pool is None:
             self._prune()
-            pool = ConnectionPool(instance.url, self._connect_timeout_s, self._encode_at_once)
+            pool = ConnectionPool(
+                instance.url, self._connect_timeout_s, self._encode_at_once, self._key
+            )
             self._pools[instance.url] = pool
         return pool
 

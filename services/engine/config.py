@@ -41,3 +41,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ec: ECConfig = ECConfig()  # connector of embeddings
     kv: KVConfig = KVConfig()  # connector of KV blocks
     events: EventsConfig | None = None  # where cache events are published, None: nowhere
+    fleet_key: str = ""  # secret of the fleet, by which peers and masters are known, "" for none

@@ -19,7 +19,9 @@ from connectors.host_memory import available_bytes
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
 from connectors.node import Readable
+from protocol.curve import Curve
 from protocol.errors import ConfigError, TriptychError, error_info
+from protocol.fleet_key import FleetKey
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
@@ -60,7 +62,8 @@ class Engine:
         self.max_model_len = config.max_model_len
         self.meter = RateMeter()
         self._log = CacheLog(config.block_size) if config.events is not None else None
-        self._connectors = Connectors(config.ec, config.kv, config.device)
+        self._curve = Curve.of(FleetKey(config.fleet_key))
+        self._connectors = Connectors(config.ec, config.kv, config.device, self._curve)
         self._media = "vision" in config.parts
         self.kv: KVConnector | None = None
         self.generate: GenerateCore | None = None
@@ -111,7 +114,7 @@ class Engine:
         if events is None:
             return None
         kv = events.blocks() if self.generate is not None else None
-        return EventThread(kv, events.embeddings() if self._media else None)
+        return EventThread(kv, events.embeddings() if self._media else None, curve=self._curve)
 
     def _language(self) -> GenerateCore:
         config = self.config

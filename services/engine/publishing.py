@@ -9,6 +9,7 @@ from typing import Any
 
 import zmq
 
+from protocol.curve import Curve
 from protocol.errors import InternalError
 from protocol.kv_events import AllBlocksCleared, AllEmbeddingsCleared, CacheEvent, EventSource
 from services.membership.publisher import Publisher, TopicOptions
@@ -24,10 +25,14 @@ class EventThread:
     be gone."""
 
     def __init__(
-        self, kv: TopicOptions | None, ec: TopicOptions | None, max_steps: int = _MAX_STEPS
+        self,
+        kv: TopicOptions | None,
+        ec: TopicOptions | None,
+        max_steps: int = _MAX_STEPS,
+        curve: Curve | None = None,
     ) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
-        self._publisher = Publisher(self._context, kv, ec)
+        self._publisher = Publisher(self._context, kv, ec, curve)
         self.sources: list[EventSource] = self._publisher.sources
         self._max_steps = max_steps
         self._queue: deque[Changes] = deque()

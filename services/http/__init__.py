@@ -5,6 +5,7 @@ tokens      the model and its tokenizer
 counting    requests counted in and out
 callers     what a request's headers say of who asks
 deadline    until when a request may take
+fleet_auth  routes that need the fleet's secret
 errors      any error of the tree as an OpenAI error answer
 streams     answers that notice when the client leaves or does not read
 listener    a client connection, bounded in what its client can take time over

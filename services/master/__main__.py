@@ -14,8 +14,9 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
+from services.http.fleet_auth import gated, warn_if_open
 from services.http.server import bind, serve
-from services.master.api.app import create_app
+from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
 from services.master.collector import calm
 from services.master.config import MasterConfig
@@ -33,11 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s master: %(message)s"
         )
-        shown = replace(
-            config,
-            admin_api_key="set" if config.admin_api_key else "",
-            redis_url=_without_password(config.redis_url),
-        )
+        shown = replace(config, redis_url=_without_password(config.redis_url))
         logger.info("configuration:\n%s", describe(shown))
         calm()
         _raise_file_limit()
@@ -76,10 +73,13 @@ def _raise_file_limit() -> None:
 
 async def run(config: MasterConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
+    key = config.read_fleet_key()
+    warn_if_open(logger, key, [config.host])
     with bind(config.host, config.port) as listener:
-        service = MasterService(config)
+        service = MasterService(config, key)
         host, port = listener.getsockname()[:2]
-        await serve(create_app(service, f"{host}:{port}"), listener, "master")
+        app = gated(create_app(service, f"{host}:{port}"), key, OPENED)
+        await serve(app, listener, "master")
 
 
 if __name__ == "__main__":

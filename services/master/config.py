@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     log_level_option,
@@ -22,7 +23,7 @@ def _weight(default: float, help: str, unit: str = "weight", most: float = 1e12)
 
 
 @dataclass(frozen=True)
-class MasterConfig:
+class MasterConfig(FleetOptions):
     """Resolved once at start. A policy's own options name it first."""
 
     host: str = option(
@@ -207,6 +208,7 @@ class MasterConfig:
         "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
         "key",
         env="ADMIN_API_KEY",
+        secret=True,
     )
     probe_interval: float = seconds(
         5.0, "Time between two probes of a worker that cannot register.", minimum=0.01

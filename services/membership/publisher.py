@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from protocol.curve import Curve
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.kv_events import (
     KV_TOPIC,
@@ -96,7 +97,9 @@ def _single(event: BlockStored) -> Iterable[BlockStored]:
 class _Topic:
     """A PUB socket and the ROUTER socket that replays what it has sent."""
 
-    def __init__(self, context: zmq.Context[Any], options: TopicOptions) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], options: TopicOptions, curve: Curve | None
+    ) -> None:
         self._topic = options.topic
         self._cleared = AllBlocksCleared() if options.blocks else AllEmbeddingsCleared()
         self._sequence = 0
@@ -106,6 +109,9 @@ class _Topic:
         self.router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.SNDHWM, options.hwm)
         self.router.setsockopt(zmq.SNDHWM, options.buffer_steps + _PIECES)
+        if curve is not None:
+            curve.serve(self._pub)
+            curve.serve(self.router)
         try:
             endpoint = _bound(self._pub, options.endpoint)
             self.source = EventSource(endpoint, _bound(self.router, options.replay), options.topic)
@@ -158,12 +164,18 @@ class _Topic:
 
 
 class Publisher:
-    """The events of one worker; `None` for a kind that it has none of. `ConfigError` if an address
-    is taken or malformed."""
+    """The events of one worker; `None` for a kind that it has none of. With `curve` they are for
+    the fleet alone: block events carry the token ids of everybody's prompts. `ConfigError` if an
+    address is taken or malformed."""
 
     def __init__(
-        self, context: zmq.Context[Any], kv: TopicOptions | None, ec: TopicOptions | None
+        self,
+        context: zmq.Context[Any],
+        kv: TopicOptions | None,
+        ec: TopicOptions | None,
+        curve: Curve | None = None,
     ) -> None:
+        self._curve = curve
         self._topics: list[_Topic] = []
         try:
             self._kv = self._open(context, kv)
@@ -175,7 +187,7 @@ class Publisher:
     def _open(self, context: zmq.Context[Any], options: TopicOptions | None) -> _Topic | None:
         if options is None:
             return None
-        topic = _Topic(context, options)
+        topic = _Topic(context, options, self._curve)
         self._topics.append(topic)
         return topic
 

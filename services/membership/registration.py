@@ -15,6 +15,7 @@ import msgspec
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import (
     DEREGISTER_PATH,
     HEARTBEAT_PATH,
@@ -82,8 +83,11 @@ class Registration:
         masters: Sequence[str],
         interval_s: float,
         changes: Changes | None = None,
+        key: FleetKey = NO_KEY,
     ) -> None:
-        """`changes` of the members are reported at once, anything else with the next beat."""
+        """`changes` of the members are reported at once, anything else with the next beat. `key`:
+        the fleet's, which masters may ask for."""
+        self._headers = {**_JSON, **key.headers}
         self._changes = changes or Changes()
         self._members = members
         self._masters = masters
@@ -137,7 +141,8 @@ class Registration:
         assert self._session is not None
         data = msgspec.json.encode(body)
         try:
-            async with self._session.post(url, data=data, headers=_JSON) as response:
+            call = self._session.post(url, data=data, headers=self._headers, allow_redirects=False)
+            async with call as response:
                 content = await response.read()
                 if response.status == 200:
                     answer = decoded(content, LeaseAnswer, fail=UpstreamError)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.fleet_key import FleetOptions
 from protocol.options import count as count_option
 from protocol.options import log_level_option, milliseconds, option, port_option, seconds, size
 from protocol.registry import InstanceRole
@@ -20,7 +21,7 @@ ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion")
 
 
 @dataclass(frozen=True)
-class MockConfig:
+class MockConfig(FleetOptions):
     """Resolved once at start."""
 
     role: str = option("decode", "Role of the workers.", choices=ROLES)

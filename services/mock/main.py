@@ -13,11 +13,14 @@ from collections.abc import Sequence
 import uvloop
 import zmq.asyncio
 
+from protocol.curve import Curve
 from protocol.errors import ConfigError, InvalidRequest
+from protocol.fleet_key import FleetKey
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
+from services.http.fleet_auth import warn_if_open
 from services.http.server import bind
 from services.mock import openai_api, rtp_api, status_api, tokens_api
 from services.mock.config import MockConfig
@@ -56,16 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: MockConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
     _allow_many_files()
+    key = config.read_fleet_key()
+    warn_if_open(logger, key, [config.host])
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        peers = Peers(config.encoders)
+        peers = Peers(config.encoders, key=key)
         stack.push_async_callback(peers.close)
-        servers = await _open_all(config, peers, stack)
+        servers = await _open_all(config, peers, stack, key)
         registration = Registration(
-            [server.instance for server in servers], config.masters, config.heartbeat_interval
+            [server.instance for server in servers], config.masters, config.heartbeat_interval, key
         )
         stack.push_async_callback(registration.close)
         registration.start()
@@ -75,7 +80,7 @@ async def serve(config: MockConfig) -> None:
 
 
 async def _open_all(
-    config: MockConfig, peers: Peers, stack: contextlib.AsyncExitStack
+    config: MockConfig, peers: Peers, stack: contextlib.AsyncExitStack, key: FleetKey
 ) -> list[Server]:
     """Every worker listens, and says so in a line of its own: scripts and tests wait for it."""
     shared = config.settings()
@@ -87,12 +92,12 @@ async def _open_all(
     for number in range(config.count):
         port = config.port + number if config.port else 0
         listener = bind(config.host, port)
-        publisher = _publisher(config, shared, context)
+        publisher = _publisher(config, shared, context, Curve.of(key))
         if publisher is not None:
             stack.push_async_callback(publisher.close)
         port = listener.getsockname()[1]
         instance = Instance.create(config, shared, port, number, peers, publisher)
-        server = Server(instance, table)
+        server = Server(instance, table, key)
         await server.open(listener)
         stack.push_async_callback(server.close)
         servers.append(server)
@@ -102,11 +107,16 @@ async def _open_all(
 
 
 def _publisher(
-    config: MockConfig, shared: EngineSettings, context: zmq.asyncio.Context
+    config: MockConfig,
+    shared: EngineSettings,
+    context: zmq.asyncio.Context,
+    curve: Curve | None,
 ) -> Publisher | None:
     if not config.publishes:
         return None
-    return Publisher(context, config.host, blocks=shared.generates, embeddings=shared.encodes)
+    return Publisher(
+        context, config.host, blocks=shared.generates, embeddings=shared.encodes, curve=curve
+    )
 
 
 def routes(config: MockConfig) -> Routes:

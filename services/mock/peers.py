@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.refs import KVRef
 from services.mock.kv_offers import OfferBody
 
@@ -56,7 +57,10 @@ class Peers:
     """One pool of connections for all mock workers of a process. `encoders` are asked for
     embeddings that no handle names, `patience_s` bounds every wait."""
 
-    def __init__(self, encoders: Sequence[str] = (), patience_s: float = 30.0) -> None:
+    def __init__(
+        self, encoders: Sequence[str] = (), patience_s: float = 30.0, key: FleetKey = NO_KEY
+    ) -> None:
+        self._key = key
         self.encoders = tuple(encoders)
         self._patience_s = patience_s
         self._session: aiohttp.ClientSession | None = None
@@ -65,6 +69,7 @@ class Peers:
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
+                headers=self._key.headers,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
                 timeout=aiohttp.ClientTimeout(total=_POLL_S + _MARGIN_S, sock_connect=2.0),
             )

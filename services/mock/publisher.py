@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from protocol.curve import Curve
 from protocol.kv_events import CacheEvent, EventSource
 from services.membership import publisher
 from services.membership.config import parse_events
@@ -19,7 +20,13 @@ class Publisher:
     """The events of one worker, on free ports of `host`."""
 
     def __init__(
-        self, context: zmq.Context[Any], host: str, *, blocks: bool, embeddings: bool
+        self,
+        context: zmq.Context[Any],
+        host: str,
+        *,
+        blocks: bool,
+        embeddings: bool,
+        curve: Curve | None = None,
     ) -> None:
         config = parse_events(f'{{"buffer_steps": {_BUFFERED}}}', host, default=True)
         assert config is not None
@@ -27,6 +34,7 @@ class Publisher:
             zmq.Context(context),
             config.blocks() if blocks else None,
             config.embeddings() if embeddings else None,
+            curve,
         )
         self._loop = asyncio.get_running_loop()
         for socket in self._publisher.sockets:

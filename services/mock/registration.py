@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Heartbeat, InstanceInfo
 from services.engine.reports import load_of
 from services.membership import registration
@@ -37,7 +38,11 @@ class Registration(registration.Registration):
     """Keeps the workers of this process registered with every master."""
 
     def __init__(
-        self, instances: Sequence[Instance], masters: Sequence[str], interval_s: float
+        self,
+        instances: Sequence[Instance],
+        masters: Sequence[str],
+        interval_s: float,
+        key: FleetKey = NO_KEY,
     ) -> None:
         members = [_Member(instance) for instance in instances]
-        super().__init__(members, masters, interval_s)
+        super().__init__(members, masters, interval_s, key=key)

@@ -14,6 +14,8 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from protocol.errors import InternalError, PayloadTooLarge, TriptychError
+from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
+from services.http.fleet_auth import STATUS_PATHS
 from services.http.server import bind
 from services.mock.answering import Answering, Cut
 from services.mock.instance import Instance
@@ -27,8 +29,9 @@ _BACKLOG = 1024
 class Server:
     """Listens for one instance. Call `open`, then `close`; it may be opened again."""
 
-    def __init__(self, instance: Instance, routes: Routes) -> None:
+    def __init__(self, instance: Instance, routes: Routes, key: FleetKey = NO_KEY) -> None:
         self.instance = instance
+        self._key = key
         self._routes = routes
         instance.refuse = self.refuse
         self._listening: asyncio.Server | None = None
@@ -97,6 +100,7 @@ class Server:
         instance = self.instance
         answering = Answering(instance, request)
         try:
+            self._check_key(request)
             handler = self._route(request)
             await answering.begin()
             return await handler(instance, answering)
@@ -116,6 +120,11 @@ class Server:
         except Exception as error:
             logger.error("%s %s", request.method, request.path, exc_info=error)
             return answering.error(InternalError("internal error"))
+
+    def _check_key(self, request: web.BaseRequest) -> None:
+        given = request.headers.get(HEADER, "").encode("utf-8", "surrogateescape")
+        if self._key and request.path not in STATUS_PATHS and not self._key.admits(given):
+            raise no_fleet_key()
 
     def _route(self, request: web.BaseRequest) -> Handler:
         path = request.path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from connectors.config import parse_ec, parse_kv
+from protocol.fleet_key import FleetOptions
 from protocol.options import count, log_level_option, option, port_option, seconds, size
 from protocol.settings import urls
 from services.frontend.options import FrontendOptions
@@ -28,7 +29,7 @@ def _check_events(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class WorkerConfig(FrontendOptions):
+class WorkerConfig(FrontendOptions, FleetOptions):
     """Resolved once at start."""
 
     revision: str = option(

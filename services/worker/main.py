@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
+from services.http.fleet_auth import gated, warn_if_open
 from services.http.server import bind
 from services.http.server import serve as serve_http
 from services.membership.config import EventsConfig, advertised_url, parse_events
@@ -49,14 +51,16 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
 async def serve(role: RoleSpec, config: WorkerConfig) -> int:
     """Bind, load, serve; the port is taken before the model is loaded."""
     masters = parse_urls("--master-url", config.master_url)
+    key = config.read_fleet_key()
     events = parse_events(config.kv_events_config, config.host, default=bool(masters))
+    warn_if_open(logger, key, [config.host, *side_channels(role, config)])
     with bind(config.host, config.port) as listener:
         port = listener.getsockname()[1]
         url = advertised_url(config.advertise_url, config.host, port, masters)
         frontend = Frontend.load(config.to_config())
         changes = Changes()
         engine = await EngineClient.start(
-            engine_config(role, config, frontend, events),
+            engine_config(role, config, frontend, events, key),
             config.start_timeout,
             StallBounds(config.engine_stall_timeout, config.engine_step_timeout),
             changes.announce,
@@ -66,18 +70,30 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
-                [member], masters, config.heartbeat_interval, worker.changes
+                [member], masters, config.heartbeat_interval, worker.changes, key
             )
             during = registered(worker, registration)
-            await serve_http(create_app(worker), listener, role.name, engine.dead, during=during)
+            app = gated(create_app(worker), key)
+            await serve_http(app, listener, role.name, engine.dead, during=during)
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()
             await frontend.close()
 
 
+def side_channels(role: RoleSpec, config: WorkerConfig) -> list[str]:
+    """Addresses that peers of the engine reach it by."""
+    ec = parse_ec(config.ec_transfer_config or role.ec_transport)
+    kv = parse_kv(config.kv_transfer_config or role.kv_transport)
+    return [ec.host, kv.host]
+
+
 def engine_config(
-    role: RoleSpec, config: WorkerConfig, frontend: Frontend, events: EventsConfig | None = None
+    role: RoleSpec,
+    config: WorkerConfig,
+    frontend: Frontend,
+    events: EventsConfig | None = None,
+    key: FleetKey = NO_KEY,
 ) -> EngineConfig:
     info = frontend.info
     return EngineConfig(
@@ -104,4 +120,5 @@ def engine_config(
         ec=parse_ec(config.ec_transfer_config or role.ec_transport),
         kv=parse_kv(config.kv_transfer_config or role.kv_transport),
         events=events,
+        fleet_key=key.secret,
     )

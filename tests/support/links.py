@@ -22,6 +22,7 @@ from connectors.kv.base import KVArrival, KVLoad
 from connectors.kv.pull import PullKV
 from connectors.messages import FromProducer, Hello, Welcome
 from connectors.node import Node
+from protocol.curve import Curve
 from protocol.errors import TransferError
 from protocol.refs import KVRef
 
@@ -44,7 +45,7 @@ class Side:
     def __init__(
         self, transport: Any, folder: Path, *, produces: bool, lease_s: float = 30.0,
         timeout_s: float = 10.0, port: int = 0, layout: str = "layout",
-        elements: int = ELEMENTS, staged: bool = False,
+        elements: int = ELEMENTS, staged: bool = False, curve: Curve | None = None,
     ) -> None:  # fmt: skip
         """`staged`: KV is copied through other memory on the way."""
         path, size = str(folder), 64 << 10
@@ -56,7 +57,7 @@ class Side:
         kv = KVConfig(
             transport, port=kv_port, lease_s=lease_s, timeout_s=timeout_s, path=path, staged=staged
         )
-        connectors = Connectors(ec, kv)
+        connectors = Connectors(ec, kv, curve=curve)
         self.ec: ECConnector = connectors.make_ec("model", produces=produces)
         made = connectors.make_kv(layout, "cpu")
         assert isinstance(made, PullKV)
@@ -198,9 +199,11 @@ def linked(transport: str, folder: Path, **options: Any) -> Iterator[Link]:
 class RawConsumer:
     """Whoever reaches a side channel: it sends frames as they are."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, curve: Curve | None = None) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if curve is not None:
+            curve.connect(self._socket)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
         self._decoder = msgspec.msgpack.Decoder(FromProducer)
 
@@ -281,3 +284,11 @@ def answered(link: Link, raw: RawConsumer) -> Any:
     got: list[Any] = []
     link.until(lambda: got.extend(a for a in [raw.heard()] if a is not None) or got)
     return got[0]
+
+
+def introduced(link: Link, raw: RawConsumer, region: str) -> None:
+    """A handshake of `raw` with the producer, as a fitting peer for a region."""
+    node = link.producer.node
+    wanted = node.compatibility(region)
+    raw.say(Hello(1, "me", node.transport.name, region, wanted))
+    assert isinstance(answered(link, raw), Welcome)

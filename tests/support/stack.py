@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from connectors.config import namespace_dir
@@ -164,10 +165,17 @@ def proxy(
     return process
 
 
-def call(url: str, body: Any = None, timeout_s: float = 60.0) -> tuple[int, Any]:
+def call(
+    url: str,
+    body: Any = None,
+    timeout_s: float = 60.0,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    method: str | None = None,
+) -> tuple[int, Any]:
     """(status, decoded JSON answer); `body` None is a GET, bytes are sent as they are."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    given = {"content-type": "application/json", **headers}
+    request = urllib.request.Request(url, data, given, method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             status, answer = response.status, response.read()

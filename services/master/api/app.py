@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
 from services.http import errors
+from services.http.fleet_auth import STATUS_PATHS
 from services.http.server import version
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
@@ -20,6 +21,9 @@ from services.master.api.service import MasterService
 from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
+_INSTANCES = "/instances"
+OPENED = STATUS_PATHS | {_INSTANCES}
+"""What needs no fleet key; `/instances` has a key of its own."""
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
@@ -97,19 +101,19 @@ def _instances(service: MasterService) -> APIRouter:
                 else "the route is closed: start with --admin-api-key"
             )
 
-    @routes.get("/instances")
+    @routes.get(_INSTANCES)
     async def show(request: Request) -> Response:
         check(request)
         return JSONResponse({"instances": service.added.list()})
 
-    @routes.post("/instances")
+    @routes.post(_INSTANCES)
     async def add(request: Request) -> Response:
         """Add a worker that cannot register itself."""
         check(request)
         service.add_instance(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
         return JSONResponse({"status": "added"})
 
-    @routes.delete("/instances")
+    @routes.delete(_INSTANCES)
     async def remove(request: Request) -> Response:
         check(request)
         body = await read_body(request.receive, _MAX_BODY)

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from protocol.curve import Curve
 from protocol.errors import TriptychError
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import (
     Drain,
     Finished,
@@ -47,11 +49,12 @@ class MasterService(MasterListener):
     """A master, the events it follows, the workers it probes, the masters beside it, and the time.
     Lives on one event loop. It is told of what its master does, and passes that on."""
 
-    def __init__(self, config: MasterConfig) -> None:
+    def __init__(self, config: MasterConfig, key: FleetKey = NO_KEY) -> None:
         self.config = config
+        self._key = key
         self.master = Master(config, None, self)
         self.watch = FleetWatch(self.master.registry)
-        self.subscriber = Subscriber(self.master.registry)
+        self.subscriber = Subscriber(self.master.registry, Curve.of(key))
         self._to_probe, self._to_tell = asyncio.Event(), asyncio.Event()
         self.added = AddedWorkers(config, self.master.registry, self._to_probe.set)
         self.suspects = SuspectProber(self.master.registry, config)
@@ -67,7 +70,7 @@ class MasterService(MasterListener):
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Let things lapse in time; close every socket at the end."""
-        prober = Prober(self.added, self.config, self._to_probe)
+        prober = Prober(self.added, self.config, self._to_probe, self._key)
         tasks = [
             asyncio.create_task(supervised("the clock", self._tick)),
             asyncio.create_task(supervised("the prober", prober.run)),

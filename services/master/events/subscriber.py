@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from protocol.curve import Curve
 from protocol.kv_events import EventBatch, EventSource, replay_request
 from protocol.registry import InstanceInfo
 from services.master.events.follower import Follower
@@ -46,9 +47,10 @@ class _Subscription:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], source: EventSource, sink: _Sink,
-        counts: Counter[str], rounds: ReadRounds,
+        counts: Counter[str], rounds: ReadRounds, curve: Curve | None = None,
     ) -> None:  # fmt: skip
         self._context = context
+        self._curve = curve
         self._source = source
         self._counts = counts
         self._rounds = rounds
@@ -71,6 +73,8 @@ class _Subscription:
     def _connected(
         self, socket: zmq.Socket[bytes], endpoint: str, take: Callable[[list[bytes]], None]
     ) -> SocketReader:
+        if self._curve is not None:
+            self._curve.connect(socket)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError:
@@ -165,9 +169,10 @@ class _Subscription:
 class Subscriber:
     """All subscriptions; `joined` and `left` are what a registry's listener is told. `counts`: what
     was wrong with messages (garbage, gap, duplicate, restart, lost) and how often a replay was
-    asked for."""
+    asked for. `curve`: of the fleet's own workers; other engines publish in the clear."""
 
     registry: Registry
+    curve: Curve | None = None
     counts: Counter[str] = field(default_factory=Counter)
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _rounds: ReadRounds = field(default_factory=ReadRounds)
@@ -181,8 +186,9 @@ class Subscriber:
         for number, source in enumerate(info.events):
             try:
                 sink = _Sink(self.registry, info, number)
+                curve = None if info.foreign else self.curve
                 subscriptions.append(
-                    _Subscription(self._context, source, sink, self.counts, self._rounds)
+                    _Subscription(self._context, source, sink, self.counts, self._rounds, curve)
                 )
             except zmq.ZMQError as error:
                 self.counts["bad_endpoint"] += 1

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError
+from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Name
 from services.master.fleet.added_workers import WorkerMetrics
 from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from
@@ -44,8 +45,9 @@ class ProbeClient:
     turns of their own, so that any number of them that hang keeps nobody else waiting.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, key: FleetKey = NO_KEY) -> None:
         self._session = aiohttp.ClientSession(
+            headers=key.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             connector=aiohttp.TCPConnector(limit=0),
         )
@@ -89,8 +91,10 @@ class ProbeClient:
         who resolve them."""
         async with self._suspect_turns if suspect else self._turns:
             try:
-                async with self._session.get(url) as response:
-                    response.raise_for_status()
+                # Elsewhere is another process, which the key is not for.
+                async with self._session.get(url, allow_redirects=False) as response:
+                    if response.status != 200:
+                        raise UpstreamError(f"{url} answers HTTP {response.status}")
                     return await _bounded(response.content)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 raise UpstreamError(str(error) or type(error).__name__) from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.errors import TriptychError, UpstreamError
+from protocol.fleet_key import NO_KEY, FleetKey
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import AddedWorkers, Probed
 
@@ -23,6 +24,7 @@ class Prober:
     workers: AddedWorkers
     config: MasterConfig
     added: asyncio.Event
+    key: FleetKey = NO_KEY
 
     async def run(self) -> None:
         """Probe again and again, until cancelled; one that has just been added is probed at once.
@@ -32,8 +34,8 @@ class Prober:
 
         for probed in self.workers.all():
             probed.asking = False
-        due = 0.0
-        async with ProbeClient(self.config.probe_timeout) as client, asyncio.TaskGroup() as probes:
+        due, client = 0.0, ProbeClient(self.config.probe_timeout, self.key)
+        async with client, asyncio.TaskGroup() as probes:
             while True:
                 self.added.clear()
                 everyone = time.monotonic() >= due

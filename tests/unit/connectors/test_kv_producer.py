@@ -20,7 +20,7 @@ from connectors.messages import (
     Release,
 )
 from protocol.refs import KVRef
-from tests.support.links import ELEMENTS, Link, RawConsumer, linked
+from tests.support.links import ELEMENTS, Link, RawConsumer, introduced, linked
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "staged"])
@@ -36,6 +36,7 @@ def raw(link: Link) -> Iterator[Callable[[], RawConsumer]]:
 
     def make() -> RawConsumer:
         made.append(RawConsumer(link.producer.node.server.port))
+        introduced(link, made[-1], "kv")
         return made[-1]
 
     yield make

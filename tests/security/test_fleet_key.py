@@ -1,0 +1,143 @@
+"""Masters, workers and proxies with a fleet key: they work together, and others get nowhere."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import zmq
+
+from protocol.curve import Curve
+from protocol.fleet_key import HEADER, FleetKey
+from protocol.kv_events import SNAPSHOT, replay_request
+from tests.conftest import ModelDir
+from tests.support.clients import all_up, complete
+from tests.support.conversations import LONG, asking, picture
+from tests.support.stack import Process, call, proxy, running
+from tests.support.waiting import until
+
+KEY = FleetKey("the-secret-of-this-fleet")
+OPEN = {"/health", "/ready", "/version", "/metrics"}
+SEEN = asking("Look at this:", picture(77), LONG, "What is it?")
+
+
+@dataclass
+class Fleet:
+    master: Process
+    workers: list[Process]
+    proxy: Process
+
+    def views(self) -> list[Any]:
+        _, answer = call(f"{self.master.url}/workers", headers=KEY.headers)
+        found: list[Any] = answer.get("workers", [])
+        return found
+
+
+@pytest.fixture(scope="module")
+def fleet(model_dir: ModelDir) -> Iterator[Fleet]:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        key = ("--fleet-key", KEY.secret)
+        master = stack.start_plain("services.master", *key, "--log-level", "warning")
+        master.wait_ready()
+        flags = (*key, "--master-url", master.url, "--heartbeat-interval", "0.2")
+        workers = [
+            stack.start(f"services.{role}", *flags) for role in ("encoder", "prefill", "decode")
+        ]
+        for worker in workers:
+            worker.wait_ready()
+        server = proxy(stack, [], [], [], *key, "--master-url", master.url)
+        fleet = Fleet(master, workers, server)
+        until(lambda: all_up(server, 3), server.log)
+        yield fleet
+        assert set(stack.stop()) == {0}
+
+
+def test_a_picture_goes_through_all_stages_and_is_indexed(fleet: Fleet) -> None:
+    answer = complete(fleet.proxy, SEEN, max_tokens=4)
+    assert answer["usage"]["completion_tokens"] == 4
+    until(
+        lambda: sum(view.get("indexed_blocks", 0) for view in fleet.views()) > 0, fleet.master.log
+    )
+    until(lambda: sum(view.get("indexed_media", 0) for view in fleet.views()) > 0, fleet.master.log)
+
+
+RPC = ("/register", "/heartbeat", "/deregister", "/drain", "/schedule", "/suspect", "/finished")
+
+
+def routes(process: Process) -> set[tuple[str, str]]:
+    _, found = call(f"{process.url}/openapi.json", headers=KEY.headers)
+    named = {(method.upper(), path) for path, one in found["paths"].items() for method in one}
+    assert len(named) > 3, "the routes are known"
+    return {route for route in named if route[1] not in OPEN}
+
+
+@pytest.mark.parametrize("given", [{}, {HEADER: "a-guess-of-the-secret-it-is"}, {HEADER: ""}])
+def test_every_route_but_those_of_status_needs_it(fleet: Fleet, given: dict[str, str]) -> None:
+    asked = [(p, *route) for p in fleet.workers for route in sorted(routes(p))]
+    asked += [(fleet.master, *route) for route in routes(fleet.master) if route[1] != "/instances"]
+    asked += [(fleet.master, "POST", path) for path in RPC]
+    asked += [(fleet.master, "GET", path) for path in ("/workers", "/openapi.json", "/nowhere")]
+    asked += [(fleet.workers[0], "POST", path) for path in ("/drain/", "//drain", "/%64rain")]
+    for process, method, path in asked:
+        body = None if method == "GET" else b"{}"
+        status, answer = call(process.url + path, body, headers=given, method=method)
+        assert status == 401, (path, answer)
+        assert answer["error"]["code"] == "invalid_fleet_key" and "--fleet-key" in str(answer)
+    for process in (*fleet.workers, fleet.master):
+        assert call(f"{process.url}/version", headers=given)[0] == 200
+    assert not any(view.get("draining") for view in fleet.views())
+
+
+def test_events_are_for_the_fleet_alone(fleet: Fleet) -> None:
+    """Replay hands out the token ids of everybody's prompts."""
+    (view,) = [v for v in fleet.views() if v["info"]["role"] == "prefill"]
+    source = view["info"]["events"][0]
+    ours, others = Curve.of(KEY), Curve.of(FleetKey("a-guess-of-the-secret-it-is"))
+    with zmq.Context() as context:
+        sockets = []
+        for curve in (None, others, ours):
+            sockets.append(context.socket(zmq.DEALER))
+            sockets[-1].linger = 0
+            if curve is not None:
+                curve.connect(sockets[-1])
+            sockets[-1].connect(source["replay"])
+            sockets[-1].send_multipart(replay_request(SNAPSHOT))
+        assert sockets[2].poll(10_000), "with the key it is answered"
+        assert [socket.poll(100) for socket in sockets[:2]] == [0, 0]
+        for socket in sockets:
+            socket.close()
+
+
+def test_a_proxy_with_another_key_says_whose_fault_that_is(fleet: Fleet) -> None:
+    """No client is told that its own key is wrong."""
+    with running(fleet_model(fleet)) as stack:
+        decode = fleet.workers[2]
+        flags = ("--decode-servers-urls", decode.url, "--probe-interval", "0.1")
+        process = stack.start("proxy", *flags, "--fleet-key", "another-secret-altogether",
+                              "--failover-wait", "0.1")  # fmt: skip
+        process.wait_ready()
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+        status, answer = call(f"{process.url}/v1/chat/completions", body)
+        assert status in (502, 503), answer
+        until(lambda: "--fleet-key is another one than ours" in "".join(process.log), process.log)
+        assert call(f"{process.url}/health")[0] == 503
+
+
+def fleet_model(fleet: Fleet) -> Any:
+    flags = fleet.proxy.flags
+    return flags[flags.index("--model") + 1]
+
+
+def test_without_a_key_a_reachable_address_is_warned_of(model_dir: ModelDir) -> None:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        cases = {
+            ("--host", "0.0.0.0"): 1,
+            ("--host", "127.0.0.1"): 0,
+            ("--host", "0.0.0.0", "--fleet-key", KEY.secret): 0,
+        }
+        for flags, warnings in cases.items():
+            process = stack.start_plain("services.master", *flags)
+            process.wait_ready()
+            process.stop()
+            told = [line for line in process.log if "without --fleet-key" in line]
+            assert len(told) == warnings, process.log
