@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
+from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
@@ -15,6 +17,25 @@ from protocol.options import (
     seconds,
     size,
 )
+
+Network = IPv4Network | IPv6Network
+ANY_NETWORK = "any"
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Comma-separated networks; `ConfigError` names the one that is none."""
+    found: list[Network] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            found.append(ip_network(word))
+        except ValueError as error:
+            raise ConfigError(f"'{word}' is no network such as 10.0.0.0/8: {error}") from None
+    return tuple(found)
+
+
+def _check_networks(text: str) -> None:
+    if text.strip().lower() != ANY_NETWORK:
+        parse_networks(text)
 
 
 def _weight(default: float, help: str, unit: str = "weight", most: float = 1e12) -> Any:
@@ -209,6 +230,13 @@ class MasterConfig(FleetOptions):
         "key",
         env="ADMIN_API_KEY",
         secret=True,
+    )
+    allowed_worker_networks: str = option(
+        "",
+        "Comma-separated networks (CIDR) that URLs and event endpoints of workers must be in; any:"
+        " all. Empty: all with --fleet-key, without it loopback and private ones and --host.",
+        "networks",
+        check=_check_networks,
     )
     probe_interval: float = seconds(
         5.0, "Time between two probes of a worker that cannot register.", minimum=0.01

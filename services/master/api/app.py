@@ -110,7 +110,9 @@ def _instances(service: MasterService) -> APIRouter:
     async def add(request: Request) -> Response:
         """Add a worker that cannot register itself."""
         check(request)
-        service.add_instance(decode_probed(await read_body(request.receive, _MAX_BODY) or b""))
+        instance = decode_probed(await read_body(request.receive, _MAX_BODY) or b"")
+        await service.check_added(instance)
+        service.add_instance(instance)
         return JSONResponse({"status": "added"})
 
     @routes.delete(_INSTANCES)

@@ -53,7 +53,7 @@ class RpcApp:
         self._service = service
         self._app = app
         self._calls: Mapping[str, _Call] = {
-            REGISTER_PATH: _Call(InstanceInfo, service.register),
+            REGISTER_PATH: _Call(InstanceInfo, service.register, service.check_address),
             HEARTBEAT_PATH: _Call(Heartbeat, service.heartbeat),
             DEREGISTER_PATH: _Call(InstanceName, service.deregister),
             DRAIN_PATH: _Call(Drain, service.drain),
@@ -84,7 +84,7 @@ class RpcApp:
 
     async def _post(self, scope: Scope, receive: Receive, packed: bool) -> Any:
         body = await read_body(receive, self._service.config.max_body_bytes)
-        answer = None if body is None else self._calls[scope["path"]](body, packed)
+        answer = None if body is None else await self._calls[scope["path"]](body, packed)
         if isinstance(answer, Ticket):
             ticket = answer
             return await unless_left(receive, lambda left: self._service.wait(ticket, left))
@@ -112,15 +112,24 @@ def _seconds(text: str) -> float:
 
 
 class _Call:
-    """A path's argument and what is done with it."""
+    """A path's argument and what is done with it, after a `check` that may take its time."""
 
-    def __init__(self, kind: type[Any], run: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        kind: type[Any],
+        run: Callable[[Any], Any],
+        check: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> None:
         self._json = msgspec.json.Decoder(kind)
         self._msgpack = msgspec.msgpack.Decoder(kind)
         self._run = run
+        self._check = check
 
-    def __call__(self, body: bytes, packed: bool) -> Any:
-        return self._run(self._decode(body, packed))
+    async def __call__(self, body: bytes, packed: bool) -> Any:
+        argument = self._decode(body, packed)
+        if self._check is not None:
+            await self._check(argument)
+        return self._run(argument)
 
     def _decode(self, body: bytes, packed: bool) -> Any:
         if packed:

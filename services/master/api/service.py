@@ -29,6 +29,7 @@ from protocol.registry import (
 from services.http.background import supervised
 from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics
+from services.master.api.worker_networks import WorkerNetworks
 from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
@@ -52,6 +53,7 @@ class MasterService(MasterListener):
     def __init__(self, config: MasterConfig, key: FleetKey = NO_KEY) -> None:
         self.config = config
         self._key = key
+        self.networks = WorkerNetworks(config, keyed=bool(key))
         self.master = Master(config, None, self)
         self.watch = FleetWatch(self.master.registry)
         self.subscriber = Subscriber(self.master.registry, Curve.of(key))
@@ -141,6 +143,15 @@ class MasterService(MasterListener):
 
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         return self.replicator.finished_elsewhere(report, now_ms)
+
+    async def check_address(self, info: InstanceInfo) -> None:
+        """`InvalidRequest` if the worker says that it is where none may be."""
+        await self.networks.check(info.url, info.events)
+
+    async def check_added(self, instance: ProbedInstance) -> None:
+        """As `check_address`, of one that is added by whoever has the admin key."""
+        if self.networks.named:
+            await self.networks.check(instance.url, instance.events)
 
     def register(self, info: InstanceInfo) -> LeaseAnswer:
         now = time.monotonic()

@@ -1,0 +1,85 @@
+"""Where workers may be that register."""
+
+import socket
+from typing import Any
+
+import pytest
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.kv_events import EventSource
+from protocol.settings import resolve
+from services.master.api.worker_networks import WorkerNetworks
+from services.master.config import MasterConfig
+
+
+def networks(*flags: str, keyed: bool = False) -> WorkerNetworks:
+    return WorkerNetworks(resolve(MasterConfig, flags, {}), keyed=keyed)
+
+
+async def taken(where: WorkerNetworks, url: str, *endpoints: str) -> bool:
+    try:
+        await where.check(url, [EventSource(endpoint) for endpoint in endpoints])
+    except InvalidRequest as error:
+        assert error.code == "network_not_allowed", error
+        assert "--allowed-worker-networks" in error.message and error.param in error.message
+        return False
+    return True
+
+
+NEAR = ("http://127.0.0.1:1", "http://10.1.2.3", "https://172.31.0.1:8", "http://192.168.0.9:1",
+        "http://[::1]:8000", "http://[fd00::1]:1", "http://worker-1:8000", "http://localhost:1",
+        "http://[::ffff:10.0.0.1]:1")  # fmt: skip
+FAR = ("http://8.8.8.8:1", "http://172.32.0.1", "http://169.254.169.254/latest", "http://[2001:db8::1]:1",
+       "http://[::ffff:8.8.8.8]:1", "http://0.0.0.0:1", "http://10.0.0.1@8.8.8.8:1")  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NEAR)
+async def test_without_a_key_workers_are_near(url: str) -> None:
+    assert await taken(networks(), url)
+
+
+@pytest.mark.parametrize("url", FAR)
+async def test_without_a_key_they_are_not_far(url: str) -> None:
+    assert not await taken(networks(), url)
+    assert await taken(networks(keyed=True), url)
+    assert await taken(networks("--allowed-worker-networks", "any"), url)
+
+
+async def test_event_endpoints_are_held_to_the_same() -> None:
+    here = "http://127.0.0.1:1"
+    assert await taken(networks(), here, "tcp://10.0.0.1:5", "tcp://worker-1:6")
+    assert not await taken(networks(), here, "tcp://10.0.0.1:5", "tcp://8.8.8.8:6")
+    for local in ("ipc:///run/secret", "inproc://zeromq.zap.01"):
+        assert not await taken(networks(), here, local)
+    where = networks()
+    with pytest.raises(InvalidRequest):
+        await where.check(here, [EventSource("tcp://10.0.0.1:5", "tcp://8.8.8.8:6")])
+
+
+async def test_a_flag_says_where_key_or_not() -> None:
+    for keyed in (True, False):
+        where = networks("--allowed-worker-networks", "203.0.113.0/24, 2001:db8::/32", keyed=keyed)
+        assert await taken(where, "http://203.0.113.9:1", "tcp://[2001:db8::5]:1")
+        assert not await taken(where, "http://127.0.0.1:1")
+    assert await taken(networks("--host", "198.51.100.7"), "http://198.51.100.7:9")
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/33", "nonsense", "10.0.0.1/8"])
+def test_what_is_no_network_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--allowed-worker-networks.*no network"):
+        networks("--allowed-worker-networks", text)
+
+
+async def test_all_addresses_of_a_name_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"in.example": ["10.0.0.1"], "both.example": ["10.0.0.1", "8.8.8.8"]}
+
+    def look_up(host: str, *args: Any, **more: Any) -> list[Any]:
+        if host not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, 0)) for a in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    where = networks()
+    assert await taken(where, "http://in.example:1")
+    assert not await taken(where, "http://both.example:1")
+    assert not await taken(where, "http://nowhere.example:1")
