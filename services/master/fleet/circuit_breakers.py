@@ -50,6 +50,12 @@ class CircuitBreakers:
         self._open.add(instance.info.instance_id)
         self._update(instance, now_ms)
 
+    def forgive(self, instance: Instance, now_ms: float) -> None:
+        """What a worker has failed says nothing of it any more."""
+        instance.failures, instance.open_until = 0, now_ms
+        self._open.discard(instance.info.instance_id)
+        self._update(instance, now_ms)
+
     def close_due(self, now_ms: float) -> None:
         """Close breakers that have been open for long enough."""
         for name in [n for n in self._open if self.instances[n].open_until <= now_ms]:

@@ -188,7 +188,7 @@ class Registry:
             return
         instance.stalled = stalled
         if not stalled:
-            instance.failures, instance.open_until = 0, now_ms
+            self.breakers.forgive(instance, now_ms)
         self._update(instance, now_ms)
 
     def _update(self, instance: Instance, now_ms: float) -> None:

@@ -230,7 +230,7 @@ def test_a_worker_whose_engine_stalls_gets_nothing_until_it_goes_on() -> None:
     found.register(info("a"), 0.0)
     found.heartbeat(Heartbeat("a", stalled=True), 1_000.0)
     assert penalty(found, "a") == math.inf
-    found.failed(["a"], 1_500.0)
+    found.breakers.failed(["a"], 1_500.0)
     found.heartbeat(Heartbeat("a", stalled=True), 2_000.0)
     assert penalty(found, "a") == math.inf
     found.heartbeat(Heartbeat("a"), 3_000.0)
