@@ -34,12 +34,12 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
 from services.master.index.prefix_index import KEY_TYPE
-from services.master.placement.held import Held
 from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate
+from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
 from services.master.placement.waiting import WaitingRequests
 
@@ -60,7 +60,7 @@ class Totals:
 class MasterListener(FleetListener):
     """Of requests too. Does nothing; a subclass overrides what it wants to be told of."""
 
-    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         """A request is placed, and holds so much."""
 
     def over(self, report: Finished) -> None:

@@ -15,7 +15,7 @@ from protocol.registry import (
 )
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
 from services.master.replication.messages import decode_message, encode_message
 from services.master.replication.replicator import Replicator
@@ -45,7 +45,7 @@ class Node(MasterListener):
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         return self.replicator.finished_elsewhere(report, now_ms)
 
-    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         self.replicator.placed(request, held, now_ms)
 
     def register(self, info: InstanceInfo) -> None:

@@ -34,7 +34,7 @@ from services.master.config import MasterConfig
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
 from services.master.master import Master, MasterListener
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
 from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber
@@ -132,7 +132,7 @@ class MasterService(MasterListener):
     def changed(self) -> None:
         self.watch.changed()
 
-    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         self.replicator.placed(request, held, now_ms)
 
     def over(self, report: Finished) -> None:

@@ -6,29 +6,29 @@ from dataclasses import dataclass
 
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.placement.costs import View
+from services.master.placement.costs import StageCosts
 
 
 @dataclass(slots=True)
 class Choice:
-    """A row for the stage of a view: the worker, what it holds of the prompt, ms until the stage
-    is over."""
+    """The worker `at` a `row` of a stage's costs: `hits`, tokens of the prompt that it holds, and
+    ms until the stage is over there."""
 
-    view: View
+    costs: StageCosts
     row: int
     at: Instance
     hits: int
     ttft_ms: float
 
 
-def chosen(view: View, row: int, fleet: Fleet) -> Choice:
-    """The row of a view that a policy has picked."""
-    at = fleet.by_slot[int(view.pool.slots[row])]
-    ttft = float(view.queue_ms[row]) + float(view.work_ms[row])
-    if view.tail_tokens:
-        tail = view.tail_tokens * float(view.pool.token_ms[row])
-        ttft = max(ttft, float(view.ready_ms[row]) + tail)
-    return Choice(view, row, at, int(view.hits[row]), ttft)
+def chosen(costs: StageCosts, row: int, fleet: Fleet) -> Choice:
+    """A row that a policy has picked."""
+    at = fleet.by_slot[int(costs.pool.slots[row])]
+    ttft = float(costs.queue_ms[row]) + float(costs.work_ms[row])
+    if costs.tail_tokens:
+        tail = costs.tail_tokens * float(costs.pool.token_ms[row])
+        ttft = max(ttft, float(costs.ready_ms[row]) + tail)
+    return Choice(costs, row, at, int(costs.hits[row]), ttft)
 
 
 Option = tuple[Choice, Choice | None]

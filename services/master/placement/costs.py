@@ -14,14 +14,22 @@ ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
 
 
 @dataclass(slots=True)
-class View:
-    """Arrays are [rows] of `pool`; those with an infinite `penalty` must not be chosen.
+class StageCosts:
+    """What a stage of a request costs on each worker of a pool. Arrays are [rows] of it.
 
-    `stage`: encode, prefill, decode, or combined (prefill and decode on one worker). `tokens` are
-    the item's or the prompt's, `hits` those whose KV is there, `new_tokens` expected output.
-    `queue_ms` is before the request, `work_ms` its encoding or prefill, `decode_ms` what its decode
-    will take of its own and the others' time there, its KV's transfer included. `ready_ms`: until
-    missing embeddings are there, after which `tail_tokens` remain to be computed at the least.
+    `stage`: encode, prefill, decode, or combined (prefill and decode on one worker).
+    `pool`: the workers.
+    `penalty`: 0, or infinite where a worker must not be chosen.
+    `tokens`: of the item or the prompt.
+    `new_tokens`: expected output.
+    `block_size`: tokens to a KV block.
+    `hits`: tokens whose KV is there.
+    `queue_ms`: work before the request.
+    `work_ms`: its encoding or prefill.
+    `decode_ms`: what its decode takes of its own and the others' time, its KV's transfer included.
+    `ready_ms`: until missing embeddings are there.
+    `tail_tokens`: what remains to be computed after that at the least; 0 if nothing is missing.
+    `session`: requests of one go to one worker where costs do not differ; "" for none.
     """
 
     stage: str
@@ -47,10 +55,14 @@ class View:
         return np.maximum(own, self.ready_ms + self.tail_tokens * self.pool.token_ms)
 
 
-def encode_view(pool: Pool, tokens: int, penalty: Floats, now_ms: float, session: str) -> View:
+def encode_costs(
+    pool: Pool, tokens: int, penalty: Floats, now_ms: float, session: str
+) -> StageCosts:
     none, queue = pool.none, queue_ms(pool, now_ms)
     work = pool.base_ms + tokens * pool.token_ms
-    return View(ENCODE, pool, penalty, tokens, 0, 1, none, queue, work, none, none, 0, session)
+    return StageCosts(
+        ENCODE, pool, penalty, tokens, 0, 1, none, queue, work, none, none, 0, session
+    )
 
 
 def queue_ms(pool: Pool, now_ms: float) -> Floats:

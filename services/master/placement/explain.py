@@ -7,32 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from services.master.placement.costs import View
+from services.master.placement.costs import StageCosts
 
 _SHOWN = 5
 
 
-def explain(view: View, row: int) -> dict[str, Any]:
+def explain(costs: StageCosts, row: int) -> dict[str, Any]:
     """Of the chosen worker and of those that would have been soonest done, ms and counts."""
-    able = np.flatnonzero(view.penalty == 0.0)
-    order = able[np.argsort((view.ttft_ms + view.decode_ms)[able], kind="stable")]
+    able = np.flatnonzero(costs.penalty == 0.0)
+    order = able[np.argsort((costs.ttft_ms + costs.decode_ms)[able], kind="stable")]
     shown = [row, *(int(other) for other in order[:_SHOWN] if other != row)]
     return {
-        "chosen": view.pool.ids[row],
+        "chosen": costs.pool.ids[row],
         "able": len(able),
-        "workers": {view.pool.ids[r]: _numbers(view, r) for r in shown},
+        "workers": {costs.pool.ids[r]: _numbers(costs, r) for r in shown},
     }
 
 
-def _numbers(view: View, row: int) -> dict[str, float]:
-    pool = view.pool
+def _numbers(costs: StageCosts, row: int) -> dict[str, float]:
+    pool = costs.pool
     free = float(pool.free_blocks[row])
     return {
-        "hit_tokens": float(view.hits[row]),
-        "queue_ms": float(view.queue_ms[row]),
-        "work_ms": float(view.work_ms[row]),
-        "decode_ms": float(view.decode_ms[row]),
-        "ttft_ms": float(view.ttft_ms[row]),
+        "hit_tokens": float(costs.hits[row]),
+        "queue_ms": float(costs.queue_ms[row]),
+        "work_ms": float(costs.work_ms[row]),
+        "decode_ms": float(costs.decode_ms[row]),
+        "ttft_ms": float(costs.ttft_ms[row]),
         "step_ms": float(pool.step_ms[row]),
         "requests": float(pool.requests[row]),
         "queued_tokens": float(pool.queued_tokens[row]),

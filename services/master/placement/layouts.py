@@ -18,14 +18,15 @@ from services.master.placement.costs import (
     COMBINED,
     DECODE,
     PREFILL,
-    View,
+    StageCosts,
     busy,
     decode_ms,
     least,
     queue_ms,
 )
 from services.master.placement.kv_compatibility import apart, mixed, partnered, takers
-from services.master.placement.media import ItemView, MediaPlacer
+from services.master.placement.media import MediaPlacer
+from services.master.placement.media_plan import ItemSources
 from services.master.placement.objectives import too_slow
 from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import AllBusy, able, avoided, refusal, without_adapter
@@ -33,15 +34,23 @@ from services.master.placement.refusals import AllBusy, able, avoided, refusal, 
 
 @dataclass(slots=True)
 class Job:
-    """A request while it is placed. `blocks`: prefix length in blocks at every slot; `held`: prompt
-    tokens whose KV is there, of which the last is always computed. `avoid`: instances that get no
-    part of it."""
+    """A request while it is placed.
+
+    `request`: what is asked for.
+    `fleet`: the workers of its model.
+    `now_ms`: of the caller's monotonic clock.
+    `new_tokens`: expected output.
+    `items`: where its pictures can come from.
+    `blocks`: length in blocks of the prefix at every slot. [slots]
+    `held`: prompt tokens whose KV is there; the last one is always computed. [slots]
+    `avoid`: ids of instances that get no part of it.
+    """
 
     request: ScheduleRequest
     fleet: Fleet
     now_ms: float
     new_tokens: int
-    items: list[ItemView]
+    items: list[ItemSources]
     blocks: Floats
     held: Floats
     avoid: frozenset[str]
@@ -109,15 +118,15 @@ class Layouts:
         guessed = job.request.predicted  # were it wrong, a whole prompt would hold up decodes
         rest = None
         if self._policy.compares and not guessed:
-            rest = self._rest(job, prefill, decode.view)
+            rest = self._rest(job, prefill, decode.costs)
         if rest is None:
             return [(prefill, decode)]
-        missing = job.request.prompt_tokens - rest.view.hits[rest.row]
+        missing = job.request.prompt_tokens - rest.costs.hits[rest.row]
         if rest.row == decode.row and missing <= job.request.block_size:
             return [(rest, None)]  # little more than a step: no rate tells that apart from noise
         return [(prefill, decode), (rest, None)]
 
-    def _rest(self, job: Job, prefill: Choice, split: View) -> Choice | None:
+    def _rest(self, job: Job, prefill: Choice, split: StageCosts) -> Choice | None:
         """A decode worker with a free place that computes what it has not of a prompt, where that
         is little: no faster than prefill does, as it may never have measured it."""
         pool, prompt, hits = split.pool, job.request.prompt_tokens, split.hits
@@ -128,18 +137,18 @@ class Layouts:
         known = max(known, job.media_end)
         if most < known:
             return None
-        missing, token_ms = prompt - hits, float(prefill.view.pool.token_ms[prefill.row])
+        missing, token_ms = prompt - hits, float(prefill.costs.pool.token_ms[prefill.row])
         work = missing * np.maximum(pool.token_ms, token_ms)
         work += pool.base_ms
         work += hits * pool.cached_ms
         decode = split.decode_ms - missing * pool.kv_ms  # as nothing is copied
-        view = View(
+        costs = StageCosts(
             COMBINED, pool, pool.penalty, prompt, job.new_tokens, job.request.block_size, hits,
             queue_ms(pool, job.now_ms), work, decode, pool.none, 0, job.request.session,
         )  # fmt: skip
         barred = np.where((hits < known) | (pool.room <= 0), math.inf, 0.0)
         try:
-            return self._pick(view, job, barred)
+            return self._pick(costs, job, barred)
         except Unavailable:
             return None
 
@@ -182,11 +191,11 @@ class Layouts:
         if job.waits_for_media:
             queue, ready, first = np.maximum(queue, ready), pool.none, -1
         tail = request.prompt_tokens - first if first >= 0 else 0
-        view = View(
+        costs = StageCosts(
             stage, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
             hits, queue, work, decode, ready, tail, request.session,
         )  # fmt: skip
-        return self._pick(view, job, barred)
+        return self._pick(costs, job, barred)
 
     def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
         if not job.items:
@@ -196,34 +205,34 @@ class Layouts:
     def _decode(self, job: Job, pool: Pool, barred: Floats | None = None) -> Choice:
         request, hits, none = job.request, job.hits(pool), pool.none
         cost = decode_ms(pool, request.prompt_tokens, job.new_tokens, request.block_size, hits)
-        view = View(
+        costs = StageCosts(
             DECODE, pool, pool.penalty, request.prompt_tokens, job.new_tokens, request.block_size,
             hits, none, none, cost, none, 0, request.session,
         )  # fmt: skip
-        return self._pick(view, job, barred)
+        return self._pick(costs, job, barred)
 
-    def _pick(self, view: View, job: Job, barred: Floats | None) -> Choice:
-        penalty = busy(view.pool, view.stage, view.queue_ms, self._config)
-        slow = too_slow(view.pool, job.request) if view.stage in (DECODE, COMBINED) else None
+    def _pick(self, costs: StageCosts, job: Job, barred: Floats | None) -> Choice:
+        penalty = busy(costs.pool, costs.stage, costs.queue_ms, self._config)
+        slow = too_slow(costs.pool, job.request) if costs.stage in (DECODE, COMBINED) else None
         if slow is not None:
             penalty = penalty + slow
         if job.avoid:
-            never = avoided(view.pool, job.avoid)
+            never = avoided(costs.pool, job.avoid)
             barred = never if barred is None else barred + never
         if job.request.adapter:
-            never = without_adapter(job.fleet, view.pool, job.request.adapter)
+            never = without_adapter(job.fleet, costs.pool, job.request.adapter)
             barred = never if barred is None else barred + never
         if barred is not None:
             penalty = penalty + barred
-        if not view.pool.able or (penalty is not view.pool.penalty and least(penalty) > 0.0):
+        if not costs.pool.able or (penalty is not costs.pool.penalty and least(penalty) > 0.0):
             raise refusal(
-                view.pool,
-                view.stage,
-                view.queue_ms,
+                costs.pool,
+                costs.stage,
+                costs.queue_ms,
                 barred if job.avoid or job.request.adapter else None,
             )
-        view.penalty = penalty
-        return chosen(view, self._policy.pick(view), job.fleet)
+        costs.penalty = penalty
+        return chosen(costs, self._policy.pick(costs), job.fleet)
 
 
 def _nobody(job: Job) -> Unavailable:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from protocol.registry import Finished
 from services.master.fleet.cache_index import PendingEncode
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 from services.master.placement.timings import decode_begins, decode_ends, learn
 
 _JOIN_MS = 2_000.0
@@ -19,13 +19,13 @@ class Ledger:
 
     def __init__(self, over: Callable[[Finished], None] = lambda report: None) -> None:
         self._over = over
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Reservation] = {}
         self._expiry: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, request_id: str, held: Held, now_ms: float) -> None:
+    def hold(self, request_id: str, held: Reservation, now_ms: float) -> None:
         """Count a request in; what it held before is given back."""
         self.release(request_id, now_ms, done=False)
         self._held[request_id] = held
@@ -80,7 +80,7 @@ class Ledger:
         return count
 
 
-def _workers(held: Held, report: Finished) -> list[str]:
+def _workers(held: Reservation, report: Finished) -> list[str]:
     """Of the stage, as far as it is not over."""
     charges = [held.prefill]
     if report.stage == "encode":
@@ -90,7 +90,7 @@ def _workers(held: Held, report: Finished) -> list[str]:
     return [charge.pool.ids[charge.row] for charge in charges if charge and charge.live]
 
 
-def give_back(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+def give_back(held: Reservation, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
     """End all that a request holds; unless `done` nobody joins its encodes any more."""
     for mm_hash in list(held.encodes):
         _end_encode(held, mm_hash, now_ms, ok=done, lapsed=lapsed)
@@ -101,7 +101,9 @@ def give_back(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) ->
         held.decode = None
 
 
-def _end_encode(held: Held, mm_hash: str, now_ms: float, *, ok: bool, lapsed: bool = False) -> None:
+def _end_encode(
+    held: Reservation, mm_hash: str, now_ms: float, *, ok: bool, lapsed: bool = False
+) -> None:
     """The picture is at its encoder, which its own event will say, or never will be."""
     charge = held.encodes.pop(mm_hash, None)
     if charge is None:
@@ -122,7 +124,7 @@ def _end_encode(held: Held, mm_hash: str, now_ms: float, *, ok: bool, lapsed: bo
         del under_way[mm_hash]
 
 
-def _end_prefill(held: Held, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
+def _end_prefill(held: Reservation, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
     if held.prefill is not None:
         held.prefill.pool.release(held.prefill, now_ms, done=done, lapsed=lapsed)
         held.prefill = None

@@ -37,8 +37,8 @@ def foreseen_ttft_ms(prefill: Choice, decode: Choice | None) -> float:
     """Engines of other makers send the first token from decode, once it has the KV."""
     if decode is None or decode.at.info.dialect != "openai":
         return prefill.ttft_ms
-    pool, row = decode.view.pool, decode.row
-    moved = (decode.view.tokens - decode.hits) * float(pool.kv_ms[row])
+    pool, row = decode.costs.pool, decode.row
+    moved = (decode.costs.tokens - decode.hits) * float(pool.kv_ms[row])
     return prefill.ttft_ms + moved + float(pool.step_now[row])
 
 

@@ -15,12 +15,13 @@ from services.master.index.expected_prefixes import Expected
 from services.master.index.prefix_index import fill
 from services.master.placement.choice import Choice
 from services.master.placement.explain import explain
-from services.master.placement.held import Held
 from services.master.placement.layouts import Job, Layouts
 from services.master.placement.ledger import give_back
-from services.master.placement.media import Errand, MediaPlacer
+from services.master.placement.media import MediaPlacer
+from services.master.placement.media_plan import MediaPlan
 from services.master.placement.objectives import check_objective, foreseen_ttft_ms
 from services.master.placement.policies.base import Policy
+from services.master.placement.reservation import Reservation
 
 
 class Placer:
@@ -34,13 +35,13 @@ class Placer:
 
     def place(
         self, fleet: Fleet, request: ScheduleRequest, now_ms: float
-    ) -> tuple[Placement, Held]:
+    ) -> tuple[Placement, Reservation]:
         """Choose, and count the load at once. Nothing is counted if an error is raised:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
         check_objective(request, foreseen_ttft_ms(prefill, decode))
-        held = Held(
+        held = Reservation(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
             placed_at=now_ms,
         )  # fmt: skip
@@ -50,13 +51,15 @@ class Placer:
             give_back(held, now_ms, done=False)
             raise
 
-    def _count(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> Placement:
-        errand = Errand(job.fleet, job.request, prefill.at, prefill.hits, held, job.now_ms)
-        items = self._media.place(errand, job.items)
+    def _count(
+        self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation
+    ) -> Placement:
+        plan = MediaPlan(job.fleet, job.request, prefill.at, prefill.hits, held, job.now_ms)
+        items = self._media.place(plan, job.items)
         _check_deadline(job.request, prefill.ttft_ms)
         placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held)
-        errand.commit()
+        plan.commit()
         return placement
 
     def _job(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Job:
@@ -74,31 +77,32 @@ class Placer:
         ttl = self._config.request_ttl
         return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
 
-    def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Held) -> None:
+    def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation) -> None:
         request, now_ms = job.request, job.now_ms
         settled = now_ms + self._config.settle * 1e3
-        view, row = prefill.view, prefill.row
+        costs, row = prefill.costs, prefill.row
         alone = decode is None
         last = request.prompt_tokens + (job.new_tokens if alone else 0)
         charge = Charge(
-            view.pool, row, settled, float(view.work_ms[row]), request.prompt_tokens - prefill.hits,
+            costs.pool, row, settled, float(costs.work_ms[row]),
+            request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - prefill.hits) / request.block_size),
         )  # fmt: skip
-        view.pool.charge(charge, now_ms)
+        costs.pool.charge(charge, now_ms)
         if decode is None:
             held.decode = charge
         else:
             held.prefill = charge
             rest = request.prompt_tokens + job.new_tokens - decode.hits
             held.decode = Charge(
-                decode.view.pool, decode.row, self._asked_at(job, prefill, decode, held),
+                decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
             )  # fmt: skip
-            decode.view.pool.charge(held.decode, now_ms)
+            decode.costs.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)
 
-    def _asked_at(self, job: Job, prefill: Choice, decode: Choice, held: Held) -> float:
+    def _asked_at(self, job: Job, prefill: Choice, decode: Choice, held: Reservation) -> float:
         """When decode's own reports will show the request. Engines of other makers are asked once
         prefill is over, which a report will tell."""
         if decode.at.info.dialect == "openai":
@@ -129,7 +133,7 @@ class Placer:
         if job.request.debug:
             stages = {"prefill": prefill, "decode": decode} if decode else {"combined": prefill}
             placement.debug = {
-                name: explain(choice.view, choice.row) for name, choice in stages.items() if choice
+                name: explain(choice.costs, choice.row) for name, choice in stages.items() if choice
             }
         return placement
 
@@ -140,7 +144,7 @@ def _note_blocks(choice: Choice, job: Job) -> bool:
     caches = at.caches(request.predicted)
     if caches is None:
         return False
-    tokens = float(choice.view.pool.total_blocks[choice.row]) * at.info.block_size
+    tokens = float(choice.costs.pool.total_blocks[choice.row]) * at.info.block_size
     caches.blocks.use(request.block_keys, job.now_ms, int(tokens / request.block_size))
     return True
 

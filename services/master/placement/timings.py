@@ -7,12 +7,12 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.learned_rates import RateLearner
 from services.master.fleet.pool import Charge
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 
 _SLACK_MS = 1_000.0
 
 
-def learn(held: Held, report: Finished, now_ms: float) -> None:
+def learn(held: Reservation, report: Finished, now_ms: float) -> None:
     """Of a stage that was done, before what it holds is given back."""
     elapsed_ms = report.elapsed_s * 1e3
     possible = 0.0 < elapsed_ms <= now_ms - held.placed_at + _SLACK_MS
@@ -38,7 +38,7 @@ def _computed(fleet: Fleet, charges: list[Charge], elapsed_ms: float, now_ms: fl
         _use(at, at.learner)
 
 
-def _decoded(held: Held, report: Finished, now_ms: float) -> None:
+def _decoded(held: Reservation, report: Finished, now_ms: float) -> None:
     charge, outputs = held.decode, report.output_tokens
     if charge is None or not charge.live or held.decoding_since is None or outputs < 2:
         return
@@ -55,7 +55,7 @@ def _use(at: Instance, learner: RateLearner) -> None:
     at.pool.learn(at.row, learner.rates())
 
 
-def decode_begins(held: Held, now_ms: float) -> None:
+def decode_begins(held: Reservation, now_ms: float) -> None:
     """Its prompt is computed: from now on it is one of those that decode."""
     charge = held.decode
     if charge is None or not charge.live or held.decoding_since is not None:
@@ -67,7 +67,7 @@ def decode_begins(held: Held, now_ms: float) -> None:
         held.decoding_area = at.learner.decoding.change(1, now_ms)
 
 
-def decode_ends(held: Held, now_ms: float) -> None:
+def decode_ends(held: Reservation, now_ms: float) -> None:
     """It is over, however."""
     charge, since = held.decode, held.decoding_since
     held.decoding_since = None

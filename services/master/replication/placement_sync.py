@@ -13,13 +13,13 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge
 from services.master.index.prefix_index import KEY_TYPE
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 from services.master.replication.messages import MAX_KEYS, Placed, SharedCharge, SharedEncode
 
 _LONGEST_MS = 86_400e3
 
 
-def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
+def share(request: ScheduleRequest, held: Reservation, now_ms: float) -> Placed:
     """The message that tells of it."""
     workers = [at for at in (_at(held, held.prefill), _at(held, held.decode)) if at is not None]
     noted = any(at.caches(held.predicted) is not None for at in workers)
@@ -41,7 +41,7 @@ def share(request: ScheduleRequest, held: Held, now_ms: float) -> Placed:
     )
 
 
-def _at(held: Held, charge: Charge | None) -> Instance | None:
+def _at(held: Reservation, charge: Charge | None) -> Instance | None:
     return None if charge is None else held.fleet.by_slot.get(int(charge.pool.slots[charge.row]))
 
 
@@ -54,7 +54,7 @@ def _charge(charge: Charge | None, now_ms: float) -> SharedCharge | None:
     )  # fmt: skip
 
 
-def _encode(held: Held, mm_hash: str, charge: Charge, now_ms: float) -> SharedEncode:
+def _encode(held: Reservation, mm_hash: str, charge: Charge, now_ms: float) -> SharedEncode:
     told = _charge(charge, now_ms)
     assert told is not None
     pending = held.fleet.index(held.predicted).pending.get(mm_hash)
@@ -64,11 +64,13 @@ def _encode(held: Held, mm_hash: str, charge: Charge, now_ms: float) -> SharedEn
     return SharedEncode(mm_hash, told, max(0.0, ready), max(0.0, expires))
 
 
-def restore(placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now_ms: float) -> Held:
+def restore(
+    placed: Placed, fleet: Fleet, instances: Mapping[str, Instance], now_ms: float
+) -> Reservation:
     """Count it here; workers that are not known here are left out. `InvalidRequest` for numbers
     that no master counts with."""
     _check(placed)
-    held = Held(fleet, now_ms + placed.ttl_ms, predicted=placed.predicted)
+    held = Reservation(fleet, now_ms + placed.ttl_ms, predicted=placed.predicted)
     for encode in placed.encodes:
         _restore_encode(encode, held, instances, now_ms)
     first = _find(placed.prefill or placed.decode, held, instances)
@@ -96,14 +98,14 @@ def _check(placed: Placed) -> None:
 
 
 def _find(
-    charge: SharedCharge | None, held: Held, instances: Mapping[str, Instance]
+    charge: SharedCharge | None, held: Reservation, instances: Mapping[str, Instance]
 ) -> Instance | None:
     found = instances.get(charge.instance_id) if charge is not None else None
     return found if found is not None and found.info.model == held.fleet.model else None
 
 
 def _restore(
-    charge: SharedCharge | None, held: Held, instances: Mapping[str, Instance], now_ms: float
+    charge: SharedCharge | None, held: Reservation, instances: Mapping[str, Instance], now_ms: float
 ) -> Charge | None:
     at = _find(charge, held, instances)
     if charge is None or at is None:
@@ -117,7 +119,7 @@ def _restore(
 
 
 def _restore_encode(
-    encode: SharedEncode, held: Held, instances: Mapping[str, Instance], now_ms: float
+    encode: SharedEncode, held: Reservation, instances: Mapping[str, Instance], now_ms: float
 ) -> None:
     charge, at = _restore(encode.charge, held, instances, now_ms), None
     if charge is not None:
@@ -129,7 +131,9 @@ def _restore_encode(
         held.fleet.index(held.predicted).pending.setdefault(encode.mm_hash, pending)
 
 
-def _expect(placed: Placed, keys: Sequence[int], held: Held, at: Instance, now_ms: float) -> None:
+def _expect(
+    placed: Placed, keys: Sequence[int], held: Reservation, at: Instance, now_ms: float
+) -> None:
     """As `Placer` does for its own: where a cache has no events it is taken to hold the prompt."""
     caches = at.caches(placed.predicted)
     if caches is not None:

@@ -23,7 +23,7 @@ from protocol.registry import (
 )
 from services.master.fleet.added_workers import AddedWorkers
 from services.master.master import Master
-from services.master.placement.held import Held
+from services.master.placement.reservation import Reservation
 from services.master.replication.homes import Homes
 from services.master.replication.masters import OtherMasters
 from services.master.replication.messages import (
@@ -128,7 +128,7 @@ class Replicator:
         open_ms = max(0.0, instance.open_until - now_ms)
         self.tell(Opened(instance_id, instance.info.generation, open_ms))
 
-    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         if self.connected:
             self.tell(share(request, held, now_ms))
 

@@ -20,8 +20,8 @@ from services.admission.ticket import Ticket
 from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
-from services.master.placement.held import Held
 from services.master.placement.refusals import AllBusy
+from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
 from tests.support.master_fleets import LOAD, RATES, add, asking, hear, master, picture, place
 
@@ -39,7 +39,7 @@ class Failing(MasterListener):
 
     fails = False
 
-    def placed(self, request: ScheduleRequest, held: Held, now_ms: float) -> None:
+    def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
         if self.fails:
             raise OverflowError("placed")
 

@@ -11,7 +11,7 @@ from protocol.errors import ConfigError
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
 from services.master.fleet.pool import Floats, Pool
-from services.master.placement.costs import DECODE, ENCODE, PREFILL, View
+from services.master.placement.costs import DECODE, ENCODE, PREFILL, StageCosts
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.factory import POLICIES, load_policy
 
@@ -19,11 +19,13 @@ from services.master.placement.policies.factory import POLICIES, load_policy
 class LastPolicy(Policy):
     """A user's own."""
 
-    def scores(self, view: View) -> Floats:
-        return -np.arange(len(view.pool), dtype=np.float64)
+    def scores(self, costs: StageCosts) -> Floats:
+        return -np.arange(len(costs.pool), dtype=np.float64)
 
 
-def view_of(loads: list[Load], hits: list[float] | None = None, stage: str = PREFILL) -> View:
+def costs_of(
+    loads: list[Load], hits: list[float] | None = None, stage: str = PREFILL
+) -> StageCosts:
     pool = Pool("prefill", MasterConfig())
     for i, load in enumerate(loads):
         pool.add(InstanceInfo(f"w{i}", "prefill", f"http://w{i}:1", "m", load=load), i, 0.0)
@@ -31,7 +33,7 @@ def view_of(loads: list[Load], hits: list[float] | None = None, stage: str = PRE
     held = none.copy()
     held[: len(hits or [])] = hits or []
     queue = pool.busy_until.copy()
-    return View(
+    return StageCosts(
         stage, pool, pool.penalty, 160, 10, 16, held, queue, (160 - held) * 1.0, none, none, 0, ""
     )
 
@@ -40,76 +42,76 @@ def policy(name: str, **config: Any) -> Policy:
     return load_policy(MasterConfig(policy=name, **config), random.Random(1))
 
 
-def picks(found: Policy, view: View, count: int) -> list[int]:
-    return [found.pick(view) for _ in range(count)]
+def picks(found: Policy, costs: StageCosts, count: int) -> list[int]:
+    return [found.pick(costs) for _ in range(count)]
 
 
 def test_round_robin_goes_around_and_skips_who_is_out() -> None:
-    view = view_of([Load()] * 4)
+    costs = costs_of([Load()] * 4)
     found = policy("round_robin")
-    assert picks(found, view, 6) == [0, 1, 2, 3, 0, 1]
-    view.pool.allow(2, False)
-    assert picks(found, view, 4) == [3, 0, 1, 3]
+    assert picks(found, costs, 6) == [0, 1, 2, 3, 0, 1]
+    costs.pool.allow(2, False)
+    assert picks(found, costs, 4) == [3, 0, 1, 3]
 
 
 def test_random_uses_all_and_only_those_allowed() -> None:
-    view = view_of([Load()] * 4)
-    view.pool.allow(1, False)
-    counts = Counter(picks(policy("random"), view, 300))
+    costs = costs_of([Load()] * 4)
+    costs.pool.allow(1, False)
+    counts = Counter(picks(policy("random"), costs, 300))
     assert set(counts) == {0, 2, 3}
     assert min(counts.values()) > 60
 
 
 def test_least_loaded_counts_requests_and_draws_ties() -> None:
-    view = view_of([Load(queued=2, running=1), Load(running=2), Load(queued=2), Load(running=9)])
-    assert set(picks(policy("least_loaded"), view, 50)) == {1, 2}
+    costs = costs_of([Load(queued=2, running=1), Load(running=2), Load(queued=2), Load(running=9)])
+    assert set(picks(policy("least_loaded"), costs, 50)) == {1, 2}
 
 
 def test_kv_is_dynamos_formula() -> None:
     loads = [Load(queued_tokens=320, context_tokens=160), Load(context_tokens=480)]
-    view = view_of(loads, [96.0, 0.0])
+    costs = costs_of(loads, [96.0, 0.0])
     # overlap_weight * (queued + prompt - hits) / block_size + active blocks
-    assert policy("kv").scores(view)[:2].tolist() == [(320 + 160 - 96) / 16 + 10, 160 / 16 + 30]
-    weighted = policy("kv", overlap_weight=0.5).scores(view)[:2]
+    assert policy("kv").scores(costs)[:2].tolist() == [(320 + 160 - 96) / 16 + 10, 160 / 16 + 30]
+    weighted = policy("kv", overlap_weight=0.5).scores(costs)[:2]
     assert weighted.tolist() == [12 + 10, 5 + 30]
-    view.stage = DECODE
-    assert policy("kv", overlap_weight=9.0).scores(view)[:2].tolist() == [10 + 10, 30 + 10]
+    costs.stage = DECODE
+    assert policy("kv", overlap_weight=9.0).scores(costs)[:2].tolist() == [10 + 10, 30 + 10]
 
 
 def test_kv_with_a_temperature_is_a_softmax() -> None:
-    view = view_of([Load(context_tokens=0), Load(context_tokens=32)])
-    counts = Counter(picks(policy("kv", temperature=2.0), view, 2000))
+    costs = costs_of([Load(context_tokens=0), Load(context_tokens=32)])
+    counts = Counter(picks(policy("kv", temperature=2.0), costs, 2000))
     assert counts[0] / counts[1] == pytest.approx(np.e, rel=0.15)
-    view.pool.allow(0, False)
-    assert set(picks(policy("kv", temperature=2.0), view, 20)) == {1}
+    costs.pool.allow(0, False)
+    assert set(picks(policy("kv", temperature=2.0), costs, 20)) == {1}
 
 
 def test_cost_draws_among_near_equals_only() -> None:
-    view = view_of([Load(queued_tokens=n) for n in (0, 2, 500)])
-    view.queue_ms[:3] = [0.0, 2.0, 500.0]
-    assert set(picks(policy("cost", tie_ms=5.0, tie_ratio=0.0), view, 50)) == {0, 1}
-    assert set(picks(policy("cost", tie_ms=0.0, tie_ratio=0.0), view, 50)) == {0}
+    costs = costs_of([Load(queued_tokens=n) for n in (0, 2, 500)])
+    costs.queue_ms[:3] = [0.0, 2.0, 500.0]
+    assert set(picks(policy("cost", tie_ms=5.0, tie_ratio=0.0), costs, 50)) == {0, 1}
+    assert set(picks(policy("cost", tie_ms=0.0, tie_ratio=0.0), costs, 50)) == {0}
 
 
 def test_cost_weighs_work_against_waiting() -> None:
     """On an idle fleet 80 ms of cache hits are worth 80 * (1 + work_weight) ms of queue."""
-    view = view_of([Load(), Load()], [80.0, 0.0])
+    costs = costs_of([Load(), Load()], [80.0, 0.0])
     sharp = {"tie_ms": 0.0, "tie_ratio": 0.0, "work_weight": 0.5}
-    view.queue_ms[:2] = [119.0, 0.0]
-    assert policy("cost", **sharp).pick(view) == 0
-    view.queue_ms[:2] = [121.0, 0.0]
-    assert policy("cost", **sharp).pick(view) == 1
+    costs.queue_ms[:2] = [119.0, 0.0]
+    assert policy("cost", **sharp).pick(costs) == 0
+    costs.queue_ms[:2] = [121.0, 0.0]
+    assert policy("cost", **sharp).pick(costs) == 1
 
 
 def test_a_policy_of_the_users_own() -> None:
-    view = view_of([Load()] * 3)
+    costs = costs_of([Load()] * 3)
     found = policy(f"{__name__}:LastPolicy")
-    view.penalty = np.where(np.arange(len(view.pool)) < 3, 0.0, np.inf)
-    assert found.pick(view) == 2
+    costs.penalty = np.where(np.arange(len(costs.pool)) < 3, 0.0, np.inf)
+    assert found.pick(costs) == 2
 
 
 @pytest.mark.parametrize(
-    "name", ["nothing", "no.such.module:Policy", f"{__name__}:Missing", f"{__name__}:view_of"]
+    "name", ["nothing", "no.such.module:Policy", f"{__name__}:Missing", f"{__name__}:costs_of"]
 )
 def test_a_policy_that_is_none_is_a_configuration_error(name: str) -> None:
     with pytest.raises(ConfigError):
@@ -120,81 +122,81 @@ def test_every_named_policy_loads() -> None:
     assert set(POLICIES) == {
         "cache_aware", "cost", "kv", "least_loaded", "random", "round_robin", "rtp",
     }  # fmt: skip
-    view = view_of([Load()] * 3)
+    costs = costs_of([Load()] * 3)
     for name in POLICIES:
-        assert policy(name).pick(view) in (0, 1, 2)
+        assert policy(name).pick(costs) in (0, 1, 2)
 
 
 def test_kv_lets_encoders_take_turns() -> None:
-    view = view_of([Load(queued=9), Load(), Load()], stage=ENCODE)
-    assert picks(policy("kv"), view, 4) == [0, 1, 2, 0]
+    costs = costs_of([Load(queued=9), Load(), Load()], stage=ENCODE)
+    assert picks(policy("kv"), costs, 4) == [0, 1, 2, 0]
 
 
 def test_cost_uses_what_is_cached_once_the_fleet_is_busy() -> None:
     """80 ms of cache hits are worth 80 * (1 + work_weight * (1 + requests)) ms of queue."""
-    view = view_of([Load(queued=3), Load(queued=3)], [80.0, 0.0])
+    costs = costs_of([Load(queued=3), Load(queued=3)], [80.0, 0.0])
     sharp = {"tie_ms": 0.0, "tie_ratio": 0.0, "work_weight": 0.5}
-    view.queue_ms[:2] = [239.0, 0.0]
-    assert policy("cost", **sharp).pick(view) == 0
-    view.queue_ms[:2] = [241.0, 0.0]
-    assert policy("cost", **sharp).pick(view) == 1
+    costs.queue_ms[:2] = [239.0, 0.0]
+    assert policy("cost", **sharp).pick(costs) == 0
+    costs.queue_ms[:2] = [241.0, 0.0]
+    assert policy("cost", **sharp).pick(costs) == 1
 
 
 def test_rtp_prefill_scores() -> None:
     """Predicted compute of misses and 0.3 of hits, plus the wait; 0.2 ms per token."""
-    view = view_of([Load(), Load()], [100.0, 0.0])
-    view.queue_ms[:2] = [7.0, 0.0]
-    scores = policy("rtp").scores(view)[:2]
+    costs = costs_of([Load(), Load()], [100.0, 0.0])
+    costs.queue_ms[:2] = [7.0, 0.0]
+    scores = policy("rtp").scores(costs)[:2]
     assert scores.tolist() == pytest.approx([(60 + 0.3 * 100) * 0.2 + 7.0, 160 * 0.2])
 
 
 def test_rtp_draws_within_a_tenth_or_20_ms_of_the_best() -> None:
-    view = view_of([Load()] * 3)
-    view.queue_ms[:3] = [0.0, 19.0, 21.0]  # 32 ms of own work: max(3.2, 20)
-    assert set(picks(policy("rtp"), view, 60)) == {0, 1}
-    view.queue_ms[:3] = [368.0, 407.0, 409.0]  # 400 ms at the best: max(40, 20)
-    assert set(picks(policy("rtp"), view, 60)) == {0, 1}
+    costs = costs_of([Load()] * 3)
+    costs.queue_ms[:3] = [0.0, 19.0, 21.0]  # 32 ms of own work: max(3.2, 20)
+    assert set(picks(policy("rtp"), costs, 60)) == {0, 1}
+    costs.queue_ms[:3] = [368.0, 407.0, 409.0]  # 400 ms at the best: max(40, 20)
+    assert set(picks(policy("rtp"), costs, 60)) == {0, 1}
 
 
 def test_rtp_leaves_out_workers_far_above_the_mean() -> None:
-    view = view_of([Load(queued=20), Load(), Load(), Load()], [160.0])
-    assert 0 not in picks(policy("rtp", rtp_slack=9.0), view, 40)
+    costs = costs_of([Load(queued=20), Load(), Load(), Load()], [160.0])
+    assert 0 not in picks(policy("rtp", rtp_slack=9.0), costs, 40)
 
 
 def test_rtp_weighs_decode_workers_by_the_kv_they_use() -> None:
     loads = [Load(free_blocks=100, total_blocks=100), Load(free_blocks=37, total_blocks=100)]
-    counts = Counter(picks(policy("rtp"), view_of(loads, stage=DECODE), 3000))
+    counts = Counter(picks(policy("rtp"), costs_of(loads, stage=DECODE), 3000))
     assert counts[0] / counts[1] == pytest.approx(np.exp(0.001 * 63 * 16), rel=0.12)
 
 
 def test_cache_aware_takes_the_best_match_above_the_threshold() -> None:
-    view = view_of([Load(running=2), Load(running=1), Load(running=1)], [49.0, 0.0, 0.0])
-    assert picks(policy("cache_aware"), view, 3) == [0, 0, 0]  # 49 of 160 is above 0.3
-    view.hits[0] = 48.0
-    assert set(picks(policy("cache_aware"), view, 40)) == {1, 2}
+    costs = costs_of([Load(running=2), Load(running=1), Load(running=1)], [49.0, 0.0, 0.0])
+    assert picks(policy("cache_aware"), costs, 3) == [0, 0, 0]  # 49 of 160 is above 0.3
+    costs.hits[0] = 48.0
+    assert set(picks(policy("cache_aware"), costs, 40)) == {1, 2}
 
 
 def test_cache_aware_balances_only_beyond_both_thresholds() -> None:
     hits = [160.0, 0.0]
-    assert policy("cache_aware").pick(view_of([Load(running=64), Load()], hits)) == 0
-    assert policy("cache_aware").pick(view_of([Load(running=65), Load()], hits)) == 1
+    assert policy("cache_aware").pick(costs_of([Load(running=64), Load()], hits)) == 0
+    assert policy("cache_aware").pick(costs_of([Load(running=65), Load()], hits)) == 1
     near = [Load(running=195), Load(running=130)]  # 65 more, but not 1.5 times as many
-    assert policy("cache_aware").pick(view_of(near, hits)) == 0
+    assert policy("cache_aware").pick(costs_of(near, hits)) == 0
 
 
 @pytest.mark.parametrize("name", ["rtp", "cache_aware"])
 def test_encoders_chosen_at_random(name: str) -> None:
-    view = view_of([Load(queued=50), Load(), Load()], stage=ENCODE)
-    view.pool.allow(2, False)
-    counts = Counter(picks(policy(name), view, 200))
+    costs = costs_of([Load(queued=50), Load(), Load()], stage=ENCODE)
+    costs.pool.allow(2, False)
+    counts = Counter(picks(policy(name), costs, 200))
     assert set(counts) == {0, 1} and min(counts.values()) > 60
 
 
 def test_rtp_counts_what_was_placed_where_no_blocks_are_told() -> None:
     loads = [Load(), Load(), Load(free_blocks=37, total_blocks=100)]
-    view = view_of(loads, stage=DECODE)
-    view.pool.context_tokens[1] = 63.0 * 16
-    counts = Counter(picks(policy("rtp"), view, 3000))
+    costs = costs_of(loads, stage=DECODE)
+    costs.pool.context_tokens[1] = 63.0 * 16
+    counts = Counter(picks(policy("rtp"), costs, 3000))
     assert set(counts) == {0, 1, 2}
     assert counts[0] / counts[1] == pytest.approx(np.exp(0.001 * 63 * 16), rel=0.15)
     assert counts[1] / counts[2] == pytest.approx(1.0, rel=0.15)
@@ -202,8 +204,8 @@ def test_rtp_counts_what_was_placed_where_no_blocks_are_told() -> None:
 
 def test_a_row_that_is_none_is_never_chosen_whatever_the_price() -> None:
     """The only worker left has no finite price."""
-    view = view_of([Load()] * 3, stage=DECODE)
-    view.decode_ms = np.full(len(view.pool), np.inf)
-    view.pool.allow(0, False)
-    view.pool.allow(2, False)
-    assert set(picks(policy("cost"), view, 40)) == {1}
+    costs = costs_of([Load()] * 3, stage=DECODE)
+    costs.decode_ms = np.full(len(costs.pool), np.inf)
+    costs.pool.allow(0, False)
+    costs.pool.allow(2, False)
+    assert set(picks(policy("cost"), costs, 40)) == {1}

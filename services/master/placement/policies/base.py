@@ -13,7 +13,7 @@ from blake3 import blake3
 from services.master.config import MasterConfig
 from services.master.fleet.pool import Floats
 from services.master.placement.choice import Choice
-from services.master.placement.costs import View, least
+from services.master.placement.costs import StageCosts, least
 
 
 class Policy(abc.ABC):
@@ -33,23 +33,25 @@ class Policy(abc.ABC):
         self.rng = rng
 
     @abc.abstractmethod
-    def scores(self, view: View) -> Floats:
-        """What each worker would cost, [rows]; `view.penalty` need not be in it."""
+    def scores(self, costs: StageCosts) -> Floats:
+        """What each worker would cost, [rows]; `costs.penalty` need not be in it."""
 
     def price(self, choice: Choice) -> float:
         """What a choice costs, beside choices of other stages and pools."""
-        return float(self.scores(choice.view)[choice.row])
+        return float(self.scores(choice.costs)[choice.row])
 
-    def pick(self, view: View) -> int:
+    def pick(self, costs: StageCosts) -> int:
         """The row to use. At least one row has no penalty."""
-        return self.least(self.scores(view) + view.penalty, view)
+        return self.least(self.scores(costs) + costs.penalty, costs)
 
     def splits(self, parted: int, combined: int) -> bool:
         """Whether a request is split, of `parted` workers that prefill or decode and `combined`
         ones that do both: by lot, so that each worker gets as much work."""
         return self.rng.random() * (parted + combined) < parted
 
-    def least(self, scores: Floats, view: View, slack: float = 0.0, ratio: float = 0.0) -> int:
+    def least(
+        self, scores: Floats, costs: StageCosts, slack: float = 0.0, ratio: float = 0.0
+    ) -> int:
         """A row within `slack`, or `ratio` of it, of the least score, which is infinite where there
         is a penalty: by session if there is one, else by lot.
 
@@ -58,11 +60,13 @@ class Policy(abc.ABC):
         lowest = least(scores)
         priced = math.isfinite(lowest)
         slack = max(slack, ratio * lowest) if ratio else slack
-        near = (scores <= lowest + slack if priced else view.penalty == 0.0).nonzero()[0]
+        near = (scores <= lowest + slack if priced else costs.penalty == 0.0).nonzero()[0]
         if len(near) == 1:
             return int(near[0])
-        if view.session:
-            return max(map(int, near), key=lambda row: _affinity(view.session, view.pool.ids[row]))
+        if costs.session:
+            return max(
+                map(int, near), key=lambda row: _affinity(costs.session, costs.pool.ids[row])
+            )
         return int(near[int(self.rng.random() * len(near))])
 
     def draw(self, weights: Floats) -> int:

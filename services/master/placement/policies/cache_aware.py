@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.master.fleet.pool import Floats
-from services.master.placement.costs import DECODE, ENCODE, View, least
+from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 
 
@@ -16,21 +16,21 @@ class CacheAwarePolicy(Policy):
     leaves that choice to the operator, and prefixes would pile up decodes on a few workers.
     """
 
-    def scores(self, view: View) -> Floats:
-        loads = view.pool.requests
-        if view.stage == ENCODE:
+    def scores(self, costs: StageCosts) -> Floats:
+        loads = costs.pool.requests
+        if costs.stage == ENCODE:
             return np.zeros(len(loads))
-        if view.stage == DECODE:
+        if costs.stage == DECODE:
             return loads
-        config, able = self.config, loads[view.penalty == 0.0]
+        config, able = self.config, loads[costs.penalty == 0.0]
         most, fewest = float(able.max()), float(able.min())
         imbalanced = most - fewest > config.balance_abs and most > config.balance_rel * fewest
-        matched = view.hits - view.penalty
-        best = float(matched[matched.argmax()]) / view.tokens
-        return loads if imbalanced or best <= config.cache_threshold else -view.hits
+        matched = costs.hits - costs.penalty
+        best = float(matched[matched.argmax()]) / costs.tokens
+        return loads if imbalanced or best <= config.cache_threshold else -costs.hits
 
-    def pick(self, view: View) -> int:
-        scores = self.scores(view) + view.penalty
-        if view.stage == ENCODE:
+    def pick(self, costs: StageCosts) -> int:
+        scores = self.scores(costs) + costs.penalty
+        if costs.stage == ENCODE:
             return self.draw((scores == least(scores)).astype(np.float64))
-        return self.least(scores, view)
+        return self.least(scores, costs)

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.master.fleet.pool import Floats
 from services.master.placement.choice import Choice
-from services.master.placement.costs import COMBINED, DECODE, View
+from services.master.placement.costs import COMBINED, DECODE, StageCosts
 from services.master.placement.policies.base import Policy
 
 
@@ -21,31 +21,31 @@ class CostPolicy(Policy):
     sees_media: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
-    def scores(self, view: View) -> Floats:
-        if view.stage == DECODE:
-            return view.decode_ms
-        scores = view.ttft_ms + self._weight(view) * view.work_ms
-        return scores + view.decode_ms if view.stage == COMBINED else scores
+    def scores(self, costs: StageCosts) -> Floats:
+        if costs.stage == DECODE:
+            return costs.decode_ms
+        scores = costs.ttft_ms + self._weight(costs) * costs.work_ms
+        return scores + costs.decode_ms if costs.stage == COMBINED else scores
 
     def price(self, choice: Choice) -> float:
-        view, row = choice.view, choice.row
-        if view.stage == DECODE:
-            return float(view.decode_ms[row])
-        price = choice.ttft_ms + self._weight(view) * float(view.work_ms[row])
-        return price + float(view.decode_ms[row]) if view.stage == COMBINED else price
+        costs, row = choice.costs, choice.row
+        if costs.stage == DECODE:
+            return float(costs.decode_ms[row])
+        price = choice.ttft_ms + self._weight(costs) * float(costs.work_ms[row])
+        return price + float(costs.decode_ms[row]) if costs.stage == COMBINED else price
 
-    def _weight(self, view: View) -> float:
+    def _weight(self, costs: StageCosts) -> float:
         """What a ms of computing costs others: with more requests on every worker, more of them
         stand behind it, and a prefix computed twice is time that nobody gets back. The average is
         harmonic: a few idle workers count for more than a crowded one."""
-        pool, weight = view.pool, self.config.work_weight
-        if view.penalty is pool.penalty:
+        pool, weight = costs.pool, self.config.work_weight
+        if costs.penalty is pool.penalty:
             return weight * pool.able / pool.shares
-        able = view.penalty == 0.0
+        able = costs.penalty == 0.0
         return weight * np.count_nonzero(able) / float(pool.share.dot(able))
 
-    def pick(self, view: View) -> int:
+    def pick(self, costs: StageCosts) -> int:
         """A share of a wait means nothing to anyone; a share of a whole answer may hide a queue."""
-        whole = view.stage in (DECODE, COMBINED)
+        whole = costs.stage in (DECODE, COMBINED)
         ratio = 0.0 if whole else self.config.tie_ratio
-        return self.least(self.scores(view) + view.penalty, view, self.config.tie_ms, ratio)
+        return self.least(self.scores(costs) + costs.penalty, costs, self.config.tie_ms, ratio)

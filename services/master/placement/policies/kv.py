@@ -8,7 +8,7 @@ import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.fleet.pool import Floats
-from services.master.placement.costs import DECODE, ENCODE, View, least
+from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.round_robin import RoundRobinPolicy
 
@@ -24,21 +24,21 @@ class KVPolicy(Policy):
         super().__init__(config, rng)
         self._turns = RoundRobinPolicy(config, rng)
 
-    def scores(self, view: View) -> Floats:
-        pool = view.pool
-        if view.stage == ENCODE:
-            return self._turns.scores(view)
-        active = pool.context_tokens / view.block_size
-        if view.stage == DECODE:
-            return active + view.tokens / view.block_size
-        prefill = (pool.queued_tokens + view.tokens - view.hits) / view.block_size
+    def scores(self, costs: StageCosts) -> Floats:
+        pool = costs.pool
+        if costs.stage == ENCODE:
+            return self._turns.scores(costs)
+        active = pool.context_tokens / costs.block_size
+        if costs.stage == DECODE:
+            return active + costs.tokens / costs.block_size
+        prefill = (pool.queued_tokens + costs.tokens - costs.hits) / costs.block_size
         return self.config.overlap_weight * prefill + active
 
-    def pick(self, view: View) -> int:
-        if view.stage == ENCODE:
-            return self._turns.pick(view)
-        scores = self.scores(view) + view.penalty
+    def pick(self, costs: StageCosts) -> int:
+        if costs.stage == ENCODE:
+            return self._turns.pick(costs)
+        scores = self.scores(costs) + costs.penalty
         temperature = self.config.temperature
         if temperature <= 0:
-            return self.least(scores, view)
+            return self.least(scores, costs)
         return self.draw(np.exp((least(scores) - scores) / temperature))

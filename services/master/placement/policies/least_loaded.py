@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from services.master.fleet.pool import Floats
-from services.master.placement.costs import View
+from services.master.placement.costs import StageCosts
 from services.master.placement.policies.base import Policy
 
 
 class LeastLoadedPolicy(Policy):
-    def scores(self, view: View) -> Floats:
-        return view.pool.requests
+    def scores(self, costs: StageCosts) -> Floats:
+        return costs.pool.requests

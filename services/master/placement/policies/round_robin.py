@@ -9,7 +9,7 @@ import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.fleet.pool import Floats, Pool
-from services.master.placement.costs import View
+from services.master.placement.costs import StageCosts
 from services.master.placement.policies.base import Policy
 
 
@@ -18,13 +18,13 @@ class RoundRobinPolicy(Policy):
         super().__init__(config, rng)
         self._last: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()
 
-    def scores(self, view: View) -> Floats:
+    def scores(self, costs: StageCosts) -> Floats:
         """Rows after the last one used come first."""
-        rows = len(view.pool)
-        start = self._last.get(view.pool, -1) + 1
+        rows = len(costs.pool)
+        start = self._last.get(costs.pool, -1) + 1
         return np.roll(np.arange(rows, dtype=np.float64), start)
 
-    def pick(self, view: View) -> int:
-        row = int((self.scores(view) + view.penalty).argmin())
-        self._last[view.pool] = row
+    def pick(self, costs: StageCosts) -> int:
+        row = int((self.scores(costs) + costs.penalty).argmin())
+        self._last[costs.pool] = row
         return row

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from services.master.fleet.pool import Floats
-from services.master.placement.costs import DECODE, ENCODE, View, least
+from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 
 _SLACK_MS = 20.0
@@ -24,39 +24,39 @@ class RTPPolicy(Policy):
     It reserves for a decode the prompt and at most 1000 tokens: `expected_tokens` 1000.
     """
 
-    def scores(self, view: View) -> Floats:
-        pool = view.pool
-        if view.stage == ENCODE:
+    def scores(self, costs: StageCosts) -> Floats:
+        pool = costs.pool
+        if costs.stage == ENCODE:
             return np.zeros(len(pool))
-        if view.stage == DECODE:
+        if costs.stage == DECODE:
             told = pool.total_blocks > 0.0
-            used = np.where(told, pool.total_blocks - pool.free_blocks, 0.0) * view.block_size
+            used = np.where(told, pool.total_blocks - pool.free_blocks, 0.0) * costs.block_size
             return np.where(told, used, pool.context_tokens)
-        missing = view.tokens - view.hits
-        work = (missing + self.config.rtp_hit_weight * view.hits) * pool.token_ms
-        return pool.base_ms + work + view.queue_ms
+        missing = costs.tokens - costs.hits
+        work = (missing + self.config.rtp_hit_weight * costs.hits) * pool.token_ms
+        return pool.base_ms + work + costs.queue_ms
 
-    def pick(self, view: View) -> int:
-        scores = self.scores(view) + view.penalty
-        if view.stage == DECODE:
-            beyond = np.where(view.penalty > 0.0, 0.0, scores - least(scores))
-            weights = np.exp(-self.config.rtp_decay * beyond) * (view.penalty == 0.0)
+    def pick(self, costs: StageCosts) -> int:
+        scores = self.scores(costs) + costs.penalty
+        if costs.stage == DECODE:
+            beyond = np.where(costs.penalty > 0.0, 0.0, scores - least(scores))
+            weights = np.exp(-self.config.rtp_decay * beyond) * (costs.penalty == 0.0)
         else:
-            if view.stage != ENCODE:
-                scores = scores + _overloaded(view)
+            if costs.stage != ENCODE:
+                scores = scores + _overloaded(costs)
             lowest = least(scores)
             slack = max(self.config.rtp_slack * lowest, _SLACK_MS)
             weights = (scores <= lowest + slack).astype(np.float64)
         return self.draw(weights)
 
 
-def _overloaded(view: View) -> Floats:
+def _overloaded(costs: StageCosts) -> Floats:
     """inf for workers far above the mean, unless none would be left. [rows]"""
-    able = view.penalty == 0.0
-    requests, queue = view.pool.requests, view.queue_ms
+    able = costs.penalty == 0.0
+    requests, queue = costs.pool.requests, costs.queue_ms
     above = (requests > _OVERLOADED * requests[able].mean()) | (
         queue > _OVERLOADED * queue[able].mean()
     )
     if (above | ~able).all():
-        return view.penalty
+        return costs.penalty
     return np.where(above, math.inf, 0.0)

@@ -1,0 +1,75 @@
+"""The sources of one request's pictures while they are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.registry import MediaNeed, ScheduleRequest
+from services.master.fleet.cache_index import PendingEncode
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
+from services.master.placement.reservation import Reservation
+
+_EMBEDDING_BYTES = 8192  # of one token, where a request does not say
+
+
+@dataclass(slots=True)
+class ItemSources:
+    """Where one picture can come from. `holders`: slots, as a bit mask. `pending`: an encode that
+    may be joined; `coming`: whether any is under way. `ready_ms`: until it is there at the best,
+    `alone_ms` the same for a worker that encodes by itself what nobody has."""
+
+    need: MediaNeed
+    holders: int
+    pending: PendingEncode | None
+    coming: bool
+    ready_ms: float
+    alone_ms: float
+
+    @property
+    def end(self) -> int:
+        return self.need.offset + self.need.tokens
+
+    def bytes(self) -> int:
+        return self.need.size_bytes or self.need.tokens * _EMBEDDING_BYTES
+
+
+@dataclass(slots=True)
+class MediaPlan:
+    """The sources of a request's pictures while they are chosen.
+
+    `request`: what is placed, on workers of the `fleet`.
+    `at`: the worker that prefills it.
+    `hit_tokens`: what that holds of the prompt.
+    `held`: encodes are charged to it at once, so that the next picture is not sent to a queue that
+    looks empty.
+    `now_ms`: of the caller's monotonic clock.
+    `sends`: by slot, until when it will have sent what it was asked for. They count once all is
+    placed: a request that is refused in the end costs nobody a transfer.
+    """
+
+    fleet: Fleet
+    request: ScheduleRequest
+    at: Instance
+    hit_tokens: int
+    held: Reservation
+    now_ms: float
+    sends: dict[int, float] = field(default_factory=dict)
+
+    def sending_until(self, source: Instance) -> float:
+        until = self.sends.get(source.slot)
+        return float(source.pool.send_until[source.row]) if until is None else until
+
+    def fetch_ms(self, source: Instance, item: ItemSources) -> float:
+        """What it takes to get an item from there, behind what is sent before it."""
+        waiting = max(0.0, self.sending_until(source) - self.now_ms)
+        return waiting + item.bytes() / float(source.pool.bandwidth[source.row])
+
+    def fetch(self, source: Instance, item: ItemSources) -> None:
+        self.sends[source.slot] = self.now_ms + self.fetch_ms(source, item)
+
+    def commit(self) -> None:
+        """All is placed."""
+        for slot, until in self.sends.items():
+            source = self.fleet.by_slot[slot]
+            source.pool.send_until[source.row] = until

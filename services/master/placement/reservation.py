@@ -1,0 +1,37 @@
+"""What a placed request takes up until its stages end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.master.fleet.fleet import Fleet
+from services.master.fleet.pool import Charge
+from services.master.index.expected_prefixes import Expected
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """Of one request. Times are ms of the caller's monotonic clock.
+
+    `fleet`: of its model.
+    `expires_at`: when it is given back though nobody has said that the request is over.
+    `encodes`: the charge of each picture that is encoded for it, by media hash.
+    `prefill`, `decode`: the charges of these stages; a worker that does both has one, for decode.
+    `expected`: the prefix that its prefill will leave there.
+    `predicted`: its keys are those of a proxy that has no model.
+    `placed_at`: 0 if another master has placed it.
+    `decoding_since`: from when on it counts among the requests that decode at its worker.
+    `decoding_area`: requests times ms that the worker's decodes had added up to by then; the
+    difference at the end, over the time, is how many decoded beside it.
+    """
+
+    fleet: Fleet
+    expires_at: float
+    encodes: dict[str, Charge] = field(default_factory=dict)
+    prefill: Charge | None = None
+    decode: Charge | None = None
+    expected: Expected | None = None
+    predicted: bool = False
+    placed_at: float = 0.0
+    decoding_since: float | None = None
+    decoding_area: float = 0.0
