@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench_transport.pair import Case, Pair, contiguous, pair, scattered
-from benchmarks.bench_transport.raw import GRANULE
+from benchmarks.bench_transport.raw.base import GRANULE
 from benchmarks.common.rows import Row, at_least, at_most
 
 TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")

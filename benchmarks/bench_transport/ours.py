@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import zmq
 
-from benchmarks.bench_transport.raw import GRANULE, Bytes, Ranges
+from benchmarks.bench_transport.raw.base import GRANULE, Bytes, Ranges
 from connectors.base import EC_TENSOR, Entry
 from connectors.config import ECConfig, KVConfig
 from connectors.config import Transport as Name

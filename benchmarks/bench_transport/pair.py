@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_transport.raw import GRANULE
+from benchmarks.bench_transport.raw.base import GRANULE
 
 SEED = 0
 _ANSWER_S = 120.0

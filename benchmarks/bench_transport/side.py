@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from benchmarks.bench_transport import raw as raws
 from benchmarks.bench_transport.ours import Ours
+from benchmarks.bench_transport.raw.base import GRANULE, Bytes
+from benchmarks.bench_transport.raw.factory import make
 from connectors.config import Transport as Name
 
 SEED = 0
@@ -34,7 +35,7 @@ class Side:
     """The operations, by name. The producer's regions hold a pattern, the consumer's zeros."""
 
     def __init__(self, transport: Name, folder: Path, nbytes: int, *, produces: bool) -> None:
-        self._raw = raws.make(transport, folder, nbytes)
+        self._raw = make(transport, folder, nbytes)
         self._ours = Ours(transport, folder / "ours", nbytes, produces=produces)
         self._serving = ""
         if produces:
@@ -100,7 +101,7 @@ class Side:
         """Seconds of one fetch; with `check` the bytes are compared."""
         if not check:
             return self._ours.fetch(handle, places)
-        memory = self._ours.memory.reshape(-1, raws.GRANULE)
+        memory = self._ours.memory.reshape(-1, GRANULE)
         memory[:] = 0
         seconds = self._ours.fetch(handle, places)
         source = pattern(memory.size).reshape(memory.shape)
@@ -130,7 +131,7 @@ def _timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def pattern(nbytes: int) -> raws.Bytes:
+def pattern(nbytes: int) -> Bytes:
     return np.random.default_rng(SEED).integers(0, 256, nbytes, np.uint8)
 
 

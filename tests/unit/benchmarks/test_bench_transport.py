@@ -13,7 +13,8 @@ from benchmarks.bench_transport.measures import (
     rows,
 )
 from benchmarks.bench_transport.pair import contiguous, pair, scattered
-from benchmarks.bench_transport.raw import GRANULE, RawFiles
+from benchmarks.bench_transport.raw.base import GRANULE
+from benchmarks.bench_transport.raw.files import RawFiles
 from benchmarks.common.rows import Row, markdown
 
 TINY = Size(nbytes=16 * GRANULE, rounds=1, large=1, small=2)
