@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
-import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.common.pictures import Question, sample
+from benchmarks.common.pictures import sample
+from benchmarks.soak.chat import Answer, Asked, Failure, ask, refusal, sent
 
 KINDS = ("describe", "count", "text", "one_of_two", "position", "text")
-TIMEOUT_S = 120.0
-MAX_TOKENS = 32
 _POOL = 24  # questions that are asked again and again
 _PAUSE_S = 0.1  # on average, between two requests of a client
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request from its sending to its end, in monotonic seconds. `verdict` is "right" (as the
-    first time, or new), "wrong", "aborted" (by the client) or "failed", with what it got."""
+    """A request from its sending to its end.
+
+    `port`: where it was sent.
+    `kind`: of its question.
+    `began`, `ended`: monotonic seconds.
+    `verdict`: "right" (as the first time, or new), "wrong", "aborted" (by the client) or "failed".
+    `status`, `code`, `detail`: what a failed one got; status 0 for a broken connection.
+    """
 
     port: int
     kind: str
@@ -37,47 +40,21 @@ class Outcome:
     detail: str = ""
 
 
-class Failure(Exception):
-    """What a client gets instead of an answer; `code` is empty unless it is one of ours."""
-
-    def __init__(self, status: int, code: str, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = {"status": status, "code": code, "detail": detail[:300]}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Of one choice: its text, its token ids and, if asked for, by how much each was likelier than
-    the next best (a difference of logits)."""
-
-    text: str
-    tokens: tuple[int, ...]
-    leads: tuple[float, ...] = field(default=(), compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is sent: the parameters with the question."""
-
-    question: Question
-    params: tuple[tuple[str, Any], ...]
-
-    def body(self, stream: bool) -> bytes:
-        body = {
-            "model": "models/demo", "messages": self.question.openai_messages(), "temperature": 0,
-            "max_tokens": MAX_TOKENS, "return_token_ids": True, "stream": stream,
-            **({"stream_options": {"include_usage": True}} if stream else {}), **dict(self.params),
-        }  # fmt: skip
-        return json.dumps(body).encode()
-
-
 @dataclass
 class Load:
-    """Clients that ask until stopped, each at one of the `ports`; what became of every request, in
-    `outcomes`. `fresh` is the share of questions that were never asked before, `aborted` that of
-    requests given up. `length` above 0: so many tokens, every second question sampled by a seed.
-    With a `tie` above 0 all is greedy, and an answer may go its own way where the right one's token
-    leads by no more than that: `ties` are those leads."""
+    """Clients that ask until stopped.
+
+    `ports`: of the proxies; each client asks at one.
+    `seed`: of questions, pauses and what is given up.
+    `fresh`: the share of questions that were never asked before.
+    `aborted`: the share of requests given up half-way.
+    `length`: above 0, so many tokens an answer, and every second question sampled by a seed.
+    `tie`: above 0 all is greedy, and an answer may go its own way where the right one's token leads
+    by no more than that (a difference of logits): another batch rounds otherwise.
+    `ties`: those leads.
+    `outcomes`: what became of every request.
+    `stopping`: set to end the clients.
+    """
 
     ports: Sequence[int]
     seed: int
@@ -111,12 +88,12 @@ class Load:
     def learn(self) -> None:
         """Ask each question of the pool once: these answers are the right ones."""
         for index, asked in enumerate(self._pool):
-            self._answers[index] = self._ask(self.ports[0], asked, stream=bool(index % 2))
+            self._answers[index] = ask(self.ports[0], asked, stream=bool(index % 2))
 
     def check_new(self) -> int:
         """Ask the new questions once more, undisturbed: how many are answered otherwise."""
         new, self._new = self._new, []
-        again = ((was, self._ask(self.ports[0], asked, stream=False)) for asked, was in new)
+        again = ((was, ask(self.ports[0], asked, stream=False)) for asked, was in new)
         return sum(not self._agrees(was, now) for was, now in again)
 
     def _agrees(self, right: Answer, given: Answer) -> bool:
@@ -162,7 +139,7 @@ class Load:
             if chance.random() < self.aborted:
                 self._give_up(port, asked, stream, chance)
                 return kind, "aborted", {}
-            answer = self._ask(port, asked, stream)
+            answer = ask(port, asked, stream)
         except Failure as failure:
             return kind, "failed", failure.outcome
         if index is None:
@@ -172,88 +149,17 @@ class Load:
             return kind, "right", {}
         return kind, "wrong", {"detail": f"{answer!r} instead of {wanted!r}"}
 
-    def _ask(self, port: int, asked: Asked, stream: bool) -> Answer:
-        with self._sent(port, asked, stream) as connection:
-            try:
-                response = connection.getresponse()
-                if response.status != 200:
-                    raise _refusal(response)
-                return _streamed(response) if stream else _whole(response)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise Failure(0, "", f"{type(error).__name__}: {error}") from None
-
     def _give_up(self, port: int, asked: Asked, stream: bool, chance: random.Random) -> None:
         """Leave after a moment, or after some of the stream."""
-        with self._sent(port, asked, stream) as connection:
+        with sent(port, asked, stream) as connection:
             self.stopping.wait(chance.random() * 0.5)
             if not stream or chance.random() < 0.5:
                 return
             try:
                 response = connection.getresponse()
                 if response.status != 200:
-                    raise _refusal(response)
+                    raise refusal(response)
                 for _ in range(chance.randrange(1, 12)):
                     response.readline()
             except (OSError, http.client.HTTPException) as error:
                 raise Failure(0, "", f"{type(error).__name__}: {error}") from None
-
-    @contextlib.contextmanager
-    def _sent(self, port: int, asked: Asked, stream: bool) -> Iterator[http.client.HTTPConnection]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        with contextlib.closing(connection):
-            try:
-                headers = {"content-type": "application/json"}
-                connection.request("POST", "/v1/chat/completions", asked.body(stream), headers)
-            except OSError as error:
-                raise Failure(0, "", f"{type(error).__name__}: {error}") from None
-            yield connection
-
-
-def _refusal(response: http.client.HTTPResponse) -> Failure:
-    text = response.read().decode(errors="replace")
-    try:
-        error = json.loads(text)["error"]
-        return Failure(response.status, str(error["code"]), str(error["message"]))
-    except (ValueError, KeyError, TypeError):
-        return Failure(response.status, "", text)
-
-
-def _whole(response: http.client.HTTPResponse) -> Answer:
-    answer = json.loads(response.read())
-    choice = answer["choices"][0]
-    return _counted(
-        choice["message"]["content"], choice["token_ids"], _leads(choice), answer["usage"]
-    )
-
-
-def _leads(choice: Any) -> list[float]:
-    positions = (choice.get("logprobs") or {}).get("content") or ()
-    tops = ([top["logprob"] for top in position["top_logprobs"]] for position in positions)
-    return [best - second for best, second in tops]
-
-
-def _counted(text: str, tokens: list[int], leads: list[float], usage: Any) -> Answer:
-    if usage is None or usage["completion_tokens"] != len(tokens):
-        raise Failure(200, "", f"{len(tokens)} tokens came, but usage is {usage}")
-    return Answer(text, tuple(tokens), tuple(leads))
-
-
-def _streamed(response: http.client.HTTPResponse) -> Answer:
-    parts: list[str] = []
-    tokens: list[int] = []
-    leads: list[float] = []
-    usage = None
-    for line in response:
-        if not line.startswith(b"data: "):
-            continue
-        if line.strip() == b"data: [DONE]":
-            return _counted("".join(parts), tokens, leads, usage)
-        event = json.loads(line[6:])
-        if "error" in event:
-            error = event["error"]
-            raise Failure(200, str(error.get("code") or ""), str(error.get("message")))
-        parts += [c["delta"].get("content") or "" for c in event["choices"]]
-        tokens += [token for c in event["choices"] for token in c.get("token_ids") or ()]
-        leads += [lead for c in event["choices"] for lead in _leads(c)]
-        usage = event.get("usage") or usage
-    raise Failure(200, "", "the stream ended without its end mark")
