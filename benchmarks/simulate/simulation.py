@@ -13,13 +13,11 @@ from benchmarks.simulate.fleet import Fleet
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest
 from benchmarks.simulate.records import Record, Shape
+from benchmarks.simulate.virtual_master import VirtualMaster
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.errors import TriptychError
-from protocol.kv_events import CacheEvent, EventBatch, EventSource
 from protocol.registry import (
     Finished,
-    Heartbeat,
-    InstanceInfo,
     MediaNeed,
     Placement,
     ScheduleRequest,
@@ -27,20 +25,25 @@ from protocol.registry import (
 from protocol.types import EncodeOutput, GenerateRequest, RequestOutput
 from services.admission.ticket import Ticket
 from services.master.config import MasterConfig
-from services.master.master import Master
 from services.master.placement.tickets import PlacementTicket
 from services.mock.engine import Engine, Step
 
-_TICK_S = 0.1  # as `services.master.api.service`
-_PUMP_S = 0.005
 _DRAIN_S = 120.0
 _MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
-_SOURCE = EventSource("inproc://simulated")
 
 
 @dataclass
 class Simulation:
-    """`run` once. Deterministic: the same arguments give the same records."""
+    """`run` once. Deterministic: the same arguments give the same records.
+
+    `profile`: speed, caches and delays of the workers.
+    `shape`: how many of each role.
+    `config`: the master's, with its policy.
+    `seed`: of the master's and the workers' chance.
+    `records`: what became of every request.
+    `encoder_misses`: pictures that were thought to be at a worker and were not.
+    `_open`: requests that have not ended.
+    """
 
     profile: Profile
     shape: Shape
@@ -49,11 +52,10 @@ class Simulation:
     records: list[Record] = field(default_factory=list)
     encoder_misses: int = 0
     _open: int = 0
-    _pumping: bool = False
 
     def __post_init__(self) -> None:
         self.clock = Clock()
-        self.master = Master(self.config, random.Random(self.seed))
+        self.service = VirtualMaster(self.profile, self.config, self.clock, self.seed)
         rng = random.Random(self.seed + 1)
         profile, clock = self.profile, self.clock
         self._requests: dict[str, TraceRequest] = {}
@@ -79,50 +81,12 @@ class Simulation:
         self.decodes = workers("decode", self.shape.decode)
         self._names = {worker.name: worker for worker in self.workers}
         for worker in self.workers:
-            self._join(worker, rng.random())
+            self.fleet.join(worker.engine)
+            self.service.join(worker, rng.random())
 
     @property
     def workers(self) -> list[Worker]:
         return [*self.encoders.values(), *self.prefills.values(), *self.decodes.values()]
-
-    def _join(self, worker: Worker, phase: float) -> None:
-        self.fleet.join(worker.engine)
-        info = InstanceInfo(
-            worker.name, worker.engine.settings.role, f"http://{worker.name}:8000", "m",
-            block_size=self.profile.block_size, max_running=self.profile.max_running,
-            kv_bytes_per_token=self.profile.kv_bytes_per_token, events=[_SOURCE],
-            load=worker.load(),
-        )  # fmt: skip
-        self.master.register(info, 0.0)
-
-        def publish(event: CacheEvent) -> None:
-            batch = EventBatch(0.0, [event])
-            self.clock.after(self.profile.event_s, self.master.apply, info, batch)
-
-        worker.publish = publish
-        self.clock.after(phase * self.profile.heartbeat_s, self._read_load, worker)
-
-    def _read_load(self, worker: Worker) -> None:
-        beat = Heartbeat(worker.name, load=worker.load())
-        self.clock.after(self.profile.message_s, self._heartbeat, beat)
-        self.clock.after(self.profile.heartbeat_s, self._read_load, worker)
-
-    def _heartbeat(self, beat: Heartbeat) -> None:
-        self.master.heartbeat(beat, self.clock.now)
-        self._pump_soon()
-
-    def _tick(self) -> None:
-        self.master.expire(self.clock.now)
-        self.clock.after(_TICK_S, self._tick)
-
-    def _pump_soon(self) -> None:
-        if self.master.waiting and not self._pumping:
-            self._pumping = True
-            self.clock.after(_PUMP_S, self._pump)
-
-    def _pump(self) -> None:
-        self._pumping = False
-        self.master.pump(self.clock.now)
 
     def run(self, trace: Sequence[TraceRequest], pace: float = 1.0) -> list[Record]:
         """All requests of `trace`, `pace` times as fast as it says. What is not over long after the
@@ -133,7 +97,7 @@ class Simulation:
         self._requests.update((request.name, request) for request in trace)
         for record in self.records:
             self.clock.at(record.arrival + self.profile.message_s, self._schedule, record)
-        self.clock.at(0.0, self._tick)
+        self.clock.at(0.0, self.service.tick)
         end = max((r.arrival for r in self.records), default=0.0)
         until = end
         while self._open and until <= end + _DRAIN_S:
@@ -152,7 +116,7 @@ class Simulation:
             ],
         )  # fmt: skip
         try:
-            placed = self.master.schedule(wanted, self.clock.now)
+            placed = self.service.master.schedule(wanted, self.clock.now)
         except TriptychError as error:
             self._refused(record, error)
             return
@@ -238,7 +202,7 @@ class Simulation:
             worker.count(-1)
             charged = self._encoding.pop(item.request_id)
             if charged is not None:
-                self._report(Finished(charged.request.name, "encode", [item.mm_hash]))
+                self.service.report(Finished(charged.request.name, "encode", [item.mm_hash]))
         for output in outputs:
             record = self._by_name[output.request_id]
             if record.first == math.inf and output.token_ids:
@@ -251,19 +215,14 @@ class Simulation:
     def _ended(self, worker: Worker, record: Record) -> None:
         name = record.request.name
         if worker.name in self.prefills:
-            self._report(Finished(name, "prefill"))
+            self.service.report(Finished(name, "prefill"))
             self.clock.after(self.profile.message_s, self._decoders.pop(name).count, 1)
             return
         record.last = self.clock.now + self.profile.message_s
         self._open -= 1
-        self._report(Finished(name))
+        self.service.report(Finished(name))
 
     def _stepped(self, engine: Engine, step: Step) -> None:
-        self._names[engine.settings.instance_id].stepped(step)
-
-    def _report(self, report: Finished) -> None:
-        self.clock.after(2 * self.profile.message_s, self._finished, report)
-
-    def _finished(self, report: Finished) -> None:
-        self.master.finished(report, self.clock.now)
-        self._pump_soon()
+        worker = self._names[engine.settings.instance_id]
+        self.service.publish(worker, (*step.kv_events, *step.ec_events))
+        worker.stepped(step)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest, short_keys
 from protocol.keys import BlockKeyChain
-from protocol.kv_events import BlockStored, CacheEvent
+from protocol.kv_events import BlockStored
 from protocol.registry import InstanceRole, Load
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
 from services.engine.reports import load_of
@@ -58,9 +58,8 @@ class _ShortLog(CacheLog):
 
 
 class Worker:
-    """`publish` takes cache events, also while nothing reads them. `held` is the time that requests
-    spent queued or running here, `worked` the time of computing, both in seconds by window of
-    `WINDOW_S`."""
+    """`held` is the time that requests spent queued or running here, `worked` the time of
+    computing, both in seconds by window of `WINDOW_S`."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class Worker:
             make_keys=lambda source: _KnownKeys(requests[source.request_id]),
             log=_ShortLog(profile.block_size),
         )  # fmt: skip
-        self.publish: Callable[[CacheEvent], None] = lambda event: None
         self.held: list[float] = []
         self.worked: list[float] = []
         self._count = 0
@@ -95,8 +93,6 @@ class Worker:
 
     def stepped(self, step: Step) -> None:
         """Take note of what a step of the engine has done."""
-        for event in (*step.kv_events, *step.ec_events):
-            self.publish(event)
         for start, end in step.worked:
             _spread(self.worked, start, end, 1)
 

@@ -173,7 +173,7 @@ def run(policy: str, seed: int) -> list[tuple[float, float, int]]:
     assert all(record.last >= record.first > record.arrival for record in records)
     for worker in simulation.workers:
         assert worker.engine.check_integrity() == [] and worker.engine.blocks.usage == 0.0
-    assert len(simulation.master.ledger) <= 1
+    assert len(simulation.service.master.ledger) <= 1
     return [(record.first, record.last, record.cached) for record in records]
 
 
