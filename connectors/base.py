@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,10 +56,6 @@ class Entry:
         return any(self.deadlines.get(holder, math.inf) > now for holder in self.holders)
 
 
-def nothing_pending(_: str) -> bool:
-    return False
-
-
 Changed = Callable[[str, int, int], None]
 """Told of each entry that comes into an instance's store, with its rows and bytes, and of each that
 leaves, with 0 and 0."""
@@ -77,8 +73,6 @@ class ECConnector(ABC):
     """
 
     meter: Meter
-    pending: Callable[[str], bool] = staticmethod(nothing_pending)
-    """A producer's answer to whether an entry is on its way into the store."""
 
     def check_name(self, mm_hash: str) -> None:
         """`InvalidRequest` if an entry cannot have this name."""
@@ -123,8 +117,10 @@ class ECConnector(ABC):
         are found without it."""
         return {}
 
-    def poll(self) -> None:  # noqa: B027 — most transports have nothing to do
-        """Advance background work; called once per engine step."""
+    def poll(self, pending: Container[str] = ()) -> None:  # noqa: B027 — most have nothing to do
+        """Advance background work; called once per engine step. `pending` are the entries on their
+        way into the store: who waits for another one is told, after a while, that it will not come.
+        """
 
     @property
     def active(self) -> bool:

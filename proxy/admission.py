@@ -130,7 +130,7 @@ class Admission:
             if not turn.done():
                 turn.set_result(None)
 
-        ticket.wake = wake
+        ticket.when_ended(wake)
         try:
             async with asyncio.timeout(min(left_s, self._timeout_s)):
                 await turn

@@ -121,9 +121,7 @@ class Simulation:
             self._refused(record, error)
             return
         if isinstance(placed, Ticket):
-            placed.wake = lambda: self._woken(record, placed)
-            if placed.outcome is not None:
-                self._woken(record, placed)
+            placed.when_ended(lambda: self._woken(record, placed))
         else:
             self.clock.after(self.profile.message_s, self._start, record, placed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,7 @@ class ArenaEC(ECConnector):
         def commit(offset: int, size: int) -> None:
             node.transport.commit(REGION, offset, size)
 
-        self._store = ECStore(
-            node.server,
-            memory,
-            commit,
-            lambda mm_hash: self.pending(mm_hash),
-            options.lease_s,
-            changed=changed,
-        )
+        self._store = ECStore(node.server, memory, commit, options.lease_s, changed=changed)
         node.server.reserve(ECWant, REGION)
         self._listing = Listing(options.folder, node.instance_id, node.address)
 
@@ -137,11 +131,11 @@ class ArenaEC(ECConnector):
     def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self._reader.release(mm_hash, params, holder)
 
-    def poll(self) -> None:
+    def poll(self, pending: Container[str] = ()) -> None:
         self._node.poll()
         self._reader.poll()
         if self._store is not None:
-            self._store.poll()
+            self._store.poll(pending)
 
     @property
     def active(self) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ class FileEC(ECConnector):
         self.check_name(mm_hash)
         self._marks.done(mm_hash, holder)
 
-    def poll(self) -> None:
+    def poll(self, pending: Container[str] = ()) -> None:
         self._marks.sweep()
 
     def _remove(self, mm_hash: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Container
 from typing import Any
 
 from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, Tensors, nobody_listens
@@ -112,7 +113,7 @@ class LocalEC(ECConnector):
     def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self._holders.done(mm_hash, holder)
 
-    def poll(self) -> None:
+    def poll(self, pending: Container[str] = ()) -> None:
         self._holders.expire()
 
     def stats(self) -> TransferStats:

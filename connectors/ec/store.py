@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,6 @@ class ECStore:
         server: SideServer,
         memory: torch.Tensor,
         commit: Callable[[int, int], None],
-        pending: Callable[[str], bool],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
         changed: Changed = nobody_listens,
@@ -68,7 +67,7 @@ class ECStore:
         self._granted: dict[int, _Granted] = {}
         self._leaving: list[_Entry] = []
         self._holders = Holders(lease_s, lambda: self._clock())
-        self._wants = Wants(pending, lambda: self._clock())
+        self._wants = Wants(lambda: self._clock())
         self._next_poll = 0.0
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {
             ECWant: self._wanted,
@@ -219,8 +218,8 @@ class ECStore:
         self._leaving.append(entry)
         self._sweep_leaving()
 
-    def poll(self) -> None:
-        """End, and count, the leases that have lapsed."""
+    def poll(self, pending: Container[str] = ()) -> None:
+        """End, and count, the leases that have lapsed; `pending` as of `ECConnector.poll`."""
         now = self._clock()
         if now < self._next_poll:
             return
@@ -228,7 +227,7 @@ class ECStore:
         for number in self.grants.expire():
             self._end_grant(number)
         self._holders.expire()
-        self._wants.poll()
+        self._wants.poll(pending)
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):

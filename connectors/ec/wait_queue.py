@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from connectors.messages import ECLost, ECWant
@@ -23,10 +23,9 @@ class Want:
 
 
 class Wants:
-    """By entry, in the order of asking. `pending` says whether an entry is on its way."""
+    """By entry, in the order of asking."""
 
-    def __init__(self, pending: Callable[[str], bool], clock: Callable[[], float]) -> None:
-        self._pending = pending
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._wants: OrderedDict[str, list[Want]] = OrderedDict()
 
@@ -62,11 +61,12 @@ class Wants:
         else:
             self._wants.pop(mm_hash, None)
 
-    def poll(self) -> None:
-        """Forget those that wait no longer, and tell those that wait in vain."""
+    def poll(self, pending: Container[str]) -> None:
+        """Forget those that wait no longer, and tell those that wait in vain: for entries which are
+        not there and not `pending`."""
         now = self._clock()
         for mm_hash, wants in list(self._wants.items()):
-            lost = [w for w in wants if w.since + _LOST_S <= now and not self._pending(mm_hash)]
+            lost = [w for w in wants if w.since + _LOST_S <= now and mm_hash not in pending]
             for want in lost:
                 want.consumer(ECLost(want.query))
             self._keep(mm_hash, [w for w in wants if w.deadline > now and w not in lost])

@@ -37,16 +37,55 @@ class Read(Transfer):
     """`posted` are the messages, by index, that UCX may write into our memory; `bundles` those that
     have not come, `landing` counts the ones that are coming."""
 
-    def __init__(self, peer: str, link: Link, local: Region, deadline: float) -> None:
+    def __init__(
+        self,
+        worker: UcxWorker,
+        transfer: int,
+        peer: str,
+        link: Link,
+        local: Region,
+        messages: Sequence[list[Range]],
+        deadline: float,
+    ) -> None:
+        """`transfer` is its number, `messages` the ranges of each message, `deadline` of the
+        monotonic clock."""
+        self._worker = worker
+        self._transfer = transfer
         self.peer = peer
         self.link = link
         self.local = local
         self.deadline = deadline
-        self.posted: set[int] = set()
-        self.bundles: dict[int, list[Range]] = {}
+        self._single = {i: ranges[0] for i, ranges in enumerate(messages) if len(ranges) == 1}
+        self.posted = set(self._single)
+        self.bundles = {i: ranges for i, ranges in enumerate(messages) if len(ranges) > 1}
         self.landing = 0
         self.error: TransferError | None = None
-        self.stop: Callable[[], None] | None = None
+
+    def begin(self, request: ReadRequest) -> None:
+        """Ask for the messages, and post the receives of those that land in their place."""
+        self._ask(request)
+        for index, where in self._single.items():
+            if self.error is None:
+                self._post(index, where)
+            else:
+                self.posted.discard(index)
+
+    def _post(self, index: int, where: Range) -> None:
+        def then(problem: str | None) -> None:
+            self.posted.discard(index)
+            self.landing += 1
+            self.landed(problem)
+
+        memory = self.local.view[where.local : where.local + where.size]
+        number = self._transfer
+        self._worker.post(self.link, memory, tag(DATA, number, index), then, number)
+
+    def _ask(self, request: ReadRequest | StopRequest) -> None:
+        def then(problem: str | None) -> None:
+            if problem is not None:
+                self.fail(TransferError(f"ucx: asking instance {self.peer}: {problem}"))
+
+        self._worker.send(self.link, seal(request), tag(REQUEST), then)
 
     def poll(self) -> bool:
         if self.error is not None:
@@ -63,8 +102,13 @@ class Read(Transfer):
             return
         self.error = error
         self.bundles.clear()
-        if self.stop is not None:
-            self.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        """Let in nothing more than what has begun to arrive."""
+        for index in self.posted:
+            self._worker.void(tag(DATA, self._transfer, index))
+        self._ask(StopRequest(self._worker.address, self.link.epoch, self._transfer))
 
     def landed(self, problem: str | None) -> None:
         if problem is not None:
@@ -96,44 +140,13 @@ class Reader:
         messages = plan(ranges, bundles=local.host and host)
         transfer = self._next
         request = read_request(self._worker.address, link.epoch, transfer, region, messages)
-        read = Read(peer, link, local, time.monotonic() + self._timeout)
-        if not messages:
-            return read
-        self._next = self._next + 1 & transfer_mask()
-        self._reads[transfer] = read
-        read.stop = lambda: self._stop(read, transfer)
-        read.bundles = {i: ranges for i, ranges in enumerate(messages) if len(ranges) > 1}
-        single = {i: ranges[0] for i, ranges in enumerate(messages) if len(ranges) == 1}
-        read.posted = set(single)
-        self._ask(read, request)
-        for index, where in single.items():
-            if read.error is None:
-                self._post(read, transfer, index, where)
-            else:
-                read.posted.discard(index)
+        deadline = time.monotonic() + self._timeout
+        read = Read(self._worker, transfer, peer, link, local, messages, deadline)
+        if messages:
+            self._next = self._next + 1 & transfer_mask()
+            self._reads[transfer] = read
+            read.begin(request)
         return read
-
-    def _post(self, read: Read, transfer: int, index: int, where: Range) -> None:
-        def then(problem: str | None) -> None:
-            read.posted.discard(index)
-            read.landing += 1
-            read.landed(problem)
-
-        memory = read.local.view[where.local : where.local + where.size]
-        self._worker.post(read.link, memory, tag(DATA, transfer, index), then, transfer)
-
-    def _stop(self, read: Read, transfer: int) -> None:
-        """Let in nothing more than what has begun to arrive."""
-        for index in read.posted:
-            self._worker.void(tag(DATA, transfer, index))
-        self._ask(read, StopRequest(self._worker.address, read.link.epoch, transfer))
-
-    def _ask(self, read: Read, request: ReadRequest | StopRequest) -> None:
-        def then(problem: str | None) -> None:
-            if problem is not None:
-                read.fail(TransferError(f"ucx: asking instance {read.peer}: {problem}"))
-
-        self._worker.send(read.link, seal(request), tag(REQUEST), then)
 
     def receive(self, message: Message, transfer: int, index: int) -> None:
         """Take a message for which no receive is posted: a bundle, or one that nobody wants."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from protocol.errors import TriptychError
@@ -22,7 +22,7 @@ class Ticket(Generic[RequestT, OutcomeT]):
     `cost`: what serving it takes of its tenant's share, in prompt tokens.
     `since`, `until`: it waits from then on, and no longer than until then (ms).
     `lane`: the share of the queue it stands in; the queue sets it.
-    `outcome`: how the wait has ended, None until then. `wake` is called once it is set.
+    `outcome`: how the wait has ended, None until then.
     """
 
     request: RequestT
@@ -33,10 +33,19 @@ class Ticket(Generic[RequestT, OutcomeT]):
     until: float
     lane: str = ""
     outcome: OutcomeT | TriptychError | None = None
-    wake: Callable[[], None] | None = None
+    _told: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """`tell` is called once the wait is over: at once if it is already, so that nobody who
+        looks at a ticket late waits for ever."""
+        if self.outcome is not None:
+            tell()
+        else:
+            self._told.append(tell)
 
     def end(self, outcome: OutcomeT | TriptychError) -> None:
         """The wait is over."""
         self.outcome = outcome
-        if self.wake is not None:
-            self.wake()
+        told, self._told = self._told, []
+        for tell in told:
+            tell()

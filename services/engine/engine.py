@@ -12,7 +12,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from connectors.base import nobody_listens
+from connectors.base import Changed, nobody_listens
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
 from connectors.host_memory import available_bytes
@@ -74,15 +74,20 @@ class Engine:
             f"{config.model}@{config.revision[:12]}:{config.dtype}",
             produces="vision" in config.parts,
             consumes="language" in config.parts,
-            changed=self._log.embedding_changed
-            if self._log is not None and self._media
-            else nobody_listens,
+            changed=self._changes(of_store=True),
         )
         try:
             self._build(wake)
         except BaseException:
             self.close()  # peers of this host would find what is left of it
             raise
+
+    def _changes(self, *, of_store: bool) -> Changed:
+        """Who is told of embeddings that come and go: of the store's where there is one, as it
+        holds them longer, else of the cache's."""
+        if self._log is None or of_store != ("vision" in self.config.parts):
+            return nobody_listens
+        return self._log.embedding_changed
 
     def _build(self, wake: Callable[[], None]) -> None:
         parts = self.config.parts
@@ -105,7 +110,7 @@ class Engine:
         )
 
     def _poll(self) -> list[None]:
-        self.ec.poll()
+        self.ec.poll(self.encode if self.encode is not None else ())
         return []
 
     def _publish(self) -> EventThread | None:
@@ -126,12 +131,15 @@ class Engine:
         num_blocks = _num_blocks(config, block_bytes(layout))
         self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
         pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
-        blocks = BlockManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
-        embeddings = EmbeddingCache(self.ec, config.embedding_cache_bytes, model.embedding_layout)
-        if self._log is not None:
-            blocks.forgotten = self._log.block_removed
-            if "vision" not in config.parts:  # else its store tells, which holds them longer
-                embeddings.changed = self._log.embedding_changed
+        blocks = BlockManager(
+            num_blocks, config.block_size, prefix_caching=config.prefix_caching, log=self._log
+        )
+        embeddings = EmbeddingCache(
+            self.ec,
+            config.embedding_cache_bytes,
+            model.embedding_layout,
+            self._changes(of_store=False),
+        )
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -231,7 +239,7 @@ class Engine:
     def serve_peers(self) -> None:
         """Instead of a step that cannot be made now: peers are answered, leases renewed, and what
         has been let go is free again."""
-        self.ec.poll()
+        self._poll()
         if self.generate is not None:
             self.generate.transfers.serve()
 

@@ -32,9 +32,13 @@ class Cut(Exception):
 class Answering:
     """A request and what is said to it. `begin` comes first: it reads `body`."""
 
-    def __init__(self, instance: Instance, request: web.BaseRequest) -> None:
+    def __init__(
+        self, instance: Instance, request: web.BaseRequest, refuse: Callable[[float], None]
+    ) -> None:
+        """`refuse` closes the port that the request came to, see `Instance.begin`."""
         self.instance = instance
         self.request = request
+        self.refuse = refuse
         self.body = b""
         self._fault: Fault | None = None
         self._headers: dict[str, str] = {}

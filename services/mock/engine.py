@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from connectors.base import nobody_listens
+from connectors.base import Changed, nobody_listens
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.kv_events import CacheEvent
@@ -91,12 +91,14 @@ class Engine:
         self.loads = CountedLoads(*passing, keep_s=settings.lease_s / 3)
         self.kv = CountedKV(settings, self.offers, self.loads)
         self._log = log or (CacheLog(settings.block_size) if settings.events else None)
-        changed = nobody_listens
-        if self._log is not None and settings.encodes:
-            changed = self._log.embedding_changed
-        self.ec = CountedEC(settings, *passing, changed=changed)
+        self.ec = CountedEC(settings, *passing, changed=self._changes(of_store=True))
         self._runner, self._vision = TimedRunner(words or settings.vocabulary), TimedVision()
-        self.blocks = self._blocks()
+        self.blocks = BlockManager(
+            settings.num_blocks,
+            settings.block_size,
+            prefix_caching=settings.prefix_caching,
+            log=self._log,
+        )
         self.generate: GenerateCore | None = None
         if settings.generates:
             self.generate = self._language(admission or TimedAdmission(), make_keys)
@@ -109,20 +111,21 @@ class Engine:
         self._run: tuple[float, float, list[Prepared]] | None = None
         self._worked: list[tuple[float, float]] = []
 
-    def _blocks(self) -> BlockManager:
-        settings = self.settings
-        blocks = BlockManager(
-            settings.num_blocks, settings.block_size, prefix_caching=settings.prefix_caching
-        )
-        if self._log is not None:
-            blocks.forgotten = self._log.block_removed
-        return blocks
+    def _changes(self, *, of_store: bool) -> Changed:
+        """Who is told of embeddings that come and go: of the store's where there is one, as it
+        holds them longer, else of the cache's."""
+        if self._log is None or of_store != self.settings.encodes:
+            return nobody_listens
+        return self._log.embedding_changed
 
     def _language(self, admission: Admission, make_keys: MakeKeys | None) -> GenerateCore:
         settings = self.settings
-        embeddings = EmbeddingCache(self.ec, settings.ec_cache_bytes, RowForm(settings.row_bytes))
-        if self._log is not None and not settings.encodes:
-            embeddings.changed = self._log.embedding_changed
+        embeddings = EmbeddingCache(
+            self.ec,
+            settings.ec_cache_bytes,
+            RowForm(settings.row_bytes),
+            self._changes(of_store=False),
+        )
         limits = settings.limits(instant=self.timing.instant_decode)
         scheduler = Scheduler(self.blocks, embeddings, limits, log=self._log)
         transfers = Transfers(

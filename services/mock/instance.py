@@ -33,8 +33,7 @@ _ANSWERED_S = 0.01  # until the answer to the request for a fault is on its way
 
 @dataclass
 class Instance:
-    """Handed to every route; owns nothing global. `refuse` closes the port for some seconds, 0 for
-    good."""
+    """Handed to every route; owns nothing global."""
 
     config: MockConfig
     settings: EngineSettings
@@ -49,7 +48,6 @@ class Instance:
     finished: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.time)
-    refuse: Callable[[float], None] = lambda duration_s: None
     _calm: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -173,12 +171,13 @@ class Instance:
             "ec_transfer_params": info.ec_endpoint,
         }
 
-    def begin(self, faults: Sequence[Fault]) -> None:
-        """Rules that concern the worker as a whole take effect."""
+    def begin(self, faults: Sequence[Fault], refuse: Callable[[float], None]) -> None:
+        """Rules that concern the worker as a whole take effect; `refuse` closes its port for some
+        seconds, 0 for good."""
         loop = asyncio.get_running_loop()
         for fault in faults:
             if fault.kind == "refuse":
-                loop.call_later(_ANSWERED_S, self.refuse, fault.duration_s)
+                loop.call_later(_ANSWERED_S, refuse, fault.duration_s)
             elif fault.kind == "slow":
                 self.calm()
                 self.engine.noise.slow = fault.factor

@@ -75,7 +75,7 @@ async def serve(config: MockConfig) -> None:
         stack.push_async_callback(registration.close)
         registration.start()
         for server in servers:
-            server.instance.begin(server.instance.faults.rules)
+            server.instance.begin(server.instance.faults.rules, server.refuse)
         await stop.wait()
 
 

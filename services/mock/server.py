@@ -33,7 +33,6 @@ class Server:
         self.instance = instance
         self._key = key
         self._routes = routes
-        instance.refuse = self.refuse
         self._listening: asyncio.Server | None = None
         self._reopen: asyncio.TimerHandle | None = None
         self._protocols = web.Server(
@@ -98,7 +97,7 @@ class Server:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         instance = self.instance
-        answering = Answering(instance, request)
+        answering = Answering(instance, request, self.refuse)
         try:
             self._check_key(request)
             handler = self._route(request)

@@ -116,7 +116,7 @@ async def add_faults(instance: Instance, answering: Answering) -> web.StreamResp
     """`POST /faults`: a rule or a list of rules, beside those there are."""
     rules = parse_faults(answering.body)
     instance.faults.rules += rules
-    instance.begin(rules)
+    instance.begin(rules, answering.refuse)
     return await show_faults(instance, answering)
 
 

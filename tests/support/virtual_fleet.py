@@ -111,9 +111,7 @@ class VirtualFleet:
             return
         if isinstance(placed, Ticket):
             ticket = placed
-            ticket.wake = lambda: self._answered(request, ticket.outcome)
-            if ticket.outcome is not None:
-                self._answered(request, ticket.outcome)
+            ticket.when_ended(lambda: self._answered(request, ticket.outcome))
             return
         self._answered(request, placed)
 

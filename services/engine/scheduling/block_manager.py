@@ -9,23 +9,31 @@ touched costs hardly any memory, so that one process can have hundreds.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+
+from services.membership.events import CacheLog
 
 
 class BlockManager:
     """Reference counts and prefix cache over blocks 0 … num_blocks − 1.
 
-    `forgotten` is told each key that is known no more. `version` counts what has become known and
-    what was forgotten.
+    `log` is told each key that is known no more. `version` counts what has become known and what
+    was forgotten.
     """
 
-    forgotten: Callable[[bytes], None] = staticmethod(lambda key: None)
-
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        log: CacheLog | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
         self._caching = prefix_caching
+        self._log = log
         self._refs: dict[int, int] = {}
         self._key_of: dict[int, bytes] = {}  # of owned blocks
         self._block_of: dict[bytes, int] = {}
@@ -125,7 +133,8 @@ class BlockManager:
     def _forget(self, key: bytes) -> None:
         del self._block_of[key]
         self.version += 1
-        self.forgotten(key)
+        if self._log is not None:
+            self._log.block_removed(key)
 
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> list[str]:
         """Compare the books with what `owners` say they hold; [] if they agree."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from connectors.base import ECConnector, ECLoad, Tensors, nobody_listens
+from connectors.base import Changed, ECConnector, ECLoad, Tensors, nobody_listens
 from protocol.errors import EmbeddingLost, InvalidRequest, TransferError
 from protocol.types import MMItem
 from services.engine.scheduling.request import Order, Request, RequestKey
@@ -34,16 +34,22 @@ class EmbeddingCache:
     what is here and what no more, as of `ECConnector`.
     """
 
-    def __init__(self, connector: ECConnector, capacity: int, form: EmbeddingForm) -> None:
+    def __init__(
+        self,
+        connector: ECConnector,
+        capacity: int,
+        form: EmbeddingForm,
+        changed: Changed = nobody_listens,
+    ) -> None:
         self._connector = connector
         self._capacity = capacity
         self._form = form
+        self._changed = changed
         self._token_bytes = form.token_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._loading: dict[str, ECLoad] = {}
         self._requests: dict[RequestKey, Request] = {}
         self._unmet: set[RequestKey] = set()
-        self.changed: Callable[[str, int, int], None] = nobody_listens
         self.size = 0
         self.hits = 0
         self.queries = 0
@@ -180,7 +186,7 @@ class EmbeddingCache:
             return
         entry.tensors = self._form.taken(mm_hash, tensors, entry.length)
         del self._loading[mm_hash]
-        self.changed(mm_hash, entry.length, entry.size)
+        self._changed(mm_hash, entry.length, entry.size)
 
     def _drop(self, mm_hash: str) -> None:
         entry = self._entries.pop(mm_hash)
@@ -188,7 +194,7 @@ class EmbeddingCache:
         if load is not None:
             load.cancel()
         if entry.tensors is not None:
-            self.changed(mm_hash, 0, 0)
+            self._changed(mm_hash, 0, 0)
         self.size -= entry.size
 
     def clear(self) -> None:

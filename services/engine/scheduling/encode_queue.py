@@ -55,7 +55,6 @@ class EncodeQueue:
         self._vision = vision
         self._meanwhile = meanwhile
         self._store = store
-        store.pending = lambda mm_hash: mm_hash in self._jobs or mm_hash in self._unstored
         self.bound = RunBound(max_patches)
         self._meter = meter
         self._clock = clock
@@ -71,6 +70,10 @@ class EncodeQueue:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def __contains__(self, mm_hash: object) -> bool:
+        """Whether a picture is on its way into the store."""
+        return mm_hash in self._jobs or mm_hash in self._unstored
 
     @property
     def queued_tokens(self) -> int:

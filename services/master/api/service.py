@@ -214,7 +214,7 @@ class MasterService(MasterListener):
         """The placement of a waiting request, or its error raised; None if the caller has `left`,
         and what was placed for it is given back."""
         ended, stays = asyncio.Event(), False
-        ticket.wake = ended.set
+        ticket.when_ended(ended.set)
         waiting = asyncio.ensure_future(ended.wait())
         try:
             if ticket.outcome is None:

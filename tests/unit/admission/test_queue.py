@@ -77,7 +77,7 @@ def test_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
     queue = Queue(2, 1e4)
     old, young = push(queue, "old", priority=20), push(queue, "young", priority=20)
     woken: list[str] = []
-    young.wake = lambda: woken.append("young")
+    young.when_ended(lambda: woken.append("young"))
     push(queue, "urgent", priority=80)
     assert isinstance(young.outcome, RateLimited)
     assert (young.outcome.code, woken, old.outcome) == ("preempted", ["young"], None)
@@ -168,3 +168,15 @@ def test_a_request_of_any_kind_waits() -> None:
     queue.serve(ticket, 6.0)
     ticket.end(3)
     assert ticket.outcome == 3 and not len(queue)
+
+
+def test_who_looks_late_at_a_ticket_that_has_ended_is_told_at_once() -> None:
+    queue = Queue(2, 1e4)
+    ticket = push(queue, "a")
+    told: list[str] = []
+    ticket.when_ended(lambda: told.append("early"))
+    queue.serve(ticket, 1.0)
+    ticket.end("served")
+    assert told == ["early"]
+    ticket.when_ended(lambda: told.append("late"))
+    assert told == ["early", "late"]

@@ -138,6 +138,20 @@ def test_what_nobody_makes_is_lost(group: Group, passes: Pass) -> None:
     group.sound()
 
 
+def test_what_is_on_its_way_is_waited_for(group: Group, passes: Pass) -> None:
+    ours = group.members[0]
+    load = ours.fetch("late", ours.endpoint())
+    passes(3.0)
+    ours.poll(["late"])
+    assert load.poll() is None
+    passes(1.0)
+    ours.poll()
+    with pytest.raises(EmbeddingLost):
+        group.until(load.poll)
+    load.cancel()
+    group.sound()
+
+
 def test_a_producer_only_has_no_landing(tmp_path: Path) -> None:
     """What it made it reads itself; nothing of others can land."""
     need("ucx")

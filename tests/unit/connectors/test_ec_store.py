@@ -46,7 +46,6 @@ class Case:
             self.bus,  # type: ignore[arg-type]
             self.memory,
             lambda offset, size: None,
-            lambda mm_hash: mm_hash in self.pending,
             lease_s,
             lambda: self.now,
         )
@@ -61,7 +60,7 @@ class Case:
 
     def after(self, seconds: float) -> None:
         self.now += seconds
-        self.store.poll()
+        self.store.poll(self.pending)
 
     def sound(self) -> None:
         assert self.store.check_integrity() == []

@@ -160,7 +160,7 @@ def test_late_data_does_not_land(
     local.fetch("peer", (SIZE - 8, SIZE - 8, 8))
     peer.signal(signal.SIGSTOP)
     given_up = local.read("peer", (0, 0, size))
-    monkeypatch.setattr(local.transport._reader, "_ask", lambda *stop: asked.append(stop))
+    monkeypatch.setattr(given_up, "_ask", lambda *stop: asked.append(stop))
     given_up.cancel()
     until(lambda: given_up.settled, local.transport)
     peer.signal(signal.SIGCONT)

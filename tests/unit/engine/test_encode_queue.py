@@ -164,7 +164,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
     assert tight.answered() == [] and tight.queue.blocked
     passes(BOUND_S + 1.0)
     assert tight.answered() == [] and not tight.queue.blocked
-    assert not tight.store.pending(tight.items[0].mm_hash)
+    assert tight.items[0].mm_hash not in tight.queue
     assert tight.queue._unstored == {}
 
 

@@ -1,0 +1,178 @@
+"""An object gets what it calls back when it is made: nobody puts a callback into it afterwards.
+
+Found by names, as far as that goes: what is declared as `Callable`, and what is defined with `def`.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.unit.test_layers import ROOT, sources
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+MAKING = ("__init__", "__post_init__", "__new__")
+# What an object takes from a caller of its own method, by its name there.
+ALLOWED = {
+    "self._sink": "where bytes go while `Exchange.forward` runs",
+    "self._sent": "what the proxy's metrics read when their page is asked for",
+    "self._failed_over": "the same",
+}
+
+
+@dataclass
+class Names:
+    """Of the whole project: attributes that hold a callable, those that hold something else, and
+    methods."""
+
+    callables: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+    methods: set[str] = field(default_factory=set)
+
+
+def aliases(trees: list[ast.Module]) -> set[str]:
+    """Names of the project's own types that are callables."""
+    return {
+        target.id
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable[")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def calls_back(annotation: ast.expr | None, known: set[str]) -> bool:
+    """Whether a value of this type is a callable: not a container of them."""
+    if annotation is None:
+        return False
+    parts = ast.unparse(annotation).split(" | ")
+    return any(part.startswith("Callable[") or part in known for part in parts)
+
+
+def names_of(trees: list[ast.Module], known: set[str]) -> Names:
+    found = Names()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.AnnAssign):
+            target = node.target
+            name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+            (found.callables if calls_back(node.annotation, known) else found.others).add(name)
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, Function):
+                    (found.others if one.decorator_list else found.methods).add(one.name)
+    found.methods -= found.others
+    return found
+
+
+def methods(tree: ast.Module) -> Iterator[tuple[ast.ClassDef | None, Function]]:
+    """Each function with the class whose method it is."""
+    owners = {
+        id(one): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        for one in node.body
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield owners.get(id(node)), node
+
+
+def given(function: Function, known: set[str]) -> set[str]:
+    """Parameters that are callables."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return {one.arg for one in arguments if calls_back(one.annotation, known)}
+
+
+def assigned(function: Function) -> Iterator[tuple[ast.Attribute, ast.expr]]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute):
+                    yield target, node.value
+
+
+def late_callbacks(trees: list[ast.Module]) -> list[str]:
+    """Assignments that hand a callable to an object which exists already: by another one, or by
+    itself in a method that sets it."""
+    known = aliases(trees)
+    names = names_of(trees, known)
+    found = []
+    for tree in trees:
+        for owner, function in methods(tree):
+            local = {one.name for one in ast.walk(function) if isinstance(one, Function)}
+            for target, value in assigned(function):
+                callback = is_callback(value, names, local | given(function, known))
+                own = isinstance(target.value, ast.Name) and target.value.id == "self"
+                if own and owner is not None:
+                    given_here = isinstance(value, ast.Name) and value.id in given(function, known)
+                    late = given_here and function.name not in MAKING
+                else:
+                    late = callback or target.attr in names.callables - names.others
+                if late:
+                    found.append(ast.unparse(target))
+    return sorted(set(found))
+
+
+def is_callback(value: ast.expr, names: Names, local: set[str]) -> bool:
+    """A lambda, a function of this scope, or a method that is not called."""
+    match value:
+        case ast.Lambda():
+            return True
+        case ast.Name(id=name):
+            return name in local
+        case ast.Attribute(attr=name):
+            return name in names.methods
+        case _:
+            return False
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path.relative_to(ROOT)))
+
+
+def test_no_callback_is_assigned_after_construction() -> None:
+    assert set(late_callbacks([parsed(path) for path in sources()])) == set(ALLOWED)
+
+
+EXAMPLE = """
+Changed = Callable[[str], None]
+
+class Cache:
+    told: Changed | None = None
+    size: int = 0
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.handlers: dict[str, Changed] = {}
+
+    def on(self, name: str, handler: Changed) -> None:
+        self.handlers[name] = handler
+
+    def listen(self, listener: Changed) -> None:
+        self.listener = listener
+
+    def grow(self) -> None:
+        self.size += 1
+
+class Log:
+    def __init__(self, cache: Cache, size: int) -> None:
+        cache.size = size
+        cache.name = self.name
+        cache.dropped = lambda name: None
+        cache.stored = self.stored
+        cache.told = choose()
+
+    @property
+    def name(self) -> str: ...
+
+    def stored(self, name: str) -> None: ...
+
+def joined(cache: Cache) -> None:
+    def full() -> None: ...
+
+    cache.full = full
+"""
+
+
+def test_the_check_sees_what_is_assigned_late() -> None:
+    found = late_callbacks([ast.parse(EXAMPLE)])
+    assert found == ["cache.dropped", "cache.full", "cache.stored", "cache.told", "self.listener"]
