@@ -21,6 +21,7 @@ from proxy.relay import serving
 from proxy.relay.relay import Relay
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
+from services.http.open_files import raise_limit
 from services.http.server import bind, serve
 
 logger = logging.getLogger("proxy")
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
         )
         logger.info("configuration:\n%s", describe(config))
+        raise_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(config))
     except ConfigError as error:
@@ -74,7 +76,7 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
 async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey) -> None:
     app = create_app(gateway)
     if gateway.config.dialect == "tokens":
-        await serve(app, listener, "proxy")
+        await serve(app, listener, "proxy", client_share=serving.CLIENT_SHARE)
         return
     relay = Relay(gateway, key)
     try:

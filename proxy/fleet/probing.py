@@ -11,6 +11,7 @@ from proxy.fleet.discovery import learn
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.upstream.client import UpstreamClient
+from proxy.upstream.failures import ProxyExhausted
 
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2
@@ -64,6 +65,8 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     except DeadlineExceeded:
         _late(fleet, instance)
         return _hold(instance, instance.up)
+    except ProxyExhausted:
+        return _hold(instance, instance.up)  # it was not asked: what was known of it holds
     except TriptychError:
         instance.refused()
         return False
@@ -105,6 +108,8 @@ async def _asked(client: UpstreamClient, instance: Instance) -> bool:
         try:
             _notice(instance, await client.get(f"{instance.url}/ready"))
             return True
+        except ProxyExhausted:
+            raise
         except Unavailable:
             takes_requests = False
         except RequestError:

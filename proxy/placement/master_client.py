@@ -13,6 +13,7 @@ import msgspec
 from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
 from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.failures import ProxyExhausted
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,6 +73,8 @@ class MasterClient:
         try:
             answer = await self._client.get(url + path, Patience.of(timeout_s), _HEADERS)
             found = _decoded(answer, kind, url)
+        except ProxyExhausted as error:  # the master was not asked
+            raise MasterAway(f"master {url}: {error.message}") from None
         except TriptychError as error:
             self.failed(url, error)
             raise MasterAway(f"master {url}: {error.message}") from None

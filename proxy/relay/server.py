@@ -107,12 +107,9 @@ class ClientConnection(Listener):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """Told by the server that it stops: what is under way may end."""
         if self._reply is not None:
             self._reply.keep_alive = False
-        elif self._reader is not None:
-            self.transport.close()
-        else:
+        elif self._reader is None:
             super().shutdown()
 
     # A request's way in.
@@ -217,7 +214,7 @@ class ClientConnection(Listener):
             self._reply = reply = ClientResponse(
                 self.transport,
                 call.request_id,
-                keep_alive=reader.keep_alive,
+                keep_alive=reader.keep_alive and self._shared.keep_alive,
                 http_1_0=reader.http_1_0,
             )
             self._task = self.loop.create_task(self._answer(call, reply))

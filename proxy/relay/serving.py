@@ -11,13 +11,14 @@ from proxy.relay.hot_path import HotPath
 from proxy.relay.server import connection_class
 from services.http.server import serve as serve_http
 
+CLIENT_SHARE = 1 / 3  # of the open files: a request has up to two connections to workers at once
 _YOUNG = 5000
 
 
 async def serve(app: ASGIApp, listener: socket.socket, name: str, hot: HotPath) -> None:
     """Serve until SIGINT or SIGTERM: relayed routes by `hot`, everything else by `app`."""
     _spare_the_collector()
-    await serve_http(app, listener, name, http=connection_class(hot))
+    await serve_http(app, listener, name, http=connection_class(hot), client_share=CLIENT_SHARE)
 
 
 def _spare_the_collector() -> None:

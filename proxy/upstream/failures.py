@@ -7,7 +7,6 @@ and a shortage of this process is nobody's fault but its own.
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,9 @@ from protocol.errors import (
     from_openai,
 )
 from protocol.fleet_key import refuses_key
+from protocol.shortage import is_own_shortage
 from proxy.upstream.answer import Answer
 
-_OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 3600.0
@@ -148,6 +147,6 @@ def is_no_worker(status: int, content: object) -> bool:
 def unconnected(url: str, error: OSError) -> CallFailed | ProxyExhausted:
     """Why there is no connection to a worker."""
     text = f"{url} cannot be reached: {error.strerror or error}"
-    if error.errno in _OUR_OWN:
+    if is_own_shortage(error):
         return ProxyExhausted(text, retry_after_s=1.0)
     return CallFailed(text, REFUSED, sent=False)

@@ -8,7 +8,7 @@ import base64
 import contextlib
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,6 +38,7 @@ SECONDS, UNCOUNTED_S, DRAIN_S = 40.0, 8.0, 20.0
 OBJECTIVES = Objectives(1.5, 0.15)
 SEED, PICTURES, SIDE = 7, 40, 96
 _PROXY_ALONE = "proxy alone"
+Contender = Callable[[], contextlib.AbstractContextManager[str]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def compare(site: Site) -> None:
     flags = {"MASTER_FLAGS": f"--ttft-slo {OBJECTIVES.ttft_s} --tpot-slo {OBJECTIVES.tpot_s}"}
     with launched(site, "fleet", NUMBERS, flags) as stack:
         workers = Workers([stack.encode], [], stack.decode)
-        contenders = {
+        contenders: dict[str, Contender] = {
             ROUND_ROBIN: partial(processes.round_robin, workers),
             _PROXY_ALONE: partial(processes.ours, workers),
             WITH_MASTER: partial(_as_launched, stack),
@@ -89,7 +90,7 @@ def _as_launched(stack: Launched) -> Iterator[str]:
 
 
 def _measured(
-    contender: partial[contextlib.AbstractContextManager[str]], workers: Workers,
+    contender: Contender, workers: Workers,
     drawing: Drawing, rate: float,
 ) -> Measured:  # fmt: skip
     workers.reset()

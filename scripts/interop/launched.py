@@ -19,6 +19,7 @@ from scripts.interop.shared import Site
 from scripts.interop.topologies import answers
 from scripts.interop.vllm import ENVIRONMENT, START_S, STOP_S, free_ports, metric
 from tests.support.conversations import asking
+from tests.support.reference import Messages
 
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "E+P+D": {"NUM_E": 1, "NUM_P": 1, "NUM_D": 1},
@@ -83,7 +84,12 @@ def launched(
         _wait(process, log)
         local = "http://127.0.0.1"
         decode = [f"{local}:{ports['DECODE_PORT'] + i}" for i in range(numbers["NUM_D"])]
-        yield Launched(f"{local}:{ports['PROXY_PORT']}", f"{local}:{ports['MASTER_PORT']}", decode)
+        yield Launched(
+            f"{local}:{ports['PROXY_PORT']}",
+            f"{local}:{ports['MASTER_PORT']}",
+            f"{local}:{ports['ENCODE_PORT']}",
+            decode,
+        )
     finally:
         process.send_signal(signal.SIGTERM)  # the script ends what it has started
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,7 +142,7 @@ def _repeated(stack: Launched) -> tuple[list[float], list[float]]:
     return gained, known
 
 
-def _long(number: int) -> cases.Messages:
+def _long(number: int) -> Messages:
     """Two beginnings of more than two blocks in turn, a question of its own at the end."""
     beginning = json.dumps([f"{number % 2} fact {i} of the world" for i in range(60)])
     return asking(f"{beginning} question {number}")

@@ -18,6 +18,7 @@ from services.http.joined import JoinedWrites
 
 ABORT = "triptych.abort"
 MAX_HEAD = 1 << 16
+_UNUSED_S = 5.0
 TOO_MUCH = "the headers of the request are too large"
 
 
@@ -43,6 +44,15 @@ class Pace:
         return self.grace_s + size / self.bytes_per_s
 
 
+class SharedState(ServerState):
+    """uvicorn's state of a server, which all its connections see. `keep_alive`: whether they may
+    have another request after the one that is answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep_alive = True
+
+
 class Listener(HttpToolsProtocol):
     """One client connection. A request that is too slow in coming is answered with 408, a client
     that does not take its answer is cut off.
@@ -60,6 +70,7 @@ class Listener(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._shared = server_state if isinstance(server_state, SharedState) else SharedState()
         self._fresh = True
         self._cold_reading = self._cold_head = False
         self._read_since = 0.0
@@ -112,6 +123,8 @@ class Listener(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._cold_head = False
         super().on_headers_complete()
+        if self.cycle is not None and not self._shared.keep_alive:
+            self.cycle.keep_alive = False
         if self.cycle is not None and not isinstance(self.cycle.transport, JoinedWrites):
             self.cycle.transport = JoinedWrites(self.transport, self.loop)  # type: ignore[assignment]
 
@@ -134,6 +147,21 @@ class Listener(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self.close()
+
+    def shutdown(self) -> None:
+        """No further request: the connection ends with its answer, or now if it is idle. A request
+        that is arriving is answered."""
+        if self._answering:
+            self.cycle.keep_alive = False
+        elif not self.reading:
+            self.close()
+
+    def give_way(self) -> None:
+        """Others wait for the place of this connection: as `shutdown`, and one whose first request
+        is long in coming ends too."""
+        self.shutdown()
+        if self._fresh and self.loop.time() - self._read_since > _UNUSED_S:
+            self.close()
 
     # Bounds.
 

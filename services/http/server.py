@@ -8,14 +8,18 @@ import importlib.metadata
 import signal
 import socket
 from collections.abc import Generator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
-from services.http.listener import Listener
+from services.http.accepting import Acceptor
+from services.http.listener import Listener, SharedState
+from services.http.open_files import Room
 
 GRACE_S = 5
+CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
 KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
 
 
@@ -46,11 +50,13 @@ async def serve(
     stop: asyncio.Event | None = None,
     http: type[asyncio.Protocol] | None = None,
     during: contextlib.AbstractAsyncContextManager[None] | None = None,
+    client_share: float = CLIENT_SHARE,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
 
     `http` takes the place of `Listener` for connections. `during` is entered once
-    connections are accepted, and left before they are no more.
+    connections are accepted, and left before they are no more. `client_share` of the open files
+    may be connections of clients; further ones wait.
     """
     server = _Server(
         uvicorn.Config(
@@ -67,6 +73,7 @@ async def serve(
         ),
         name,
         during or contextlib.nullcontext(),
+        client_share,
     )
     watch = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
@@ -86,19 +93,44 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         name: str,
         during: contextlib.AbstractAsyncContextManager[None],
+        client_share: float,
     ) -> None:
         super().__init__(config)
+        self.server_state = self._shared = SharedState()
         self._name = name
         self._during = during
+        self._client_share = client_share
         self._entered = contextlib.AsyncExitStack()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say where once connections are accepted: scripts and tests wait for this line."""
-        await super().startup(sockets)
+        await super().startup([])
+        room = Room(self._client_share)
+        room.count(lambda: len(self._shared.connections))
         for listener in sockets or ():
+            self.servers.append(self._accepting(listener, room))
             host, port = listener.getsockname()[:2]
             print(f"{self._name} ready on http://{host}:{port}", flush=True)
         await self._entered.enter_async_context(self._during)
+
+    def _accepting(self, listener: socket.socket, room: Room) -> Any:
+        shared, config = self._shared, self.config
+        return Acceptor(
+            listener,
+            lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=shared, app_state=self.lifespan.state
+            ),
+            room,
+            self._crowded,
+            config.ssl,
+        )
+
+    def _crowded(self, waiting: bool) -> None:
+        """While connections wait for room, none is kept once it is idle."""
+        self._shared.keep_alive = not waiting
+        if waiting:
+            for connection in list(self._shared.connections):
+                connection.give_way()  # type: ignore[union-attr]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._entered.aclose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import uvloop
 from protocol.errors import ConfigError
 from protocol.settings import describe, resolve
 from services.http.fleet_auth import gated, warn_if_open
+from services.http.open_files import raise_limit
 from services.http.server import bind, serve
 from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = replace(config, redis_url=_without_password(config.redis_url))
         logger.info("configuration:\n%s", describe(shown))
         calm()
-        _raise_file_limit()
+        raise_limit()
         uvloop.run(run(config))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
@@ -63,12 +63,6 @@ def _without_password(url: str) -> str:
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"***{at}{host}" if at else host))
-
-
-def _raise_file_limit() -> None:
-    """Every event source takes two files: the soft limit would be reached by a few hundred."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def run(config: MasterConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
 from services.http.fleet_auth import warn_if_open
+from services.http.open_files import Room, raise_limit
 from services.http.server import bind
 from services.mock import openai_api, rtp_api, status_api, tokens_api
 from services.mock.config import MockConfig
@@ -39,6 +39,7 @@ from services.mock.settings import EngineSettings
 
 logger = logging.getLogger("mock")
 _MAX_SOCKETS = 65_536
+_CLIENT_SHARE = 0.75  # of the open files; mock workers ask one another
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def serve(config: MockConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
-    _allow_many_files()
+    raise_limit()
     key = config.read_fleet_key()
     warn_if_open(logger, key, [config.host])
     stop = asyncio.Event()
@@ -88,6 +89,7 @@ async def _open_all(
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
     stack.callback(context.destroy, linger=0)
     table = routes(config)
+    room = Room(_CLIENT_SHARE)
     servers = []
     for number in range(config.count):
         port = config.port + number if config.port else 0
@@ -97,7 +99,7 @@ async def _open_all(
             stack.push_async_callback(publisher.close)
         port = listener.getsockname()[1]
         instance = Instance.create(config, shared, port, number, peers, publisher)
-        server = Server(instance, table, key)
+        server = Server(instance, table, room, key)
         await server.open(listener)
         stack.push_async_callback(server.close)
         servers.append(server)
@@ -158,10 +160,3 @@ def routes(config: MockConfig) -> Routes:
     if config.role in ("encode", "pdfusion"):
         table["POST", ENCODE_PATH] = tokens_api.encode
     return table
-
-
-def _allow_many_files() -> None:
-    """Hundreds of workers need more descriptors than the usual soft limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))

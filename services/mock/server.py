@@ -15,7 +15,9 @@ from aiohttp.web_protocol import RequestHandler
 
 from protocol.errors import InternalError, PayloadTooLarge, TriptychError
 from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
+from services.http.accepting import Acceptor
 from services.http.fleet_auth import STATUS_PATHS
+from services.http.open_files import Room
 from services.http.server import bind
 from services.mock.answering import Answering, Cut
 from services.mock.instance import Instance
@@ -23,17 +25,20 @@ from services.mock.instance import Instance
 logger = logging.getLogger("mock")
 Handler = Callable[[Instance, Answering], Awaitable[web.StreamResponse]]
 Routes = Mapping[tuple[str, str], Handler]
-_BACKLOG = 1024
 
 
 class Server:
     """Listens for one instance. Call `open`, then `close`; it may be opened again."""
 
-    def __init__(self, instance: Instance, routes: Routes, key: FleetKey = NO_KEY) -> None:
+    def __init__(
+        self, instance: Instance, routes: Routes, room: Room, key: FleetKey = NO_KEY
+    ) -> None:
         self.instance = instance
         self._key = key
         self._routes = routes
-        self._listening: asyncio.Server | None = None
+        self._room = room
+        self._listening: Acceptor | None = None
+        self._listener: socket.socket | None = None
         self._reopen: asyncio.TimerHandle | None = None
         self._protocols = web.Server(
             self._handle,
@@ -42,6 +47,7 @@ class Server:
             access_log=None,
             keepalive_timeout=75.0,
         )
+        room.count(lambda: len(self._protocols.connections))
 
     def _request(
         self,
@@ -61,15 +67,17 @@ class Server:
         if self._listening is not None:
             return
         settings = self.instance.settings
-        listener = listener or bind(settings.host, settings.port)
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._protocols, sock=listener, backlog=_BACKLOG)
+        self._listener = listener or bind(settings.host, settings.port)
+        self._listening = Acceptor(self._listener, self._protocols, self._room)
 
     def refuse(self, duration_s: float) -> None:
         """Close the port and cut every connection; open it again after `duration_s`, if not 0."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         for protocol in self._protocols.connections:
             if protocol.transport is not None:
                 protocol.transport.abort()

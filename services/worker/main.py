@@ -14,6 +14,7 @@ from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
 from services.http.fleet_auth import gated, warn_if_open
+from services.http.open_files import raise_limit
 from services.http.server import bind
 from services.http.server import serve as serve_http
 from services.membership.config import EventsConfig, advertised_url, parse_events
@@ -39,6 +40,7 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
             format=f"%(asctime)s %(levelname)s {role.name}: %(message)s",
         )
         logger.info("configuration:\n%s", describe(config))
+        raise_limit()
         return asyncio.run(serve(role, config))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)

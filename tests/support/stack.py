@@ -30,10 +30,12 @@ class Process:
     """One service. `url` is known once it is ready; `stop` ends it and returns its exit status."""
 
     def __init__(
-        self, module: str, *flags: str, env: Mapping[str, str], forked: bool = True
+        self, module: str, *flags: str, env: Mapping[str, str], forked: bool = True, files: str = ""
     ) -> None:
-        """`forked`: from a process that has imported everything, instead of by its command."""
-        self._forked = forked
+        """`forked`: from a process that has imported everything, instead of by its command.
+        `files`: soft and hard limit of open files, as in 128:4096; such a one is not forked."""
+        self._forked = forked and not files
+        self._files = files
         self.module = module
         self.flags = flags
         self._env = {**os.environ, **env}
@@ -48,8 +50,9 @@ class Process:
                 self.module, arguments, self._env
             )
         else:
+            limited = ["prlimit", f"--nofile={self._files}"] if self._files else []
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *arguments],
+                [*limited, sys.executable, "-m", self.module, *arguments],
                 env=self._env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
@@ -111,10 +114,10 @@ class Stack:
     processes: list[Process] = field(default_factory=list)
     namespace: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
 
-    def start(self, module: str, *flags: str) -> Process:
+    def start(self, module: str, *flags: str, files: str = "") -> Process:
         env = {"TRIPTYCH_NAMESPACE": self.namespace, "OMP_NUM_THREADS": "1"}
         named = ("--model", str(self.model), "--served-model-name", "tiny")
-        process = Process(module, *named, *flags, env=env, forked=self.forked)
+        process = Process(module, *named, *flags, env=env, forked=self.forked, files=files)
         self.processes.append(process)
         return process
 

@@ -15,7 +15,9 @@ from protocol.decoding import decoded
 from protocol.errors import UpstreamError
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Name
+from protocol.shortage import is_own_shortage
 from services.master.fleet.added_workers import WorkerMetrics
+from services.master.probing.shortage import NotAsked
 from services.master.probing.vllm_metrics import MAX_BYTES, metrics_from
 
 _AT_ONCE = 256
@@ -39,7 +41,8 @@ class _Models(msgspec.Struct):
 
 
 class ProbeClient:
-    """An asynchronous context manager. What is no good answer is an `UpstreamError`.
+    """An asynchronous context manager. What is no good answer is an `UpstreamError`; `NotAsked` if
+    there was no question.
 
     A probe has `timeout_s` from when it is its turn. Suspects, who have not answered lately, have
     turns of their own, so that any number of them that hang keeps nobody else waiting.
@@ -97,6 +100,8 @@ class ProbeClient:
                         raise UpstreamError(f"{url} answers HTTP {response.status}")
                     return await _bounded(response.content)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if is_own_shortage(getattr(error, "os_error", None)):
+                    raise NotAsked(str(error)) from None
                 raise UpstreamError(str(error) or type(error).__name__) from None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import UpstreamError
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
+from services.master.probing.shortage import NotAsked
 from services.master.replication.messages import Joined, Kept
 from services.master.replication.replicator import Replicator
 
@@ -52,6 +53,8 @@ class OrphanProber:
         name = info.instance_id
         try:
             await client.health(info.url, suspect=name in self._silent)
+        except NotAsked:  # neither silent nor alive
+            return
         except UpstreamError:
             self._silent.add(name)
             self.replicator.counts["orphans_silent"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,9 +13,12 @@ from protocol.errors import TriptychError, UpstreamError
 from protocol.fleet_key import NO_KEY, FleetKey
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import AddedWorkers, Probed
+from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Prober:
             await self._name(client, probed)
             metrics = await client.metrics_of(probed.url)
             self.workers.alive(probed, time.monotonic(), metrics)
+        except NotAsked:
+            logger.warning("%s cannot be probed: no files or memory are left", probed.url)
         except TriptychError as error:
             self.workers.failed(probed, error.message, time.monotonic())
         finally:

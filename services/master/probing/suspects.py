@@ -14,6 +14,7 @@ from protocol.registry import LeaseAnswer, Suspected
 from services.master.config import MasterConfig
 from services.master.fleet.instance import Instance
 from services.master.fleet.registry import Registry
+from services.master.probing.shortage import NotAsked
 
 if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient
@@ -78,6 +79,8 @@ class SuspectProber:
         try:
             await client.health(info.url, suspect=True)
             self.counts["alive"] += 1
+        except NotAsked:
+            self.counts["skipped"] += 1
         except UpstreamError:
             self.counts["silent"] += 1
             if self.registry.instances.get(info.instance_id) is instance:

@@ -16,6 +16,8 @@ from services.master.config import MasterConfig
 from services.master.fleet.added_workers import ProbedInstance
 from services.master.probing import client as probe_client
 from services.master.probing.client import ProbeClient
+from services.master.probing.prober import Prober
+from tests.support.shortage import no_files_left
 from tests.support.waiting import eventually
 
 
@@ -219,6 +221,28 @@ async def test_many_complaints_ask_a_worker_once() -> None:
         await eventually(lambda: usable(made) == set())
         counts = made.suspects.counts
         assert (counts["told"], counts["skipped"], counts["silent"]) == (1000, 999, 1)
+
+
+async def test_a_master_without_files_blames_no_worker() -> None:
+    async with serving() as worker, probing_with(probe_interval=60.0) as made:
+        made.register(InstanceInfo("w", "decode", worker.url, "m", generation="1"))
+        with no_files_left():
+            made.suspect(Suspected("w"))
+            await eventually(lambda: made.suspects.counts["skipped"] == 1)
+        assert usable(made) == {"w"} and not made.suspects.counts["silent"]
+
+
+async def test_a_worker_that_was_not_asked_has_not_failed() -> None:
+    async with probing_with(probe_interval=60.0) as service, ProbeClient(1.0) as client:
+        service.add_instance(body("http://127.0.0.1:9", model="m"))
+        (probed,) = service.added.all()
+        await eventually(lambda: probed.failures == 1)
+        prober = Prober(service.added, service.config, asyncio.Event())
+        with no_files_left():
+            await prober._probe(client, probed)
+        assert probed.failures == 1
+        await prober._probe(client, probed)
+        assert probed.failures == 2
 
 
 def usable(service: MasterService) -> set[str]:

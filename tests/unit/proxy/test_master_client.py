@@ -19,6 +19,7 @@ from protocol.registry import (
 from proxy.placement.master_client import MasterAway, MasterClient
 from proxy.upstream.client import UpstreamClient
 from tests.support.live_masters import running
+from tests.support.shortage import no_files_left
 
 DECODER = "http://127.0.0.1:2"
 
@@ -100,3 +101,16 @@ async def test_a_master_that_is_silent_and_was_never_heard_is_given_up_soon(
     await client.close()
     for runner in runners:
         await runner.cleanup()
+
+
+async def test_a_proxy_without_files_keeps_its_master() -> None:
+    client = UpstreamClient(2.0)
+    link = MasterClient(["http://127.0.0.1:8", "http://127.0.0.1:9"], client)
+    link.heard(link.url)
+    with no_files_left(), pytest.raises(MasterAway):
+        await link.get(WORKERS_PATH, Workers, 1.0)
+    assert (link.url, link.present, link.failovers) == ("http://127.0.0.1:8", True, 0)
+    with pytest.raises(MasterAway):
+        await link.get(WORKERS_PATH, Workers, 1.0)
+    assert (link.url, link.failovers) == ("http://127.0.0.1:9", 1)
+    await client.close()

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from proxy.fleet.probing import probe_first, probe_once, probe_one
 from proxy.upstream.client import Patience
 from proxy.upstream.failures import CallFailed
 from tests.support.probed_workers import OURS, PROBE_S, THEIRS, Worker, asking, decoding, serving
+from tests.support.shortage import no_files_left
 
 
 async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is(
@@ -208,3 +210,15 @@ async def test_a_restart_between_two_probes_is_noticed() -> None:
         worker.answers["/ready"] = b"second"
         await probe_once(fleet, client)
         assert instance.kv_endpoint == {"remote_engine_id": "new"} and instance.up
+
+
+@pytest.mark.parametrize("dialect", ["tokens", "openai"])
+async def test_a_proxy_without_files_blames_no_worker(dialect: Any) -> None:
+    async with asking() as client:
+        fleet, (instance,) = decoding("http://127.0.0.1:9")
+        instance.up, instance.known, instance.dialect = True, True, dialect
+        with no_files_left():
+            await probe_once(fleet, client)
+        assert instance.up and instance.known and not instance.draining
+        await probe_once(fleet, client)
+        assert not instance.up, "nobody is there"

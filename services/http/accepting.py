@@ -1,0 +1,112 @@
+"""Connections are taken while there is room for them; the rest wait in the kernel's queue.
+
+The event loop's own servers go on accepting until no file is left. uvloop then closes whatever
+comes (libuv's way out of a loop that never rests): clients see a reset instead of a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+import ssl
+from collections.abc import Callable
+
+from services.http.open_files import Room
+
+logger = logging.getLogger(__name__)
+BACKLOG = 4096  # the kernel takes net.core.somaxconn if that is less
+_AT_ONCE = 128
+_LOOK_S = 0.05
+_SAID_AGAIN_S = 60.0
+
+
+class Acceptor:
+    """Accepts on one listening socket, which its owner closes.
+
+    `connect` makes a protocol for a connection, which its owner counts in `room`. `crowded` is told
+    again and again that connections wait for room, and once that they do not.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], asyncio.BaseProtocol],
+        room: Room,
+        crowded: Callable[[bool], None] = lambda waiting: None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._listener = listener
+        self._connect = connect
+        self._room = room
+        self._crowded = crowded
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_until = 0.0
+        room.count(lambda: len(self._opening))
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._arrivals = select.poll()
+        self._arrivals.register(listener, select.POLLIN)
+        self._loop.add_reader(listener, self._accept)
+
+    def take_waiting(self) -> None:
+        """Take the connections that the kernel has made already; `close` would reset them."""
+        if self._timer is None:
+            self._accept()
+
+    def close(self) -> None:
+        """Accept no more; the socket can be closed. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Until no connection is being opened."""
+        if self._opening:
+            await asyncio.wait(self._opening)
+
+    def _accept(self) -> None:
+        for _ in range(min(_AT_ONCE, self._room.left)):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(f"a connection cannot be accepted: {error.strerror or error}")
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._open(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+        if self._room.left <= 0:
+            self._pause(f"{self._room.limit} connections, as many as the open files allow")
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._connect, connection, ssl=self._tls)
+        except OSError:  # the client has left, or its handshake has failed
+            connection.close()
+
+    def _pause(self, why: str) -> None:
+        """Looked at again soon: that costs less than being told of each connection that ends."""
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _SAID_AGAIN_S
+            logger.warning("%s: further ones wait", why)
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._room.left > 0:
+            self._timer = None
+            self._crowded(False)
+            self._loop.add_reader(self._listener, self._accept)
+            self._accept()
+        else:
+            self._crowded(bool(self._arrivals.poll(0)))
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
