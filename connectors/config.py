@@ -64,6 +64,8 @@ class ECConfig(msgspec.Struct, frozen=True):
     lease_s: _Seconds = 30.0  # seconds that an entry is kept which a consumer was told of or reads
     load_timeout_s: _Seconds = 30.0  # seconds that a consumer waits for an entry
     timeout_s: _Seconds = 20.0  # seconds without an answer after which a peer counts as gone
+    # whether files of shared storage without a checksum are loaded, which other engines write
+    load_unchecked: bool = False
     # root of shared storage, else the folder in which producers of this host are found
     path: str = ""
     peers: tuple[tuple[str, _Port], ...] = ()  # side channels of producers on other hosts
@@ -124,6 +126,7 @@ def parse_ec(text: str) -> ECConfig:
         "lease_s": extra.get("ec_lease_duration", 30.0),
         "load_timeout_s": extra.get("load_timeout_s", 30.0),
         "timeout_s": extra.get("ec_timeout", 20.0),
+        "load_unchecked": extra.get("load_unchecked", False),
         "path": path or str(namespace_dir()),
         "peers": extra.get("peers", []),
     }

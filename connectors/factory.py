@@ -62,6 +62,7 @@ class Connectors:
                     capacity=config.ec_buffer_size,
                     load_timeout_s=config.load_timeout_s,
                     lease_s=config.lease_s,
+                    load_unchecked=config.load_unchecked,
                 ),
                 changed,
             )

@@ -13,6 +13,8 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.simulate.processes import PATCH, TimedClient, TimedWorker, running_worker
+from services.frontend.options import FrontendOptions
+from services.frontend.render import Frontend
 
 _CALL_S = 240.0
 _REPEATS = 3
@@ -36,12 +38,12 @@ class Points:
         self.ms.append(ms)
 
 
-async def _encode_points(client: TimedClient, worker: TimedWorker) -> Points:
+async def _encode_points(client: TimedClient, worker: TimedWorker, frontend: Frontend) -> Points:
     points = Points()
     for side in _SIDES:
-        await client.encode(worker, side, 1)
+        await client.encode(worker, frontend, side, 1)
         for count in (1, 4):
-            times = [await client.encode(worker, side, count) for _ in range(_REPEATS)]
+            times = [await client.encode(worker, frontend, side, count) for _ in range(_REPEATS)]
             points.add((1.0, count * (side // PATCH) ** 2), min(times))
     return points
 
@@ -121,7 +123,8 @@ async def measure(model: Path) -> dict[str, Points]:
         with tempfile.TemporaryDirectory() as folder:
             larger = _larger_pictures(model, Path(folder))
             with running_worker("services.encoder", larger, namespace) as encoder:
-                encode = await _encode_points(client, encoder)
+                frontend = Frontend.load(FrontendOptions(model=str(larger)).to_config())
+                encode = await _encode_points(client, encoder, frontend)
         with running_worker("services.prefill", model, namespace) as first:
             prefill = await _prefill_points(client, first)
             with running_worker("services.decode", model, namespace) as second:

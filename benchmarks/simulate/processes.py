@@ -29,6 +29,7 @@ from protocol.generate import (
     encode_generate,
 )
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, SamplingParams
+from services.frontend.render import Frontend
 
 _START_S = 240.0
 _STOP_S = 60.0
@@ -100,7 +101,7 @@ class TimedClient:
     def tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(100, 600) for _ in range(count)]
 
-    async def encode(self, worker: TimedWorker, side: int, count: int) -> float:
+    async def encode(self, worker: TimedWorker, frontend: Frontend, side: int, count: int) -> float:
         """ms for `count` pictures that the encoder has not seen."""
         items = []
         for _ in range(count):
@@ -109,7 +110,7 @@ class TimedClient:
             data = encode_image(Image.fromarray(pixels))
             grid = (1, side // PATCH, side // PATCH)
             length = (side // _MERGED) ** 2
-            items.append(EncodeItem(f"{self._asked:064x}", "image", length, grid, data))
+            items.append(EncodeItem(frontend.name_of(data), "image", length, grid, data))
         body = msgspec.msgpack.encode(EncodeRequest(f"e{self._asked}", items))
         start = worker.seconds()
         headers = {"content-type": MSGPACK}

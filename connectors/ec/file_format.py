@@ -25,11 +25,11 @@ def save(path: Path, tensors: Tensors) -> int:
         raise TransferError(f"the EC file cannot be written: {error}") from error
 
 
-def load(path: Path) -> Tensors:
+def load(path: Path, *, unchecked: bool = False) -> Tensors:
     """In memory of its own, as a mapped file that is cut short would end the process.
 
-    `TransferError` if the file is not one of tensors [tokens, width], or not what was written. One
-    without a checksum (of another writer) is taken as it is.
+    `TransferError` if the file is not one of tensors [tokens, width], not what was written, or has
+    no checksum to tell by; with `unchecked` one without (of another engine) is taken as it is.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -44,6 +44,8 @@ def load(path: Path) -> Tensors:
     if any(len(shape) != 2 for shape in shapes.values()):
         raise TransferError(f"EC file {path.parent.name[:16]} holds no embeddings: {shapes}")
     expected = metadata.get(_CHECKSUM)
+    if expected is None and not unchecked:
+        raise TransferError(f"EC file {path.parent.name[:16]} has no checksum (load_unchecked)")
     if expected is not None and _checksum(tensors) != expected:
         raise TransferError(f"EC file {path.parent.name[:16]} is corrupt")
     return tensors

@@ -15,8 +15,12 @@ from protocol.errors import TransferError, TransferTimeout
 class FileLoad(ECLoad):
     """Waits for a file to appear, and says so until then."""
 
-    def __init__(self, path: Path, marks: Marks, deadline: float, meter: Meter) -> None:
+    def __init__(
+        self, path: Path, marks: Marks, deadline: float, meter: Meter, *, unchecked: bool = False
+    ) -> None:
+        """`unchecked` as of `file_format.load`."""
         self._path = path
+        self._unchecked = unchecked
         self._marks = marks
         self._deadline = deadline
         self._meter = meter
@@ -39,7 +43,7 @@ class FileLoad(ECLoad):
     def _read(self) -> Tensors | None:
         begun = time.monotonic()
         try:
-            tensors = file_format.load(self._path)
+            tensors = file_format.load(self._path, unchecked=self._unchecked)
         except TransferError:
             if not self._path.exists():
                 return None  # evicted at this moment

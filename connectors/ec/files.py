@@ -34,12 +34,14 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 @dataclass(frozen=True)
 class FileStoreOptions:
     """`capacity` in bytes bounds what this instance answers for; `lease_s` how long an entry is
-    kept for a request; `load_timeout_s` how long a consumer waits for an entry."""
+    kept for a request; `load_timeout_s` how long a consumer waits for an entry. `load_unchecked`:
+    take files without a checksum, which other engines write."""
 
     root: Path
     capacity: int
     load_timeout_s: float
     lease_s: float
+    load_unchecked: bool = False
 
 
 @dataclass
@@ -194,7 +196,8 @@ class FileEC(ECConnector):
     def fetch(self, mm_hash: str, params: dict[str, Any] | None) -> ECLoad:
         self.check_name(mm_hash)
         deadline = time.monotonic() + self._options.load_timeout_s
-        return FileLoad(self._folders.file(mm_hash), self._marks, deadline, self.meter)
+        path, unchecked = self._folders.file(mm_hash), self._options.load_unchecked
+        return FileLoad(path, self._marks, deadline, self.meter, unchecked=unchecked)
 
     def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self.check_name(mm_hash)

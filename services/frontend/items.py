@@ -97,14 +97,17 @@ class ItemLoader:
     def _item(self, data: bytes, param: str) -> Item:
         width, height = probe(data, max_pixels=self._config.media.max_pixels, param=param)
         extent = _naming(param, self._family.measure_image, width, height)
-        name = mm_hash(
+        return Item(self.name_of(data), extent, self.store.keep(data))
+
+    def name_of(self, data: bytes) -> str:
+        """The mm_hash of a picture, as this model's encoders see it."""
+        return mm_hash(
             data,
             modality="image",
             processor=self._family.processor,
             model=self._info.name,
             revision=self._info.revision,
         )
-        return Item(name, extent, self.store.keep(data))
 
     def _known(self, part: MediaPart, reports: dict[str, Any] | None, salt: str) -> Item:
         """An item without its picture: its embeddings, or the picture's uuid, are known."""

@@ -98,6 +98,10 @@ class Frontend:
         """Holds the media of requests under way."""
         return self._items.store
 
+    def name_of(self, picture: bytes) -> str:
+        """The `mm_hash` that a picture has here."""
+        return self._items.name_of(picture)
+
     async def render_chat(
         self,
         request: ChatCompletionRequest,

@@ -25,10 +25,12 @@ def store(
     count: int = 4,
     lease_s: float = 30.0,
     load_s: float = 30.0,
+    unchecked: bool = False,
     changed: Changed = nobody_listens,
 ) -> FileEC:
     """Room for `count` entries."""
-    return FileEC(FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s), changed)
+    options = FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s, unchecked)
+    return FileEC(options, changed)
 
 
 def entry(seed: int, *holders: str) -> Entry:
@@ -58,8 +60,17 @@ def test_a_file_that_vllm_has_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "b" / FILE_NAME
     path.parent.mkdir()
     save_file({"ec_cache": entry(2).tensors["ec_cache"]}, path)
-    reader = store(tmp_path)
+    reader = store(tmp_path, unchecked=True)
     assert torch.equal(arrived(reader, "b")["ec_cache"], entry(2).tensors["ec_cache"])
+
+
+def test_a_file_without_a_checksum_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+    """Anyone who can write to the folder could have put anything into it."""
+    path = tmp_path / "b" / FILE_NAME
+    path.parent.mkdir()
+    save_file({"ec_cache": entry(2).tensors["ec_cache"]}, path)
+    with pytest.raises(TransferError, match="no checksum"):
+        arrived(store(tmp_path), "b")
 
 
 def test_a_reader_waits_for_a_file_and_is_seen_to(tmp_path: Path) -> None:
