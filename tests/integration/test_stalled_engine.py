@@ -5,27 +5,19 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, all_up, tokens
 from tests.support.conversations import asking
-from tests.support.stack import Process, call, idle, proxy, running
+from tests.support.stack import Process, call, engine_of, idle, proxy, running
 from tests.support.waiting import until
 
 CASES = [asking(f"Question {number}?") for number in range(16)]
 SHORT = {"max_tokens": 8, "ignore_eos": True}
 LONG = {"max_tokens": 200, "ignore_eos": True}
 FROZEN_S = 60.0  # at most: a hung request would take as long
-
-
-def engine_of(worker: Process) -> int:
-    """Its process id."""
-    pid = worker.process.pid
-    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(engine)
 
 
 @contextlib.contextmanager

@@ -151,6 +151,13 @@ def running(model: Path, *, forked: bool = True) -> Iterator[Stack]:
         shutil.rmtree(stack.segments, ignore_errors=True)
 
 
+def engine_of(worker: Process) -> int:
+    """The process id of its engine."""
+    pid = worker.process.pid
+    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(engine)
+
+
 def proxy(
     stack: Stack, encode: list[Process], prefill: list[Process], decode: list[Process],
     *flags: str,
