@@ -5,8 +5,9 @@
 Two encoders, two prefill workers, two decode workers, a master and two proxies, all real, on this
 machine. Clients, half of them at each proxy, ask the demonstration model for long answers, greedy
 and sampled by a seed, whole and streamed. Each worker is killed with −9 and started again, one of
-each role is drained and started again, one of each is stopped by signal and goes on, the master is
-killed and started again, at last one proxy is. `ours` counts what must be none (`peer`): requests
+each role is drained and started again, one of each is stopped by signal and goes on, both of its
+processes, its engine alone and its HTTP process alone, the master is killed and started again, at
+last one proxy is. `ours` counts what must be none (`peer`): requests
 that failed (at the killed proxy: but those under way), tokens other than those of an undisturbed
 run, blocks and bytes still held once all is idle. Exit status 1 if a row does not hold.
 
@@ -38,6 +39,7 @@ SEED = 11
 TOKENS = 120
 _PAUSE_S = 3.0  # of undisturbed load between two acts
 _STALL_S = 12.0
+_HTTP, _ENGINE = slice(0, 1), slice(1, None)  # of a worker's processes
 _IDLE_S = 60.0
 _TIE = 0.25  # of logits, whose steps in bfloat16 are an eighth from 16 on
 _VERSIONS = ("torch", "transformers", "nixl", "ucxx-cu12", "pyzmq")
@@ -78,6 +80,9 @@ class Play:
                 yield f"drain {worker.name}", partial(_drain, worker)
             for worker in first:
                 yield f"stall {worker.name}", partial(_stall, worker)
+        for worker in first:
+            yield f"freeze {worker.name}'s engine", partial(_stall, worker, _ENGINE)
+            yield f"freeze {worker.name}'s worker", partial(_stall, worker, _HTTP)
         yield "kill master", partial(_kill, self.stack.masters[0], 0)
         yield "kill proxy-1", partial(_kill, self.stack.proxies[1], 0)
 
@@ -110,8 +115,8 @@ def _busy(worker: Service) -> bool:
     return any(gauges.get(name) for name in names)
 
 
-def _stall(worker: Service) -> None:
-    worker.stall(_STALL_S)
+def _stall(worker: Service, victims: slice = slice(None)) -> None:
+    worker.stall(_STALL_S, victims)
     worker.wait_ready()
 
 

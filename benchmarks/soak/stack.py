@@ -88,9 +88,9 @@ class Service:
             time.sleep(0.02)
         return f"{self.name}'s {('worker', 'engine')[victim]}"
 
-    def stall(self, seconds: float) -> None:
-        """Stopped by signal meanwhile, its engine too."""
-        pids = self.pids()
+    def stall(self, seconds: float, victims: slice = slice(None)) -> None:
+        """Stopped by signal meanwhile: `victims` of its own process and its engine's."""
+        pids = self.pids()[victims]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
