@@ -220,10 +220,12 @@ class Calling:
     ) -> None:
         instance = self._instance
         instance.in_flight -= 1
-        self.elapsed_s = elapsed_s = time.monotonic() - self._start
+        now = time.monotonic()
+        self.elapsed_s = elapsed_s = now - self._start
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):
             instance.breaker.succeeded()
+            instance.heard = now
             self._seconds.observe(elapsed_s)
         elif isinstance(error, TriptychError):
             self._dispatch.failed(self._tries, instance, error)

@@ -107,6 +107,18 @@ class Fleet:
         doubtful = [i for i in self.all() if not (i.up and i.known and i.vouched) or i.suspect]
         return [*doubtful, *self._leaving]
 
+    def quiet(self) -> list[Instance]:
+        """Workers that a master vouches for, and whose calls here have said nothing for a while: a
+        master notices only after a lease that nobody can reach them."""
+        now = time.monotonic()
+        return [i for i in self.all() if self.watched and i.vouched and i.up and i.quiet(now)]
+
+    def doubt(self, instance: Instance) -> None:
+        """It is to be probed at once."""
+        if instance not in self._doubtful:
+            self._doubtful.append(instance)
+        self._in_doubt.set()
+
     def force_dialect(self, dialect: str) -> None:
         """`tokens` and `openai` hold for all workers; with any other word they are asked."""
         if dialect in ("tokens", "openai"):
@@ -130,13 +142,11 @@ class Fleet:
         """A call has found that the worker takes no requests: it gets none until a probe, which is
         made at once, finds it well."""
         instance.up, instance.suspect = False, True
-        if instance not in self._doubtful:
-            self._doubtful.append(instance)
-        self._in_doubt.set()
+        self.doubt(instance)
         self.news()
 
     async def doubtful(self, timeout_s: float) -> list[Instance]:
-        """Workers that were lost since this was asked last, awaited for so long; none if none."""
+        """Workers in doubt since this was asked last, awaited for so long; none if none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._in_doubt.wait()

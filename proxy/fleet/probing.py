@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 
-from protocol.errors import DeadlineExceeded, RequestError, TriptychError, Unavailable
+from protocol.errors import RequestError, TriptychError, Unavailable
 from proxy.fleet.discovery import learn
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.upstream.client import UpstreamClient
-from proxy.upstream.failures import ProxyExhausted
+from proxy.upstream.failures import ProxyExhausted, is_silence
 
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2
@@ -43,7 +43,31 @@ async def probe_first(fleet: Fleet, client: UpstreamClient, patience_s: float = 
 async def probe_once(fleet: Fleet, client: UpstreamClient) -> bool:
     """Whatever one worker does to its probe, the others are probed. True if it would be worth it to
     ask again at once."""
-    return await _probe_all(fleet, client, list(fleet.to_probe()))
+    again, _ = await asyncio.gather(
+        _probe_all(fleet, client, list(fleet.to_probe())), listen(fleet, client)
+    )
+    return again
+
+
+async def listen(fleet: Fleet, client: UpstreamClient) -> None:
+    """Give up workers that calls wait for, that a master vouches for, and that are silent."""
+    quiet = fleet.quiet()
+    asked = (_listen_to(fleet, client, instance) for instance in quiet)
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    for instance, failure in zip(quiet, results, strict=True):
+        if isinstance(failure, Exception):
+            logger.error("probing %s", instance.url, exc_info=failure)
+
+
+async def _listen_to(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
+    """Whatever it answers, its calls end by themselves if it is ill."""
+    try:
+        await client.get(f"{instance.url}/health")
+    except TriptychError as error:
+        if is_silence(error):
+            await _late(fleet, client, instance)
+            return
+    instance.late_probes = 0
 
 
 async def _probe_all(fleet: Fleet, client: UpstreamClient, asked: list[Instance]) -> bool:
@@ -62,12 +86,12 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     True if it is there, and has not said how it is spoken to: it gets no requests until then."""
     try:
         takes_requests = await _asked(client, instance)
-    except DeadlineExceeded:
-        _late(fleet, instance)
-        return _hold(instance, instance.up)
     except ProxyExhausted:
         return _hold(instance, instance.up)  # it was not asked: what was known of it holds
-    except TriptychError:
+    except TriptychError as error:
+        if is_silence(error):
+            await _late(fleet, client, instance)
+            return _hold(instance, instance.up)
         instance.refused()
         return False
     if instance.suspect and not instance.vouched:
@@ -84,11 +108,18 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     return held
 
 
-def _late(fleet: Fleet, instance: Instance) -> None:
+async def _late(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
     was_lost = instance.lost
-    instance.late(alone=not fleet.replaceable(instance))
-    if instance.lost and not was_lost:
-        logger.warning("%s has been silent for too long: given up", instance.url)
+    instance.late_probes += 1  # before anything else: others that are late by now replace nobody
+    cut_off = not (was_lost or await client.reaches(instance.url))
+    alone = not fleet.replaceable(instance)
+    instance.late(alone, cut_off)
+    if not (instance.lost or alone):
+        fleet.doubt(instance)  # whether it is busy or gone shows the sooner
+    elif instance.lost and not was_lost:
+        why = "its address does not answer" if cut_off else "it has been silent for too long"
+        logger.warning("%s is given up: %s", instance.url, why)
+        fleet.news()
 
 
 def _hold(instance: Instance, was_up: bool) -> bool:

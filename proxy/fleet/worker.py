@@ -14,6 +14,7 @@ Dialect = Literal["tokens", "openai"]
 WorkingRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion"]
 _LATE_PROBES = 3
 _LATE_PROBES_ALONE = 10
+_QUIET_S = 1.0
 
 
 def stage_of(role: WorkingRole) -> Role:
@@ -42,6 +43,7 @@ class Instance:
     vouched: bool = False  # a master says that it is there
     departed: bool = False  # it is no more of the fleet, and finishes what it has
     in_flight: int = 0  # calls of this proxy there
+    heard: float = 0.0  # when a call there last came to a good end
     late_probes: int = 0  # those it has not answered in time since it last did
     max_running: int = 0  # requests that it computes at once, 0 if unknown
     block_size: int = 0  # tokens of a KV block, 0 if unknown
@@ -75,11 +77,17 @@ class Instance:
         self.up = self.known = False
         self.draining = self.draining and self.vouched
 
-    def late(self, alone: bool) -> None:
-        """It has not answered a probe in time. Only if that happens again and again it is lost, for
-        a busy machine is not a dead worker; more often if nobody could take its work, `alone`."""
-        self.late_probes += 1
-        if self.late_probes >= (_LATE_PROBES_ALONE if alone else _LATE_PROBES):
+    def quiet(self, now: float) -> bool:
+        """Whether calls wait there that nothing was heard of for a while."""
+        return self.in_flight > 0 and now - self.heard > _QUIET_S
+
+    def late(self, alone: bool, cut_off: bool) -> None:
+        """It has not answered its last probe in time, which counts already. Only if that happens
+        again and again it is lost, for a busy machine is not a dead worker; more often if nobody
+        could take its work, `alone`. One whose address does not answer at all, `cut_off`, is lost
+        at once unless it is alone."""
+        enough = 1 if cut_off else _LATE_PROBES
+        if self.late_probes >= (_LATE_PROBES_ALONE if alone else enough):
             self.refused()
             self.lost = True
 

@@ -44,6 +44,7 @@ class Relay:
             config.encode_at_once,
             key,
         )
+        self._fleet.subscribe(lambda: self._pools.give_up(self._fleet.all()))
         self._stages = RelayStages(
             config,
             gateway.metrics,

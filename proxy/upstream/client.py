@@ -18,18 +18,21 @@ from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
 from proxy.upstream.failures import (
     DROPPED,
     NOT_A_WORKER,
+    SILENT,
     WRONG_KEY,
     CallFailed,
     is_no_worker,
+    no_connection,
     unconnected,
 )
+from proxy.upstream.reach import reachable
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _MAX_EVENT = 1 << 24
 _MAX_ANSWER = 1 << 28
 _DONE = b"[DONE]"
-_LOOK_S = 1.0
+_LOOK_S = 0.5
 _LEFTOVER_S = 1.0
 _EVENTS = "text/event-stream"
 
@@ -57,7 +60,7 @@ class UpstreamClient:
     def __init__(
         self,
         connect_timeout_s: float,
-        probe_timeout_s: float = 2.0,
+        probe_timeout_s: float = 1.5,
         authorization: str = "",
         key: FleetKey = NO_KEY,
     ) -> None:
@@ -81,6 +84,10 @@ class UpstreamClient:
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+
+    async def reaches(self, url: str) -> bool:
+        """Whether anything answers at the URL's address, within the probe timeout."""
+        return await reachable(url, self._probe_timeout)
 
     async def get(
         self, url: str, patience: Patience | None = None, headers: Mapping[str, str] | None = None
@@ -206,7 +213,7 @@ def _wait_s(patience: Patience, late: float, url: str) -> float:
     if now >= late:
         raise CallFailed(f"{url}: no answer in time", "stalled", status=504)
     if not patience.alive():
-        raise CallFailed(f"{url}: the worker has gone silent", "silent")
+        raise CallFailed(f"{url}: the worker has gone silent", SILENT)
     return min(patience.deadline - now, late - now, _LOOK_S)
 
 
@@ -214,7 +221,7 @@ def _unreachable(url: str, error: aiohttp.ClientError) -> TriptychError:
     if isinstance(error, aiohttp.ClientConnectorError):
         return unconnected(url, error.os_error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return CallFailed(f"{url} takes no connection", "timeout", sent=False)
+        return no_connection(url)
     dropped = isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError)
     kind = DROPPED if dropped else "garbage"
     return CallFailed(f"{url}: {type(error).__name__}: {error}", kind)

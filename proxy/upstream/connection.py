@@ -18,6 +18,8 @@ class User(Protocol):
 
     def lost(self) -> None: ...
 
+    def silenced(self) -> None: ...
+
 
 class Connection(asyncio.Protocol):
     """One connection to a worker, with one user at a time. `released` is called whenever it is free
@@ -63,6 +65,13 @@ class Connection(asyncio.Protocol):
             self._released(self)
         else:
             self.close()
+
+    def give_up(self) -> None:
+        """The worker says nothing any more."""
+        user, self._user = self._user, None
+        if user is not None:
+            user.silenced()
+        self.close()
 
     def close(self) -> None:
         if not self.closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import weakref
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
 from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
-from proxy.upstream.failures import CallFailed, unconnected
+from proxy.upstream.failures import CallFailed, no_connection, unconnected
 from proxy.upstream.http1 import JSON, request_head
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
@@ -52,6 +53,7 @@ class ConnectionPool:
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
         self._connect_timeout = connect_timeout_s
         self._idle: list[Connection] = []
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._prefixes: dict[str, bytes] = {}
         self._references_off_until = 0.0
 
@@ -86,6 +88,12 @@ class ConnectionPool:
     def refuses_references(self, now: float) -> None:
         """It has refused a request that it took with its media; ask again later."""
         self._references_off_until = now + _REFERENCES_OFF_S
+
+    def give_up(self) -> None:
+        """The worker has been silent for too long: end what it was asked."""
+        for connection in tuple(self._open):
+            connection.give_up()
+        self._idle.clear()
 
     def close(self) -> None:
         """Close the idle connections, and each that is in use once it is free."""
@@ -123,9 +131,10 @@ class ConnectionPool:
                     ssl=address.context,
                 )
         except TimeoutError:
-            raise CallFailed(f"{self.url} takes no connection", "timeout", sent=False) from None
+            raise no_connection(self.url) from None
         except OSError as error:
             raise unconnected(self.url, error) from None
+        self._open.add(connection)
         return connection
 
     def _release(self, connection: Connection) -> None:

@@ -14,7 +14,7 @@ import httptools
 
 from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection import Connection
-from proxy.upstream.failures import CallFailed
+from proxy.upstream.failures import SILENT, CallFailed
 from proxy.upstream.http1 import EVENTS
 from proxy.upstream.sse import EventCutter, EventTooLong
 from services.http.listener import MAX_HEAD
@@ -119,6 +119,10 @@ class Exchange:
             self._fail("dropped the connection", "dropped")
         else:
             self._completed()
+
+    def silenced(self) -> None:
+        """The worker is given up."""
+        self._fail("has gone silent", SILENT)
 
     # What the parser reports.
 

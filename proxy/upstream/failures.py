@@ -24,12 +24,15 @@ from protocol.errors import (
 from protocol.fleet_key import refuses_key
 from protocol.shortage import is_own_shortage
 from proxy.upstream.answer import Answer
+from proxy.upstream.reach import UNREACHABLE
 
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 3600.0
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
+SILENT, UNCONNECTED = "silent", "unconnected"
+_GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED)
 
 
 class CallFailed(UpstreamError):
@@ -114,8 +117,7 @@ def failure_of(error: TriptychError) -> Failure:
         case ProxyExhausted():
             return Failure(error.code, True, False, sent=False, elsewhere=False)
         case CallFailed():
-            gone = error.kind in (REFUSED, DROPPED)
-            return Failure(error.kind, True, True, gone, error.sent)
+            return Failure(error.kind, True, True, error.kind in _GONE, error.sent)
         case Refused():
             return _refusal(error)
         case DeadlineExceeded():
@@ -144,9 +146,23 @@ def is_no_worker(status: int, content: object) -> bool:
     return status == 404 and not (isinstance(content, dict) and content.get("error"))
 
 
+def no_connection(url: str) -> CallFailed:
+    """Nothing has answered at a worker's address."""
+    return CallFailed(f"{url} takes no connection", UNCONNECTED, sent=False)
+
+
+def is_silence(error: TriptychError) -> bool:
+    """Whether a worker has said nothing, be it that it refuses."""
+    if isinstance(error, CallFailed):
+        return error.kind == UNCONNECTED
+    return isinstance(error, DeadlineExceeded)
+
+
 def unconnected(url: str, error: OSError) -> CallFailed | ProxyExhausted:
     """Why there is no connection to a worker."""
     text = f"{url} cannot be reached: {error.strerror or error}"
+    if error.errno in UNREACHABLE:
+        return no_connection(url)
     if is_own_shortage(error):
         return ProxyExhausted(text, retry_after_s=1.0)
     return CallFailed(text, REFUSED, sent=False)

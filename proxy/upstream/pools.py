@@ -27,6 +27,12 @@ class ConnectionPools:
         self._pools: dict[str, ConnectionPool] = {}
         self._sent_before = 0
 
+    def give_up(self, instances: Iterable[Instance]) -> None:
+        """End the calls at those of `instances` that have been silent for too long."""
+        for instance in instances:
+            if instance.lost and instance.url in self._pools:
+                self._pools[instance.url].give_up()
+
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()

@@ -1,6 +1,7 @@
 """Who is charged with a failure, and where the request goes next."""
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,13 @@ from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
 from proxy.upstream.answer import Answer
-from proxy.upstream.failures import CallFailed, ProxyExhausted, Refused, failure_of
+from proxy.upstream.failures import (
+    CallFailed,
+    ProxyExhausted,
+    Refused,
+    failure_of,
+    unconnected,
+)
 
 Fail = Callable[[], TriptychError]
 
@@ -72,6 +79,14 @@ def refused() -> TriptychError:
     return CallFailed("gone", "refused", sent=False)
 
 
+def silent() -> TriptychError:
+    return CallFailed("gone", "silent")
+
+
+def cut_off() -> TriptychError:
+    return unconnected("http://0:1", OSError(errno.EHOSTUNREACH, "no route"))
+
+
 def leaving() -> TriptychError:
     return NotServing("this worker takes no more requests")
 
@@ -115,7 +130,7 @@ async def test_only_if_nobody_else_is_there_the_same_worker_is_asked_again() -> 
     assert site.asked == [0, 0, 0]
 
 
-@pytest.mark.parametrize("error", [dropped, refused, leaving])
+@pytest.mark.parametrize("error", [dropped, refused, silent, cut_off, leaving])
 async def test_a_worker_that_is_gone_gets_nothing_until_it_is_well_again(error: Fail) -> None:
     site = Site(2)
     site.fails = {0: [error] * 9}
@@ -127,7 +142,7 @@ async def test_a_worker_that_is_gone_gets_nothing_until_it_is_well_again(error: 
     assert await site.fleet.doubtful(0.0) == []
 
 
-@pytest.mark.parametrize("error", [dropped, refused, leaving])
+@pytest.mark.parametrize("error", [dropped, refused, silent, cut_off, leaving])
 async def test_the_attempt_at_a_worker_that_is_gone_does_not_count(error: Fail) -> None:
     site = Site(3, most=1)
     site.fails = {0: [error], 2: [broken]}
