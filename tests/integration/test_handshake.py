@@ -12,6 +12,7 @@ from tests.support.conversations import LONG, asking, picture
 from tests.support.reference import Messages, reference_generate
 from tests.support.stack import Process, Stack, call, idle, running
 from tests.support.transport_flags import TRANSPORTS, flags_of, need
+from tests.support.vllm_proxy import ask
 
 TOKENS = 10
 CHAT = "/v1/chat/completions"
@@ -47,12 +48,6 @@ def workers(
         yield Workers(stack, *started)
         for process in started:
             idle(process)
-
-
-def ask(process: Process, body: Any) -> Any:
-    status, answer = call(process.url + CHAT, body)
-    assert status == 200, answer
-    return answer
 
 
 def prime(workers: Workers, messages: Messages) -> dict[str, Any]:

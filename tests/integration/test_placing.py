@@ -16,7 +16,7 @@ from tests.conftest import ModelDir
 from tests.support import waiting
 from tests.support.clients import body_of, complete, tokens
 from tests.support.conversations import asking, picture
-from tests.support.stack import Process, Stack, call, idle, running
+from tests.support.stack import Process, Stack, call, idle, metric, running
 
 PATIENT_S = 20.0
 until = partial(waiting.until, bound_s=PATIENT_S)
@@ -31,12 +31,6 @@ class Fleet:
 
     def counter(self, role: str, name: str) -> list[float]:
         return [call(f"{w.url}/integrity")[1]["counters"][name] for w in self.workers[role]]
-
-
-def metric(process: Process, name: str) -> float:
-    with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"triptych_{name}"))
 
 
 def workers_up(process: Process) -> int:

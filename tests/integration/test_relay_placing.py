@@ -17,7 +17,7 @@ from tests.support import waiting
 from tests.support.clients import body_of
 from tests.support.conversations import asking, picture
 from tests.support.masters import instances
-from tests.support.stack import Process, Stack, call, running
+from tests.support.stack import Process, Stack, call, metric, running
 
 ROLES = ("encode", "prefill", "decode")
 LONG = "You are a patient assistant who looks at pictures of shapes. " * 12
@@ -38,12 +38,6 @@ class Site:
 
     def gained(self, role: str, name: str, before: list[float]) -> list[float]:
         return [now - then for now, then in zip(self.counter(role, name), before, strict=True)]
-
-
-def metric(process: Process, name: str) -> float:
-    with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"triptych_{name}"))
 
 
 def up(process: Process) -> int:

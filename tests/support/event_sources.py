@@ -96,3 +96,10 @@ def random_event(rng: random.Random) -> CacheEvent:
     if rng.random() < 0.02:
         return AllBlocksCleared()
     return BlockStored(list(keys)) if rng.random() < 0.6 else BlockRemoved(list(keys))
+
+
+def unanswered(reader: Reader) -> None:
+    """The question that is out gets no answer."""
+    assert reader.asked
+    reader.asked.clear()
+    reader.follower.give_up()

@@ -87,6 +87,10 @@ class Node(MasterListener):
         instance = self.master.registry.instances[name]
         return float(instance.pool.requests[instance.row])
 
+    def penalty(self, name: str) -> float:
+        instance = self.master.registry.instances[name]
+        return float(instance.pool.penalty[instance.row])
+
 
 class Fleet:
     """Masters a, b, ... and the channel between them; everything goes over the wire's bytes.
@@ -117,3 +121,17 @@ class Fleet:
         for node in self.nodes:
             node.expire()
         self.deliver()
+
+
+def info(name: str, role: Any = "prefill_decode", **fields: Any) -> InstanceInfo:
+    values = {"url": f"http://{name}:1", "model": "m", "events": SOURCES, **fields}
+    return InstanceInfo(name, role, **values)
+
+
+def fleet_of(*workers: str, count: int = 2, **config: Any) -> Fleet:
+    """`workers` registered with the first master."""
+    fleet = Fleet(count, **config)
+    for name in workers:
+        fleet.nodes[0].register(info(name))
+    fleet.deliver()
+    return fleet

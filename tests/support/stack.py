@@ -211,3 +211,10 @@ def idle(process: Process, timeout_s: float = 10.0) -> Any:
             return report
         assert time.monotonic() < deadline, report
         time.sleep(0.02)
+
+
+def metric(process: Process, name: str) -> float:
+    """The sum over all labels of a server's metrics whose name begins so."""
+    with urllib.request.urlopen(f"{process.url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"triptych_{name}"))

@@ -1,6 +1,5 @@
 """Whole benchmark runs against a real, fake-minded server."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -9,26 +8,13 @@ from typing import Any
 import pytest
 
 from benchmarks.common.pictures import sample
-from benchmarks.serve.__main__ import benchmark, main
-from benchmarks.serve.args import Settings, parse
 from benchmarks.serve.datasets import DatasetError
-from benchmarks.serve.report import Report, failure_summary, result, save, table
+from benchmarks.serve.report import failure_summary, result, table
 from benchmarks.serve.runner import NotReadyError
+from tests.support.benchmark_runs import SHORT, measure
 from tests.support.fake_openai import FakeOpenAI
 
 DELAY_S = 0.02
-
-
-def settings(url: str, *argv: str) -> Settings:
-    return parse(["--base-url", url, "--disable-tqdm", *argv])
-
-
-async def measure(server: FakeOpenAI, *argv: str) -> Report:
-    async with server.serve() as url:
-        return await benchmark(settings(url, *argv))
-
-
-SHORT = ("--num-prompts", "6", "--random-input-len", "20", "--random-output-len", "3")
 
 
 async def test_chat_run() -> None:
@@ -198,64 +184,3 @@ async def test_custom_and_sharegpt_files(tmp_path: Path) -> None:
     argv = ("--num-prompts", "3", "--dataset-path", str(sharegpt), "--dataset-name", "sharegpt")
     await measure(server, *argv)
     assert [r["max_completion_tokens"] for r in server.requests] == [8] * 3
-
-
-async def test_table_and_json(tmp_path: Path) -> None:
-    report = await measure(
-        FakeOpenAI(),
-        *(*SHORT, "--max-concurrency", "3", "--request-rate", "1000"),
-        *("--goodput", "ttft:60000", "--metric-percentiles", "50,99.9"),
-        *("--save-result", "--result-dir", str(tmp_path), "--metadata", "version=1"),
-        *("--json", str(tmp_path / "deep" / "result.json")),
-    )
-    lines = table(report).splitlines()
-    assert lines[0] == "============ Serving Benchmark Result ============"
-    assert lines[1] == "Successful requests:                     6         "
-    assert lines[4] == "Request rate configured (RPS):           1000.00   "
-    labels = [line.partition(":")[0] for line in lines if ":" in line]
-    assert labels[:13] == [
-        "Successful requests",
-        "Failed requests",
-        "Maximum request concurrency",
-        "Request rate configured (RPS)",
-        "Benchmark duration (s)",
-        "Total input tokens",
-        "Total generated tokens",
-        "Request throughput (req/s)",
-        "Request goodput (req/s)",
-        "Output token throughput (tok/s)",
-        "Peak output token throughput (tok/s)",
-        "Peak concurrent requests",
-        "Total token throughput (tok/s)",
-    ]
-    assert labels[13:17] == [
-        "Mean TTFT (ms)",
-        "Median TTFT (ms)",
-        "P50 TTFT (ms)",
-        "P99.9 TTFT (ms)",
-    ]
-    assert "-----Time per Output Token (excl. 1st token)------" in lines
-    assert lines[-1] == "=" * 50
-    first, second = save(report)
-    assert first.read_text() == second.read_text()
-    assert re.fullmatch(r"openai-chat-1000.0qps-concurrency3-dir-\d{8}-\d{6}.json", second.name)
-    saved = json.loads(first.read_text())
-    assert saved["completed"] == 6
-    assert saved["version"] == "1"
-    assert saved["p99.9_e2el_ms"] >= saved["median_e2el_ms"] > 0
-    assert "ttfts" not in saved
-
-
-@pytest.mark.parametrize(("refused", "status"), [(5, 0), (6, 1)])
-async def test_exit_status(refused: int, status: int, capfd: pytest.CaptureFixture[str]) -> None:
-    async with FakeOpenAI(refuse=frozenset(range(refused))).serve() as url:
-        argv = ["--base-url", url, "--disable-tqdm", *SHORT]
-        assert await asyncio.to_thread(main, argv) == status
-    assert f"{refused} x HTTP 503: busy" in capfd.readouterr().out
-
-
-def test_exit_status_without_a_server_or_a_dataset(tmp_path: Path) -> None:
-    nowhere = ["--base-url", "http://127.0.0.1:9"]
-    assert main(nowhere) == 1
-    missing = ["--dataset-name", "custom", "--dataset-path", str(tmp_path / "no"), "--model", "m"]
-    assert main([*nowhere, *missing]) == 2

@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoConfig
 
 from tests.conftest import ModelDir
-from tests.support.reference import Messages, load, reference_generate
+from tests.support.conversations import asking, picture
+from tests.support.reference import load, reference_generate
 from tests.support.tiny_models import FAMILIES, STATEFUL_FAMILY, VISION_FAMILIES, build
 
 QUESTIONS = (
@@ -19,22 +17,6 @@ QUESTIONS = (
     "What is in this image?",
     "Tell me a long story about a server that answered questions before they were asked.",
 )
-
-
-def picture(seed: int, width: int = 224, height: int = 224) -> Image.Image:
-    tiles = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    return Image.fromarray(tiles).resize((width, height), Image.Resampling.NEAREST)
-
-
-def asking(*content: Any) -> Messages:
-    """One user turn of texts and pictures."""
-    parts = [
-        {"type": "text", "text": item}
-        if isinstance(item, str)
-        else {"type": "image", "image": item}
-        for item in content
-    ]
-    return [{"role": "user", "content": parts}]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

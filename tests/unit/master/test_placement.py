@@ -1,16 +1,12 @@
 """Where requests go: caches, queues, room, and load counted when placed."""
 
 from collections import Counter
-from typing import Any
 
-import msgspec
 import pytest
 
-from protocol.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
+from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.kv_events import BlockStored
-from protocol.registry import Finished, Heartbeat, InstanceName, Load, Placement
-from services.admission.ticket import Ticket
-from services.master.master import Master
+from protocol.registry import Finished, Heartbeat, InstanceName, Load
 from tests.support.master_fleets import (
     LOAD,
     PROMPT,
@@ -109,104 +105,6 @@ def test_a_report_does_not_forget_what_its_worker_cannot_know_yet() -> None:
     assert prefill_of(place(made, asking("s", blocks=0), 0.1)) != busy
 
 
-def test_decode_workers_prefill_themselves_if_nobody_else_does() -> None:
-    made = master("decode", "decode")
-    hear(made, "d1", BlockStored(list(PROMPT)))
-    placement = place(made, asking("a"))
-    assert (placement.prefill, placement.decode.instance_id) == (None, "d1")
-    assert placement.hit_tokens == 159
-
-
-def test_the_cheaper_of_split_and_combined_is_taken() -> None:
-    made = master("prefill", "decode", "prefill_decode")
-    hear(made, "p2", BlockStored(list(PROMPT)))
-    assert place(made, asking("a")).prefill is None
-    made = master("prefill", "decode", "prefill_decode")
-    hear(made, "p0", BlockStored(list(PROMPT)))
-    assert prefill_of(place(made, asking("a"))) == "p0"
-
-
-def knowing(name: str, **config: Any) -> Master:
-    """Two of each; decode worker `name` holds the first 7 of the prompt's 10 blocks."""
-    made = master("prefill", "prefill", "decode", "decode", **config)
-    hear(made, name, BlockStored(list(PROMPT[:7])))
-    return made
-
-
-def test_a_decode_worker_computes_the_little_that_it_has_not() -> None:
-    placement = place(knowing("d3"), asking("a"))
-    assert (placement.prefill, placement.decode.instance_id) == (None, "d3")
-    assert placement.hit_tokens == 7 * 16
-    assert placement.ttft_ms == pytest.approx(48.0)
-
-
-def test_a_decode_worker_computes_no_more_than_it_may() -> None:
-    assert place(knowing("d3", decode_prefill_tokens=47), asking("a")).prefill is not None
-    assert place(knowing("d3", decode_prefill_tokens=48), asking("a")).prefill is None
-    made = master("prefill", "decode")
-    hear(made, "d1", BlockStored(list(PROMPT[:4])))
-    assert place(made, asking("a")).prefill is not None, "it has less than it would compute"
-
-
-def test_a_decode_worker_computes_no_pictures() -> None:
-    for tokens, alone in ((48, True), (49, False)):
-        made = knowing("d3")
-        add(made, "e9", "encode")
-        items = [picture("a", offset=64, tokens=tokens)]
-        assert (place(made, asking("a", items=items)).prefill is None) == alone
-
-
-def test_a_prompt_does_not_disturb_a_crowd() -> None:
-    """Each of those that decode would wait for it."""
-    made = knowing("d3")
-    crowd = Load(running=60, free_blocks=1000, total_blocks=1000, rates=RATES)
-    made.heartbeat(Heartbeat("d2", load=crowd), 0.0)
-    made.heartbeat(Heartbeat("d3", load=crowd), 0.0)
-    assert place(made, asking("a")).prefill is not None
-
-
-def test_less_than_a_block_more_is_left_to_decode_whatever_its_rates_are() -> None:
-    made = master("prefill", "decode")
-    slow = msgspec.structs.replace(RATES, prefill_base_ms=50.0, prefill_ms_per_cached_token=1.0)
-    add(made, "d9", "decode", load=msgspec.structs.replace(LOAD, rates=slow))
-    for name in ("p0", "d1", "d9"):
-        hear(made, name, BlockStored(list(PROMPT)))
-    for avoid, name in (("d1", "d9"), ("d9", "d1")):
-        placement = place(made, asking(name, avoid=[avoid]))
-        assert (placement.prefill, placement.decode.instance_id) == (None, name)
-
-
-def test_the_first_token_does_not_wait_for_a_place_at_a_decode_worker() -> None:
-    made = master("prefill")
-    for name, running in (("d1", 3), ("d2", 4)):
-        load = Load(running=running, free_blocks=1000, total_blocks=1000, rates=RATES)
-        add(made, name, "decode", load=load, max_running=4)
-        hear(made, name, BlockStored(list(PROMPT)))
-    assert place(made, asking("a", avoid=["d2"])).prefill is None
-    assert prefill_of(place(made, asking("b", avoid=["d1"]))) == "p0"
-
-
-def test_a_decode_worker_that_never_prefilled_is_no_faster_than_prefill_is() -> None:
-    made = master("prefill", "decode", "decode", prefill_ms_per_token=0.001)
-    unmeasured = msgspec.structs.replace(RATES, prefill_ms_per_token=0.0)
-    add(made, "d9", "decode", load=msgspec.structs.replace(LOAD, rates=unmeasured))
-    hear(made, "d9", BlockStored(list(PROMPT[:7])))
-    assert place(made, asking("a")).ttft_ms == pytest.approx(48.0)
-
-
-def test_a_full_decode_worker_does_not_keep_a_prompt_to_itself() -> None:
-    made = knowing("d3", busy_requests=1)
-    full = msgspec.structs.replace(LOAD, running=1)
-    made.heartbeat(Heartbeat("d3", load=full), 0.0)
-    placement = place(made, asking("a"))
-    assert placement.prefill is not None and placement.decode.instance_id == "d2"
-
-
-@pytest.mark.parametrize("policy", ["kv", "round_robin"])
-def test_other_policies_keep_prefill_apart(policy: str) -> None:
-    assert place(knowing("d3", policy=policy), asking("a")).prefill is not None
-
-
 def test_a_decode_worker_without_room_is_passed_over() -> None:
     made = master("prefill", "decode", busy_kv_usage=0.0)
     add(made, "d9", "decode", load=Load(free_blocks=5, total_blocks=1000, rates=RATES))
@@ -249,67 +147,6 @@ def test_caches_without_events_are_predicted() -> None:
     made.finished(Finished("b"), 0.4)
     made.expire(11.0)
     assert place(made, asking("c"), 11.0).hit_tokens == 0
-
-
-def test_when_all_are_busy_requests_wait_and_then_go_in_turn() -> None:
-    made = master("prefill", "decode", busy_queue_ms=100.0, max_queue=2)
-    place(made, asking("a", blocks=0))
-    low = made.schedule(asking("b", blocks=0, priority=1), 0.0)
-    high = made.schedule(asking("c", blocks=0, priority=99), 0.0)
-    assert isinstance(low, Ticket)
-    assert isinstance(high, Ticket)
-    with pytest.raises(Unavailable) as caught:
-        made.schedule(asking("d", blocks=0, priority=1), 0.0)
-    assert (caught.value.code, caught.value.status) == ("queue_full", 503)
-    assert caught.value.retry_after_s
-    made.pump(0.01)
-    assert (low.outcome, high.outcome) == (None, None)
-    made.pump(0.1)
-    assert isinstance(high.outcome, Placement)
-    assert high.outcome.queued_ms == pytest.approx(100.0)
-    assert low.outcome is None
-    made.finished(Finished("a"), 0.11)
-    made.finished(Finished("c"), 0.12)
-    made.pump(0.12)
-    assert isinstance(low.outcome, Placement)
-    assert made.waiting == 0
-
-
-def test_the_time_spent_waiting_counts_against_the_deadline() -> None:
-    made = master("prefill", "decode", busy_queue_ms=100.0)
-    place(made, asking("a", blocks=0))
-    ticket = made.schedule(asking("b", blocks=0, deadline_s=0.25), 0.0)
-    assert isinstance(ticket, Ticket)
-    made.finished(Finished("a"), 0.15)
-    made.pump(0.15)
-    assert isinstance(ticket.outcome, Unavailable)
-    assert ticket.outcome.code == "deadline_unreachable"
-
-
-def test_a_waiting_request_can_leave_or_lose_its_worker() -> None:
-    made = master("prefill", "decode", busy_queue_ms=100.0)
-    place(made, asking("a", blocks=0))
-    gone = made.schedule(asking("b", blocks=0), 0.0)
-    stays = made.schedule(asking("c", blocks=0), 0.0)
-    assert isinstance(gone, Ticket)
-    assert isinstance(stays, Ticket)
-    made.cancel(gone)
-    assert made.waiting == 1
-    made.deregister(InstanceName("p0"), 0.0)
-    made.deregister(InstanceName("d1"), 0.0)
-    made.pump(0.0)
-    assert isinstance(stays.outcome, Unavailable)
-
-
-def test_a_deadline_that_cannot_be_met_is_refused_before_any_work() -> None:
-    made = master("prefill", "decode")
-    with pytest.raises(Unavailable) as caught:
-        made.schedule(asking("a", blocks=0, deadline_s=0.1), 0.0)
-    assert caught.value.code == "deadline_unreachable"
-    with pytest.raises(DeadlineExceeded):
-        made.schedule(asking("a", deadline_s=0.0), 0.0)
-    assert len(made.ledger) == 0
-    assert made.totals.refused == {"deadline_unreachable": 1, "deadline_exceeded": 1}
 
 
 def test_bad_requests() -> None:

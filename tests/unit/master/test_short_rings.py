@@ -5,14 +5,7 @@ import random
 import pytest
 
 from protocol.kv_events import AllBlocksCleared, BlockStored
-from tests.support.event_sources import Reader, Source, random_event
-
-
-def unanswered(reader: Reader) -> None:
-    """The question that is out gets no answer."""
-    assert reader.asked
-    reader.asked.clear()
-    reader.follower.give_up()
+from tests.support.event_sources import Reader, Source, random_event, unanswered
 
 
 def told(source: Source, *keys: int) -> None:

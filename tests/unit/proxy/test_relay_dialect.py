@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -24,20 +24,13 @@ from proxy.relay.server import connection_class
 from proxy.upstream.answer import Answer
 from proxy.upstream.client import UpstreamClient
 from services.http.bodies import Bodies
+from tests.support.listening import run
 
 CHAT = "/v1/chat/completions"
 OURS = {"/health": {}, "/server_info": {"dialect": "tokens"}, "/v1/models": {"data": []}}
 VLLM = {"/health": {}, "/version": {"version": "0.33.0"}, "/v1/models": {"data": [{"id": "m"}]}}
 OLD = {"/health": {}, "/version": {"version": "0.33.0"}}
 SILENT: dict[str, Any] = {"/health": {}}
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await work()
-
-    asyncio.run(bounded())
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,106 @@
+"""The OpenAI routes over HTTP before an engine that answers with one token again and again."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from fastapi import FastAPI
+
+from protocol.errors import TriptychError, Unavailable
+from protocol.types import RequestOutput
+from services.frontend.render import Frontend, RenderedRequest
+from services.http import errors
+from services.http.bodies import Bodies
+from services.http.listener import Listener
+from services.http.openai import Service, generating
+from services.http.tokens import informing
+from tests.support.frontend_helpers import NAME, user
+from tests.support.listening import listening
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass
+class Server:
+    """What answers: `step_s` before each of the tokens, which `deadlines` are asked for."""
+
+    front: Frontend
+    room: int = 2
+    step_s: float = 0.0
+    timeout_s: float | None = None
+    endless: bool = False
+    inside: int = 0
+    most: int = 0
+    running: int = 0
+    most_running: int = 0
+    deadlines: list[float | None] = field(default_factory=list)
+    seen: list[TriptychError] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        if self.inside >= self.room:
+            raise Unavailable("full", retry_after_s=1.0)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
+        self.deadlines.append(rendered.generate.deadline_s)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            sampling = rendered.generate.sampling
+            for number in itertools.count():
+                await asyncio.sleep(self.step_s)
+                last = number == sampling.max_tokens - 1 and not self.endless
+                yield [
+                    RequestOutput(
+                        rendered.generate.request_id,
+                        token_ids=[100],
+                        finish_reason="length" if last else None,
+                    )
+                ]
+                if last:
+                    break
+        finally:
+            self.running -= 1
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        service = Service(
+            self.front, self.run, lambda rendered, index: None, self.admitted,
+            Bodies(1 << 20, 64 << 20), self.timeout_s,
+        )  # fmt: skip
+        app.include_router(generating(service))
+        app.include_router(informing(self.front, self.admitted, Bodies(64 << 20, 64 << 20)))
+        errors.install(app, self.seen.append)
+        return app
+
+
+Ask = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+@contextlib.asynccontextmanager
+async def asking(server: Server) -> AsyncGenerator[tuple[Ask, tuple[str, int]], None]:
+    async with listening(server.app(), Listener) as address, aiohttp.ClientSession() as session:
+
+        async def ask(path: str, body: Any, **headers: str) -> tuple[int, Any]:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            url = f"http://{address[0]}:{address[1]}{path}"
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            async with session.post(url, data=data, headers=named) as response:
+                return response.status, json.loads(await response.read())
+
+        yield ask, address
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": user("Hi"), "max_tokens": 2, **fields}

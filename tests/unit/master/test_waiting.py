@@ -1,0 +1,73 @@
+"""Requests that wait because all workers are busy, and deadlines that run meanwhile."""
+
+import pytest
+
+from protocol.errors import DeadlineExceeded, Unavailable
+from protocol.registry import Finished, InstanceName, Placement
+from services.admission.ticket import Ticket
+from tests.support.master_fleets import (
+    asking,
+    master,
+    place,
+)
+
+
+def test_when_all_are_busy_requests_wait_and_then_go_in_turn() -> None:
+    made = master("prefill", "decode", busy_queue_ms=100.0, max_queue=2)
+    place(made, asking("a", blocks=0))
+    low = made.schedule(asking("b", blocks=0, priority=1), 0.0)
+    high = made.schedule(asking("c", blocks=0, priority=99), 0.0)
+    assert isinstance(low, Ticket)
+    assert isinstance(high, Ticket)
+    with pytest.raises(Unavailable) as caught:
+        made.schedule(asking("d", blocks=0, priority=1), 0.0)
+    assert (caught.value.code, caught.value.status) == ("queue_full", 503)
+    assert caught.value.retry_after_s
+    made.pump(0.01)
+    assert (low.outcome, high.outcome) == (None, None)
+    made.pump(0.1)
+    assert isinstance(high.outcome, Placement)
+    assert high.outcome.queued_ms == pytest.approx(100.0)
+    assert low.outcome is None
+    made.finished(Finished("a"), 0.11)
+    made.finished(Finished("c"), 0.12)
+    made.pump(0.12)
+    assert isinstance(low.outcome, Placement)
+    assert made.waiting == 0
+
+
+def test_the_time_spent_waiting_counts_against_the_deadline() -> None:
+    made = master("prefill", "decode", busy_queue_ms=100.0)
+    place(made, asking("a", blocks=0))
+    ticket = made.schedule(asking("b", blocks=0, deadline_s=0.25), 0.0)
+    assert isinstance(ticket, Ticket)
+    made.finished(Finished("a"), 0.15)
+    made.pump(0.15)
+    assert isinstance(ticket.outcome, Unavailable)
+    assert ticket.outcome.code == "deadline_unreachable"
+
+
+def test_a_waiting_request_can_leave_or_lose_its_worker() -> None:
+    made = master("prefill", "decode", busy_queue_ms=100.0)
+    place(made, asking("a", blocks=0))
+    gone = made.schedule(asking("b", blocks=0), 0.0)
+    stays = made.schedule(asking("c", blocks=0), 0.0)
+    assert isinstance(gone, Ticket)
+    assert isinstance(stays, Ticket)
+    made.cancel(gone)
+    assert made.waiting == 1
+    made.deregister(InstanceName("p0"), 0.0)
+    made.deregister(InstanceName("d1"), 0.0)
+    made.pump(0.0)
+    assert isinstance(stays.outcome, Unavailable)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_before_any_work() -> None:
+    made = master("prefill", "decode")
+    with pytest.raises(Unavailable) as caught:
+        made.schedule(asking("a", blocks=0, deadline_s=0.1), 0.0)
+    assert caught.value.code == "deadline_unreachable"
+    with pytest.raises(DeadlineExceeded):
+        made.schedule(asking("a", deadline_s=0.0), 0.0)
+    assert len(made.ledger) == 0
+    assert made.totals.refused == {"deadline_unreachable": 1, "deadline_exceeded": 1}
