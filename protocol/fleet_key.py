@@ -66,14 +66,14 @@ def refuses_key(status: int, content: object) -> bool:
     )
 
 
-def check_secret(text: str) -> None:
+def check_secret(text: str, shortest: int = _SHORTEST) -> None:
     """`ConfigError` unless a header can carry it and nobody can guess it; "" is no key."""
     if not text:
         return
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise ConfigError("only printable ASCII characters without spaces make a key")
-    if not _SHORTEST <= len(text) <= _LONGEST:
-        raise ConfigError(f"a key has from {_SHORTEST} to {_LONGEST} characters")
+    if not shortest <= len(text) <= _LONGEST:
+        raise ConfigError(f"a key has from {shortest} to {_LONGEST} characters")
 
 
 def read_secrets(flag: str, path: str) -> list[str]:

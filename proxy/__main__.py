@@ -13,14 +13,17 @@ import uvloop
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
 from protocol.settings import describe, resolve
-from proxy.app import create_app
+from proxy.app import OPENED, create_app
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
 from proxy.relay import serving
+from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
+from services.http.access import Access, ApiKeys, gated
+from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
 from services.http.server import bind, serve
 
@@ -46,15 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(config: ProxyConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
-    key = config.read_fleet_key()
+    key, tls = config.read_fleet_key(), config.client_context()
+    clients = ApiKeys(config.read_api_keys())
+    access = Access(clients=clients, opened=OPENED, protect_metrics=config.protect_metrics)
+    config.check_tls()
     with bind(config.host, config.port) as listener:
         frontend = _frontend(config)
         connect_s = config.connect_timeout
-        client = UpstreamClient(connect_s, authorization=config.authorization, key=key)
-        masters = UpstreamClient(connect_s, key=key)  # the workers' API key is not for them
+        client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
+        masters = UpstreamClient(
+            connect_s, key=key, tls=tls
+        )  # the workers' API key is not for them
         gateway = make_gateway(config, frontend, client, masters)
         try:
-            await _serve(gateway, listener, key)
+            await _serve(gateway, listener, key, access)
         finally:
             await masters.close()
             await client.close()
@@ -73,14 +81,16 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
         raise ConfigError(f"{error.message} ({hint})") from None
 
 
-async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey) -> None:
-    app = create_app(gateway)
-    if gateway.config.dialect == "tokens":
-        await serve(app, listener, "proxy", client_share=serving.CLIENT_SHARE)
+async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
+    config, share = gateway.config, serving.CLIENT_SHARE
+    app = for_browsers(gated(create_app(gateway), access), config)
+    if config.dialect == "tokens":
+        await serve(app, listener, "proxy", client_share=share, tls=config)
         return
     relay = Relay(gateway, key)
     try:
-        await serving.serve(app, listener, "proxy", relay)
+        entry = Entry(access.clients, config)
+        await serving.serve(app, listener, "proxy", relay, entry, config)
     finally:
         await relay.close()
 

@@ -15,9 +15,13 @@ from proxy.gateway import Gateway
 from proxy.relay import passthrough
 from services.frontend.render import Frontend
 from services.http import errors
+from services.http.access import STATUS_PATHS
 from services.http.openai import Service, generating
 from services.http.server import version
 from services.http.tokens import informing
+
+OPENED = STATUS_PATHS | {"/instances"}
+"""What needs no API key; `/instances` has a key of its own."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -35,8 +39,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     else:
         app.include_router(passthrough.relayed())
         counted = gateway.in_flight.counted
+        keyed = gateway.config.asks_for_api_keys
+        own = passthrough.kept_here if keyed else passthrough.passed_on
         app.include_router(
-            passthrough.informing(gateway.fleet, gateway.client, counted, gateway.bodies)
+            passthrough.informing(gateway.fleet, gateway.client, counted, gateway.bodies, own)
         )
     app.include_router(_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import parse_urls, urls
 from services.frontend.options import FrontendOptions
 
@@ -17,7 +18,7 @@ def _check_header(key: str) -> None:
 
 
 @dataclass(frozen=True)
-class ProxyConfig(FrontendOptions, FleetOptions):
+class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
     """Resolved once at start."""
 
     host: str = option(

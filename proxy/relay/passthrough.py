@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request, Response
 
 from protocol.errors import TriptychError
@@ -25,23 +27,28 @@ class _NoRoute(TriptychError):
 
 
 def informing(
-    fleet: Fleet, client: UpstreamClient, admitted: Admitted, bodies: Bodies
+    fleet: Fleet,
+    client: UpstreamClient,
+    admitted: Admitted,
+    bodies: Bodies,
+    own: Callable[[Request], dict[str, str]],
 ) -> APIRouter:
-    """The model and its tokenizer, as a worker that decodes has them."""
+    """The model and its tokenizer, as a worker that decodes has them. `own`: what a client's
+    request brings for the worker."""
     routes = APIRouter()
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         """The models that a decode worker serves."""
         url = fleet.choose("decode").url + "/v1/models"
-        return Response(await client.get(url, headers=_own(request)), media_type=JSON)
+        return Response(await client.get(url, headers=own(request)), media_type=JSON)
 
     @counted(admitted)
     async def passed(request: Request) -> Response:
         """Answered by a decode worker."""
         async with bodies.read(request, MAX_BODY) as body:
             worker = fleet.choose("decode")
-            headers = {"content-type": JSON, **_own(request)}
+            headers = {"content-type": JSON, **own(request)}
             patience = Patience.of(_TOKENS_S)
             call = client.post(worker.url + request.url.path, body, headers, patience)
             answer = await while_connected(request, call)
@@ -52,10 +59,15 @@ def informing(
     return routes
 
 
-def _own(request: Request) -> dict[str, str]:
-    """What a client's request brings for the worker."""
+def passed_on(request: Request) -> dict[str, str]:
+    """The client's `Authorization`."""
     given = request.headers.get("authorization")
     return {"authorization": given} if given else {}
+
+
+def kept_here(request: Request) -> dict[str, str]:
+    """Nothing: the client's key is for the proxy alone."""
+    return {}
 
 
 def relayed() -> APIRouter:

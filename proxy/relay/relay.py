@@ -43,6 +43,7 @@ class Relay:
             config.connect_timeout,
             config.encode_at_once,
             key,
+            config.client_context(),
         )
         self._fleet.subscribe(lambda: self._pools.give_up(self._fleet.all()))
         self._stages = RelayStages(
@@ -58,6 +59,8 @@ class Relay:
         self.bodies = gateway.bodies
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
+        # A key of ours is for nobody else: workers get their own.
+        self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         names = config.served_model_name.split(",")
         self._names = frozenset(name.strip() for name in names if name.strip())
@@ -98,6 +101,8 @@ class Relay:
         metrics, start = self._metrics, time.monotonic()
         metrics.received(len(client.body))
         caller = self._caller(client)
+        if self._keyed:
+            client.forget_authorization()
         client.authorize(self._authorization)
         deadline: _Deadline | None = None
         try:

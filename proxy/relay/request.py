@@ -49,6 +49,11 @@ class ClientRequest:
         given = self.headers.get(_SESSION)
         return given.decode("latin-1")[:MAX_SESSION] if given else ""
 
+    def forget_authorization(self) -> None:
+        """The client has said who it is to this proxy alone."""
+        line = b"authorization: %b\r\n" % self.headers.pop(b"authorization", b"")
+        self._fields = self._fields.replace(line, b"")
+
     def authorize(self, value: bytes) -> None:
         """For a client that does not say who it is."""
         if value and not self.authorization:

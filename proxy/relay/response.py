@@ -21,8 +21,16 @@ class ClientResponse:
     """
 
     def __init__(
-        self, transport: asyncio.Transport, request_id: bytes, *, keep_alive: bool, http_1_0: bool
+        self,
+        transport: asyncio.Transport,
+        request_id: bytes,
+        *,
+        keep_alive: bool,
+        http_1_0: bool,
+        extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
+        """`extra`: header fields of the answer, whatever it is."""
+        self._extra = extra
         self._transport = transport
         self._request_id = request_id
         self._chunked = not http_1_0
@@ -35,8 +43,9 @@ class ClientResponse:
     def started(self) -> bool:
         return self.status != 0
 
-    def whole(self, answer: Answer, *extra: tuple[bytes, bytes]) -> None:
+    def whole(self, answer: Answer, *more: tuple[bytes, bytes]) -> None:
         """A worker's answer as it is."""
+        extra = (*self._extra, *more)
         self.status, self.ended = answer.status, True
         if answer.retry_after:
             extra = (*extra, (b"retry-after", answer.retry_after))
@@ -61,6 +70,7 @@ class ClientResponse:
             request_id=self._request_id,
             keep_alive=self.keep_alive,
             chunked=self._chunked,
+            extra=self._extra,
         )
         self._write(head)
         self.forward(first)

@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_parser import RequestParser
@@ -45,9 +46,11 @@ class ClientConnection(Listener):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         hot: HotPath,
+        entry: Entry | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._hot = hot
+        self._entry = entry
         self._first = b""
         self._reader: RequestParser | None = None
         self._task: asyncio.Task[None] | None = None
@@ -152,6 +155,8 @@ class ClientConnection(Listener):
 
     def _enter(self, reader: RequestParser) -> None:
         """Counted from its headers on: a body takes memory while it arrives."""
+        if self._entry is not None:
+            self._entry.check(reader.headers)
         self._hot.enter()
         self._places += 1
         reader.admitted = True
@@ -195,7 +200,11 @@ class ClientConnection(Listener):
         self._let_go()
         self._hot.observe(error)
         name = reader.headers.get(b"x-request-id", b"")
-        ClientResponse(self.transport, name, keep_alive=False, http_1_0=False).fail(error)
+        extra = () if self._entry is None else self._entry.extra(reader.headers)
+        response = ClientResponse(
+            self.transport, name, keep_alive=False, http_1_0=False, extra=extra
+        )
+        response.fail(error)
         if isinstance(error, InvalidRequest | TooSlow):
             self.close()
 
@@ -216,6 +225,7 @@ class ClientConnection(Listener):
                 call.request_id,
                 keep_alive=reader.keep_alive and self._shared.keep_alive,
                 http_1_0=reader.http_1_0,
+                extra=() if self._entry is None else self._entry.extra(reader.headers),
             )
             self._task = self.loop.create_task(self._answer(call, reply))
             self.tasks.add(self._task)
@@ -266,9 +276,9 @@ class ClientConnection(Listener):
             self.close()
 
 
-def connection_class(hot: HotPath, pace: Pace | None = None) -> Any:
+def connection_class(hot: HotPath, pace: Pace | None = None, entry: Entry | None = None) -> Any:
     """The protocol class for `uvicorn.Config(http=…)`."""
     kind: Any = ClientConnection
     if pace is not None:
         kind = type("PacedConnection", (ClientConnection,), {"pace": pace})
-    return functools.partial(kind, hot=hot)
+    return functools.partial(kind, hot=hot, entry=entry)

@@ -7,6 +7,8 @@ import socket
 
 from starlette.types import ASGIApp
 
+from protocol.server_options import TlsOptions
+from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
 from proxy.relay.server import connection_class
 from services.http.server import serve as serve_http
@@ -15,10 +17,19 @@ CLIENT_SHARE = 1 / 3  # of the open files: a request has up to two connections t
 _YOUNG = 5000
 
 
-async def serve(app: ASGIApp, listener: socket.socket, name: str, hot: HotPath) -> None:
-    """Serve until SIGINT or SIGTERM: relayed routes by `hot`, everything else by `app`."""
+async def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    name: str,
+    hot: HotPath,
+    entry: Entry | None = None,
+    tls: TlsOptions | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM: relayed routes by `hot`, behind `entry`, everything else by
+    `app`."""
     _spare_the_collector()
-    await serve_http(app, listener, name, http=connection_class(hot), client_share=CLIENT_SHARE)
+    http = connection_class(hot, entry=entry)
+    await serve_http(app, listener, name, http=http, client_share=CLIENT_SHARE, tls=tls)
 
 
 def _spare_the_collector() -> None:

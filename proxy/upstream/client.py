@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class Patience:
 
 class UpstreamClient:
     """One pool of connections to all workers, and what goes on over them; `close` ends both.
-    `authorization` is sent with every call that has none of its own, `key` with every call."""
+    `authorization` is sent with every call that has none of its own, `key` with every call. `tls`:
+    how https:// URLs are called."""
 
     def __init__(
         self,
@@ -63,11 +65,12 @@ class UpstreamClient:
         probe_timeout_s: float = 1.5,
         authorization: str = "",
         key: FleetKey = NO_KEY,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         given = {"authorization": authorization} if authorization else {}
         self._session = aiohttp.ClientSession(
             headers={**given, **key.headers},
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ssl=tls or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             auto_decompress=False,
         )

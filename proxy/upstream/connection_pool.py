@@ -28,10 +28,10 @@ class _Address:
     context: ssl.SSLContext | None
 
     @staticmethod
-    def of(url: str) -> _Address:
+    def of(url: str, tls: ssl.SSLContext | None) -> _Address:
         parts = urlsplit(url)
         secure = parts.scheme == "https"
-        context = ssl.create_default_context() if secure else None
+        context = (tls or ssl.create_default_context()) if secure else None
         port = parts.port or (443 if secure else 80)
         return _Address(parts.hostname or "", port, parts.path.rstrip("/"), context)
 
@@ -41,7 +41,12 @@ class ConnectionPool:
     what encode calls take, `encode_at_once` of them."""
 
     def __init__(
-        self, url: str, connect_timeout_s: float, encode_at_once: int, key: FleetKey = NO_KEY
+        self,
+        url: str,
+        connect_timeout_s: float,
+        encode_at_once: int,
+        key: FleetKey = NO_KEY,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._own = "".join(f"{name}: {value}\r\n" for name, value in key.headers.items()).encode()
         self._loop = asyncio.get_running_loop()
@@ -49,7 +54,7 @@ class ConnectionPool:
         self.room = asyncio.Semaphore(encode_at_once)
         self.sent = 0  # bytes of bodies
         self._closed = False
-        self._address = _Address.of(url)
+        self._address = _Address.of(url, tls)
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
         self._connect_timeout = connect_timeout_s
         self._idle: list[Connection] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable
 
 from protocol.fleet_key import NO_KEY, FleetKey
@@ -19,8 +20,9 @@ class ConnectionPools:
         connect_timeout_s: float,
         encode_at_once: int,
         key: FleetKey = NO_KEY,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._key = key
+        self._key, self._tls = key, tls
         self._urls = urls
         self._connect_timeout_s = connect_timeout_s
         self._encode_at_once = encode_at_once
@@ -48,7 +50,7 @@ class ConnectionPools:
         if pool is None:
             self._prune()
             pool = ConnectionPool(
-                instance.url, self._connect_timeout_s, self._encode_at_once, self._key
+                instance.url, self._connect_timeout_s, self._encode_at_once, self._key, self._tls
             )
             self._pools[instance.url] = pool
         return pool

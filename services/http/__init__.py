@@ -5,7 +5,8 @@ tokens      the model and its tokenizer
 counting    requests counted in and out
 callers     what a request's headers say of who asks
 deadline    until when a request may take
-fleet_auth  routes that need the fleet's secret
+access      who may ask for what: the fleet's key, clients' keys
+browsers    what web pages may ask for
 errors      any error of the tree as an OpenAI error answer
 streams     answers that notice when the client leaves or does not read
 listener    a client connection, bounded in what its client can take time over

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
+from protocol.server_options import TlsOptions
 from services.http.accepting import Acceptor
 from services.http.listener import Listener, SharedState
 from services.http.open_files import Room
@@ -51,6 +53,7 @@ async def serve(
     http: type[asyncio.Protocol] | None = None,
     during: contextlib.AbstractAsyncContextManager[None] | None = None,
     client_share: float = CLIENT_SHARE,
+    tls: TlsOptions | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
 
@@ -70,6 +73,7 @@ async def serve(
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
+            **_certificates(tls),
         ),
         name,
         during or contextlib.nullcontext(),
@@ -81,6 +85,19 @@ async def serve(
     finally:
         if watch is not None:
             watch.cancel()
+
+
+def _certificates(tls: TlsOptions | None) -> dict[str, Any]:
+    """uvicorn's words for the options; nothing if the server speaks without TLS."""
+    if tls is None or not tls.serves_tls:
+        return {}
+    asked = ssl.CERT_REQUIRED if tls.ssl_ca_certs else ssl.CERT_NONE
+    return {
+        "ssl_certfile": tls.ssl_certfile,
+        "ssl_keyfile": tls.ssl_keyfile or None,
+        "ssl_ca_certs": tls.ssl_ca_certs or None,
+        "ssl_cert_reqs": asked,
+    }
 
 
 class _Server(uvicorn.Server):
@@ -110,7 +127,8 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             self.servers.append(self._accepting(listener, room))
             host, port = listener.getsockname()[:2]
-            print(f"{self._name} ready on http://{host}:{port}", flush=True)
+            scheme = "https" if self.config.is_ssl else "http"
+            print(f"{self._name} ready on {scheme}://{host}:{port}", flush=True)
         await self._entered.enter_async_context(self._during)
 
     def _accepting(self, listener: socket.socket, room: Room) -> Any:

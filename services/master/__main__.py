@@ -12,8 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 import uvloop
 
 from protocol.errors import ConfigError
+from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
-from services.http.fleet_auth import gated, warn_if_open
+from services.http.access import Access, gated, warn_if_open
+from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
 from services.http.server import bind, serve
 from services.master.api.app import OPENED, create_app
@@ -68,12 +70,14 @@ def _without_password(url: str) -> str:
 async def run(config: MasterConfig) -> None:
     """Serve until told to stop. Workers need not be up yet."""
     key = config.read_fleet_key()
+    access = Access(key, opened=OPENED, protect_metrics=config.protect_metrics)
+    config.check_tls()
     warn_if_open(logger, key, [config.host])
     with bind(config.host, config.port) as listener:
         service = MasterService(config, key)
         host, port = listener.getsockname()[:2]
-        app = gated(create_app(service, f"{host}:{port}"), key, OPENED)
-        await serve(app, listener, "master")
+        app = gated(create_app(service, f"{host}:{port}"), access)
+        await serve(for_browsers(app, CorsOptions()), listener, "master", tls=config)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from protocol.options import (
     seconds,
     size,
 )
+from protocol.server_options import TlsOptions
 
 Network = IPv4Network | IPv6Network
 ANY_NETWORK = "any"
@@ -44,7 +45,7 @@ def _weight(default: float, help: str, unit: str = "weight", most: float = 1e12)
 
 
 @dataclass(frozen=True)
-class MasterConfig(FleetOptions):
+class MasterConfig(FleetOptions, TlsOptions):
     """Resolved once at start. A policy's own options name it first."""
 
     host: str = option(
@@ -237,6 +238,10 @@ class MasterConfig(FleetOptions):
         " all. Empty: all with --fleet-key, without it loopback and private ones and --host.",
         "networks",
         check=_check_networks,
+    )
+    protect_metrics: bool = option(
+        False,
+        "Ask for the fleet key at /metrics too, and for what /health tells beyond its status.",
     )
     probe_interval: float = seconds(
         5.0, "Time between two probes of a worker that cannot register.", minimum=0.01

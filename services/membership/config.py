@@ -93,8 +93,10 @@ def _named(endpoint: str, host: str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def advertised_url(given: str, host: str, port: int, masters: Sequence[str]) -> str:
-    """The URL that others reach a worker by, which listens at `host`:`port`.
+def advertised_url(
+    given: str, host: str, port: int, masters: Sequence[str], *, secure: bool = False
+) -> str:
+    """The URL that others reach a worker by, which listens at `host`:`port`; `secure`: with TLS.
 
     Unless it is `given` or `host` says it, it is the address that this machine would speak to the
     first master from. `ConfigError` if that cannot be told.
@@ -103,7 +105,8 @@ def advertised_url(given: str, host: str, port: int, masters: Sequence[str]) -> 
         return parse_urls("--advertise-url", given)[0]
     if host in _WILDCARDS:
         host = _own_address(masters[0]) if masters else "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _own_address(master: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -84,9 +85,11 @@ class Registration:
         interval_s: float,
         changes: Changes | None = None,
         key: FleetKey = NO_KEY,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`changes` of the members are reported at once, anything else with the next beat. `key`:
-        the fleet's, which masters may ask for."""
+        the fleet's, which masters may ask for; `tls`: how https:// URLs of masters are called."""
+        self._tls = tls
         self._headers = {**_JSON, **key.headers}
         self._changes = changes or Changes()
         self._members = members
@@ -102,7 +105,8 @@ class Registration:
         if not self._masters:
             return
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # one for each loop, however many hang
+            # One for each loop, however many hang.
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
         )
         for number, member in enumerate(self._members):

@@ -19,7 +19,7 @@ from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
-from services.http.fleet_auth import warn_if_open
+from services.http.access import warn_if_open
 from services.http.open_files import Room, raise_limit
 from services.http.server import bind
 from services.mock import openai_api, rtp_api, status_api, tokens_api

@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from protocol.errors import InternalError, PayloadTooLarge, TriptychError
 from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
 from services.http.accepting import Acceptor
-from services.http.fleet_auth import STATUS_PATHS
+from services.http.access import STATUS_PATHS
 from services.http.open_files import Room
 from services.http.server import bind
 from services.mock.answering import Answering, Cut

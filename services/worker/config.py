@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from connectors.config import parse_ec, parse_kv
 from protocol.fleet_key import FleetOptions
 from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import urls
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
@@ -29,7 +30,7 @@ def _check_events(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class WorkerConfig(FrontendOptions, FleetOptions):
+class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
     """Resolved once at start."""
 
     revision: str = option(

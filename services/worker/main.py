@@ -13,7 +13,8 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
-from services.http.fleet_auth import gated, warn_if_open
+from services.http.access import Access, ApiKeys, gated, warn_if_open
+from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
 from services.http.server import bind
 from services.http.server import serve as serve_http
@@ -54,11 +55,16 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
     """Bind, load, serve; the port is taken before the model is loaded."""
     masters = parse_urls("--master-url", config.master_url)
     key = config.read_fleet_key()
+    clients = ApiKeys(config.read_api_keys())
+    access = Access(key, clients, protect_metrics=config.protect_metrics)
+    config.check_tls()
     events = parse_events(config.kv_events_config, config.host, default=bool(masters))
     warn_if_open(logger, key, [config.host, *side_channels(role, config)])
     with bind(config.host, config.port) as listener:
         port = listener.getsockname()[1]
-        url = advertised_url(config.advertise_url, config.host, port, masters)
+        url = advertised_url(
+            config.advertise_url, config.host, port, masters, secure=config.serves_tls
+        )
         frontend = Frontend.load(config.to_config())
         changes = Changes()
         engine = await EngineClient.start(
@@ -72,11 +78,16 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
-                [member], masters, config.heartbeat_interval, worker.changes, key
+                [member],
+                masters,
+                config.heartbeat_interval,
+                worker.changes,
+                key,
+                config.client_context(),
             )
             during = registered(worker, registration)
-            app = gated(create_app(worker), key)
-            await serve_http(app, listener, role.name, engine.dead, during=during)
+            app = for_browsers(gated(create_app(worker), access), config)
+            await serve_http(app, listener, role.name, engine.dead, during=during, tls=config)
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()

@@ -132,7 +132,7 @@ def test_a_client_that_leaves_before_the_answer_frees_everything(fleet: Fleet) -
     host, port = fleet.proxy.url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=30)
     body = json.dumps(body_of(asking(picture(505), LONG), max_tokens=1500, ignore_eos=True))
-    connection.request("POST", "/v1/chat/completions", body)
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
     deadline = time.monotonic() + 10
     while not call(f"{fleet.decode.url}/load")[1]["server_load"]:
         assert time.monotonic() < deadline

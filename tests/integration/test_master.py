@@ -129,7 +129,9 @@ def test_requests_wait_for_room_and_are_refused_without(start: Callable[..., Pro
     waiting.start()
     until(lambda: metric(master, "requests_waiting") == 1)
     request = urllib.request.Request(
-        f"{master.url}/schedule", json.dumps({"request_id": "third", "prompt_tokens": 1}).encode()
+        f"{master.url}/schedule",
+        json.dumps({"request_id": "third", "prompt_tokens": 1}).encode(),
+        {"content-type": "application/json"},
     )
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=WAIT_S)

@@ -9,6 +9,7 @@ from tests.support.stack import Process, Stack, call
 
 CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 FAST = ("--speed", "20", "--log-level", "warning")
+JSON = {"content-type": "application/json"}
 HAND_OVER = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -29,7 +30,7 @@ class Stream:
     def __init__(self, url: str, path: str, body: Any, timeout_s: float = 20.0) -> None:
         host, port = url.removeprefix("http://").split(":")
         self.connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
-        self.connection.request("POST", path, json.dumps(body))
+        self.connection.request("POST", path, json.dumps(body), JSON)
         self.response = self.connection.getresponse()
 
     def events(self) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
 from services.http import errors
-from services.http.fleet_auth import STATUS_PATHS
+from services.http.access import STATUS_PATHS
 from services.http.server import version
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes

@@ -4,6 +4,7 @@ import as much of the rest of the master."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 from types import TracebackType
 from typing import Annotated, NamedTuple
 
@@ -48,11 +49,13 @@ class ProbeClient:
     turns of their own, so that any number of them that hang keeps nobody else waiting.
     """
 
-    def __init__(self, timeout_s: float, key: FleetKey = NO_KEY) -> None:
+    def __init__(
+        self, timeout_s: float, key: FleetKey = NO_KEY, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._session = aiohttp.ClientSession(
             headers=key.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls or True),
         )
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._suspect_turns = asyncio.Semaphore(_AT_ONCE)

@@ -47,7 +47,9 @@ class OrphanProber:
     async def _client(self, stack: contextlib.AsyncExitStack) -> ProbeClient:
         from services.master.probing.client import ProbeClient
 
-        return await stack.enter_async_context(ProbeClient(self.config.probe_timeout))
+        return await stack.enter_async_context(
+            ProbeClient(self.config.probe_timeout, tls=self.config.client_context())
+        )
 
     async def _probe(self, client: ProbeClient, info: InstanceInfo) -> None:
         name = info.instance_id

@@ -38,7 +38,8 @@ class Prober:
 
         for probed in self.workers.all():
             probed.asking = False
-        due, client = 0.0, ProbeClient(self.config.probe_timeout, self.key)
+        due, config = 0.0, self.config
+        client = ProbeClient(config.probe_timeout, self.key, config.client_context())
         async with client, asyncio.TaskGroup() as probes:
             while True:
                 self.added.clear()

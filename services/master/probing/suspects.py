@@ -67,7 +67,9 @@ class SuspectProber:
                 if client is None:
                     from services.master.probing.client import ProbeClient
 
-                    client = ProbeClient(self.config.probe_timeout)
+                    client = ProbeClient(
+                        self.config.probe_timeout, tls=self.config.client_context()
+                    )
                     await stack.enter_async_context(client)
                 probes.create_task(self._probe(client, instance))
 

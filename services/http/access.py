@@ -1,0 +1,143 @@
+"""Who may ask a server for what, looked at before the application sees a request.
+
+The fleet key opens everything, an API key what is for clients, and nothing is needed for the routes
+that are `opened`. All are compared in constant time, or by digests that nobody can foresee.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol.errors import ConfigError, TriptychError, Unauthorized
+from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
+from services.http.errors import error_response
+
+STATUS_PATHS = frozenset({"/live", "/health", "/ready", "/version", "/metrics"})
+"""Open to everybody: what load balancers and monitors ask."""
+_FLEET_HEADER = HEADER.encode()
+_DETAILS = ("/health", "/metrics")
+_FOR_CLIENTS = ("/tokenize", "/detokenize", *_DETAILS)
+_SCHEME = b"bearer "
+
+
+class ApiKeys:
+    """The keys of clients; False if there are none. How long it takes to look one up says nothing
+    of the keys: only digests with a secret of the process are compared."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._digests = frozenset(self._digest(key.encode()) for key in keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def _digest(self, key: bytes) -> bytes:
+        return blake3(key, key=self._secret).digest()
+
+    def refusal(self, authorization: bytes) -> Unauthorized | None:
+        """What a client is told whose `Authorization` header this is; None if it may come in."""
+        if authorization[: len(_SCHEME)].lower() != _SCHEME:
+            return Unauthorized("an API key is needed: Authorization: Bearer KEY")
+        if self._digest(authorization[len(_SCHEME) :].strip()) not in self._digests:
+            return Unauthorized("the API key is not valid")
+        return None
+
+
+@dataclass(frozen=True)
+class Access:
+    """What each route of a server needs. `opened` are exact names, so that a route nobody thought
+    of is closed. Where there is no fleet key an API key opens all."""
+
+    fleet: FleetKey = NO_KEY
+    clients: ApiKeys = field(default_factory=ApiKeys)
+    opened: frozenset[str] = STATUS_PATHS
+    protect_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        if self.protect_metrics and not self.closed:
+            raise ConfigError("--protect-metrics needs --api-key or --fleet-key")
+
+    @property
+    def closed(self) -> bool:
+        """Whether anything needs a key."""
+        return bool(self.fleet or self.clients)
+
+    def refusal(self, scope: Scope) -> TriptychError | None:
+        """What a request is answered with; None if it may come in."""
+        path = scope["path"]
+        if path in self.opened and not (self.protect_metrics and path in _DETAILS):
+            return None
+        if self.fleet and self.fleet.admits(_header(scope, _FLEET_HEADER)):
+            return None
+        if self.clients and (_is_for_clients(path) or not self.fleet):
+            return self.clients.refusal(_header(scope, b"authorization"))
+        return no_fleet_key()
+
+
+class Gate:
+    """ASGI application in front of another."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._access.refusal(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        elif scope["path"] == "/health":
+            await self._app(scope, receive, _without_body(send))
+        else:
+            await error_response(error)(scope, receive, send)
+
+
+def gated(app: ASGIApp, access: Access) -> ASGIApp:
+    """`app` behind the keys, or as it is if there are none."""
+    return Gate(app, access) if access.closed else app
+
+
+def _without_body(send: Send) -> Send:
+    """The status of an answer alone."""
+
+    async def bare(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [(b"content-length", b"0")]}
+        elif message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return bare
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    """The first of this name, b"" if there is none."""
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
+def _is_for_clients(path: str) -> bool:
+    return path.startswith("/v1/") or path in _FOR_CLIENTS
+
+
+def warn_if_open(logger: logging.Logger, key: FleetKey, hosts: Sequence[str]) -> None:
+    """One line if others than this machine can reach a process that asks for no key."""
+    reachable = sorted({host for host in hosts if not _is_loopback(host)})
+    if reachable and not key:
+        logger.warning(
+            "without --fleet-key whoever reaches %s controls this process and reads what it"
+            " serves; see SECURITY.md",
+            ", ".join(reachable),
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

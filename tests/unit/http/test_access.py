@@ -1,0 +1,89 @@
+"""Which key opens which route."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.fleet_key import HEADER, FleetKey
+from services.http.access import STATUS_PATHS, Access, ApiKeys, gated
+
+FLEET = FleetKey("the-secret-of-this-fleet")
+KEYS = ApiKeys(["one", "two"])
+CLIENT_ROUTES = ("/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
+CONTROL = ("/drain", "/inference/v1/encode", "/docs", "/v1", "/v2/chat", "/tokenize/", "/")
+ONE, TWO, BAD = b"Bearer one", b"bearer  two", b"Bearer three"
+
+
+def scope(path: str, authorization: bytes = b"", fleet: str = "") -> dict[str, Any]:
+    headers = [(b"authorization", authorization)] if authorization else []
+    headers += [(HEADER.encode(), fleet.encode())] if fleet else []
+    return {"type": "http", "path": path, "headers": headers, "method": "GET"}
+
+
+def code(access: Access, *args: Any) -> str | None:
+    error = access.refusal(scope(*args))
+    return None if error is None else error.code
+
+
+def test_a_fleet_key_opens_all_and_an_api_key_what_is_for_clients() -> None:
+    access = Access(FLEET, KEYS)
+    for path in (*CLIENT_ROUTES, *CONTROL):
+        assert code(access, path, b"", FLEET.secret) is None
+        assert code(access, path) is not None
+    for path in CLIENT_ROUTES:
+        assert code(access, path, ONE) is None and code(access, path, TWO) is None
+        assert code(access, path, BAD) == code(access, path) == "invalid_api_key"
+    for path in CONTROL:
+        assert code(access, path, ONE) == "invalid_fleet_key"
+    assert all(code(access, path) is None for path in STATUS_PATHS)
+
+
+def test_with_one_kind_of_key_it_opens_all() -> None:
+    for path in (*CLIENT_ROUTES, *CONTROL):
+        assert code(Access(clients=KEYS), path) == "invalid_api_key"
+        assert code(Access(clients=KEYS), path, ONE) is None
+        assert code(Access(FLEET), path, ONE) == "invalid_fleet_key"
+        assert code(Access(FLEET), path, b"", FLEET.secret + "x") == "invalid_fleet_key"
+
+
+@pytest.mark.parametrize(
+    "given", [b"one", b"Basic one", b"Bearer", b"Bearer ", b"Bearer one two", b"Bearer \xff", b""]
+)
+def test_what_is_no_key_is_refused(given: bytes) -> None:
+    assert code(Access(clients=KEYS), "/v1/models", given) == "invalid_api_key"
+
+
+async def asked(access: Access, path: str, authorization: bytes = b"") -> tuple[int, bytes]:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"7"), (b"x-worker", b"http://10.0.0.1")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": b"details"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    await gated(app, access)(scope(path, authorization), receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+async def test_protected_details_leave_the_status_to_everybody() -> None:
+    access = Access(FLEET, KEYS, protect_metrics=True)
+    assert await asked(access, "/health") == (503, b"")
+    assert await asked(access, "/health", ONE) == (503, b"details")
+    assert (await asked(access, "/metrics"))[0] == 401
+    assert await asked(access, "/metrics", ONE) == (503, b"details")
+    assert await asked(access, "/ready") == (503, b"details")
+    assert await asked(Access(FLEET, KEYS), "/health") == (503, b"details")
+
+
+async def test_without_keys_all_is_open_and_nothing_can_be_protected() -> None:
+    assert await asked(Access(), "/drain") == (503, b"details")
+    with pytest.raises(ConfigError, match="--protect-metrics"):
+        Access(protect_metrics=True)
