@@ -154,7 +154,7 @@ def chaos(transport: str, dtype: str, folder: Path, quick: bool) -> list[Row]:
         after = settle(stack)
         changed = load.check_new()
         stopped = [s.stop() for s in (*stack.proxies, *stack.workers, *stack.masters)]
-    _tell(load.outcomes, play.acts)
+    tell(load.outcomes, play.acts)
     if load.ties:
         print(
             f"{len(load.ties)} answers parted at leads of", *sorted(map("{:.3f}".format, load.ties))
@@ -162,7 +162,7 @@ def chaos(transport: str, dtype: str, folder: Path, quick: bool) -> list[Row]:
     return [
         *_outcome_rows(load.outcomes, play.acts[-1], ports[1]),
         at_most("new questions answered otherwise once more, undisturbed", changed, 0, 1),
-        *_left_rows(before, after),
+        *left_rows(before, after),
         at_most("exit statuses not 0", sum(map(bool, stopped)), 0, 1),
     ]
 
@@ -183,7 +183,7 @@ def _outcome_rows(outcomes: list[Outcome], last: Act, killed: int) -> list[Row]:
     ]
 
 
-def _left_rows(before: Books, after: Books) -> list[Row]:
+def left_rows(before: Books, after: Books) -> list[Row]:
     for problem in after.problems:
         print("  LEFT:", problem)
     lost = sum(before.blocks[name] - free for name, free in after.blocks.items())
@@ -196,10 +196,10 @@ def _left_rows(before: Books, after: Books) -> list[Row]:
     ]
 
 
-def _tell(outcomes: list[Outcome], acts: list[Act]) -> None:
+def tell(outcomes: list[Outcome], acts: list[Act]) -> None:
     """How long answers took when nothing was wrong, and during each act."""
     print(f"{len(outcomes)} requests, {dict(Counter(o.verdict for o in outcomes))}")
-    calm = [o for o in outcomes if not any(_meets(o, act) for act in acts)]
+    calm = [o for o in outcomes if not any(meets(o, act) for act in acts)]
     for what, found in (("undisturbed", calm), *((a.what, _during(outcomes, a)) for a in acts)):
         times = [o.ended - o.began for o in found if o.verdict == "right"]
         if times:
@@ -210,10 +210,10 @@ def _tell(outcomes: list[Outcome], acts: list[Act]) -> None:
 
 
 def _during(outcomes: list[Outcome], act: Act) -> list[Outcome]:
-    return [outcome for outcome in outcomes if _meets(outcome, act)]
+    return [outcome for outcome in outcomes if meets(outcome, act)]
 
 
-def _meets(outcome: Outcome, act: Act) -> bool:
+def meets(outcome: Outcome, act: Act) -> bool:
     return outcome.began < act.back and outcome.ended > act.began
 
 

@@ -30,7 +30,8 @@ _PORTS = (20_000, 30_000)  # below those that the system gives to outgoing conne
 
 @dataclass
 class Service:
-    """One process on a port of its own; `log` gathers what all its lives print."""
+    """One process on a port of its own; `log` gathers what all its lives print. It listens at
+    `host`, in the network namespace `inside`, if there is one."""
 
     name: str
     module: str
@@ -38,14 +39,18 @@ class Service:
     log: Path
     port: int
     lives: int = 0
+    host: str = "127.0.0.1"
+    inside: str = ""
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", self.module, "--port", str(self.port), *self.flags]
+        command = ["ip", "netns", "exec", self.inside] if self.inside else []
+        command += [sys.executable, "-m", self.module, "--host", self.host]
+        command += ["--port", str(self.port), *self.flags]
         self.lives += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -62,7 +67,7 @@ class Service:
 
     def call(self, method: str, path: str, timeout_s: float = 10.0) -> tuple[int, Any]:
         """(status, decoded answer)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         with contextlib.closing(connection):
             connection.request(method, path)
             response = connection.getresponse()
