@@ -12,9 +12,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from benchmarks.common.pictures import questions
-from tests.integration.test_placing import metric
 from tests.support.chat_templates import TEMPLATES
-from tests.support.stack import Process, idle, proxy, running
+from tests.support.stack import Process, idle, metric, proxy, running
 
 MODEL = Path(__file__).parents[2] / "models" / "demo"
 SCHEMA = {
