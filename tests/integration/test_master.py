@@ -1,11 +1,12 @@
 """The real master process, driven over HTTP and by a ZMQ event publisher."""
 
 import json
+import os
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,10 +31,26 @@ from tests.support.masters import (
 from tests.support.stack import Process, call
 
 
+def test_a_master_starts_within_five_seconds() -> None:
+    """Of processor time, as a command: how long a busy machine takes says nothing of the master,
+    and a forked one finds its imports done, or waits until somebody has done those of engines."""
+    master = Process("services.master", "--log-level", "warning", env={}, forked=False)
+    try:
+        master.wait_ready()
+        assert processor_s(master.process.pid) < 5.0
+    finally:
+        assert master.stop() == 0
+
+
+def processor_s(pid: int) -> float:
+    """Spent by a process so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def test_a_fleet_is_placed_on(start: Callable[..., Process]) -> None:
-    began = time.monotonic()
     master = start()
-    assert time.monotonic() - began < 5.0
     for name, role in (("e", "encode"), ("p", "prefill"), ("d", "decode")):
         asked_at = {"peer_host": "h", "peer_port": 7} if name == "e" else None
         assert register(master, name, role, ec_endpoint=asked_at)[0] == 200
