@@ -46,6 +46,7 @@ from services.engine.scheduling.image_prefetch import Preparing, tokens_ahead
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.scheduler import Scheduler
+from services.engine.scheduling.seams import Clock
 from services.engine.transfers.kv_fetches import Transfers
 from services.membership.events import CacheLog
 
@@ -54,10 +55,14 @@ _CPU_KV_BYTES = 256 << 20
 
 
 class Engine:
-    """Owns everything an engine process holds; `wake` interrupts its wait from another thread."""
+    """Owns everything an engine process holds; `wake` interrupts its wait from another thread. By
+    `clock` (s) it times its steps and its requests' deadlines."""
 
-    def __init__(self, config: EngineConfig, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, wake: Callable[[], None], clock: Clock = time.monotonic
+    ) -> None:
         self.config = config = _resolved(config)
+        self._clock = clock
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
         self.meter = RateMeter()
@@ -166,7 +171,7 @@ class Engine:
             runner,
             transfers,
             self.meter,
-            time.monotonic,
+            self._clock,
             self._connectors.meanwhile,
         )
 
@@ -182,7 +187,7 @@ class Engine:
         patches = config.max_encoder_patches
         pictures = Preparing(vision.prepare, tokens_ahead(patches), wake)
         return EncodeQueue(
-            vision, pictures, self.ec, patches, self.meter, time.monotonic,
+            vision, pictures, self.ec, patches, self.meter, self._clock,
             self._connectors.meanwhile,
         )  # fmt: skip
 

@@ -14,18 +14,19 @@ from PIL import Image
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
 from services.engine.config import EngineConfig
 from services.engine.engine import Engine
+from services.engine.scheduling.seams import Clock
 from tests.support.reference import Inputs, Messages, Reference, load
 
 DEADLINE_S = 60.0
 
 
-def engine(model_dir: Path, **options: Any) -> Engine:
+def engine(model_dir: Path, clock: Clock = time.monotonic, **options: Any) -> Engine:
     """An engine with every part that the model has."""
     reference = load(model_dir)
     parts = ("language",) if reference.image_processor is None else ("language", "vision")
     values = {"parts": parts, "num_blocks": 256, "eos_token_ids": reference.eos, **options}
     config = EngineConfig(model_dir=str(model_dir), model=model_dir.name, revision="test", **values)
-    return Engine(config, wake=lambda: None)
+    return Engine(config, lambda: None, clock)
 
 
 def png(image: Image.Image) -> bytes:

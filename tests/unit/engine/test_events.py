@@ -1,5 +1,6 @@
 """Cache events of a real engine: whoever follows them knows exactly what it holds."""
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -154,8 +155,10 @@ def test_an_engine_without_an_encoder_tells_of_the_embeddings_it_has(
 
 
 def test_load_and_rates_are_those_of_the_engine(model_dir: ModelDir) -> None:
-    folder = model_dir("qwen2_5_vl")
-    worker = engine(folder, num_blocks=64)
+    """By a clock on which every step takes a millisecond: of a few steps on a busy machine one may
+    take so much longer that the meter rightly makes nothing of them."""
+    folder, ticks = model_dir("qwen2_5_vl"), itertools.count()
+    worker = engine(folder, clock=lambda: next(ticks) / 1e3, num_blocks=64)
     try:
         for number in range(6):
             case = asking(picture(20 + number, 224, 112 + 56 * number), "What?")
