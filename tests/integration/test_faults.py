@@ -6,17 +6,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.conftest import ModelDir
+from tests.support import waiting
 from tests.support.clients import all_up, body_of, tokens
 from tests.support.conversations import LONG, asking, picture
-from tests.support.links import RawConsumer
+from tests.support.raw_peers import RawConsumer
 from tests.support.reference import Messages, reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.transport_flags import need
@@ -25,6 +26,7 @@ TOKENS = 8
 LEASE_S = 4.0
 BOUND_S = 60.0
 MEMORY = ("shm", "nixl", "ucx")
+until = partial(waiting.until, bound_s=BOUND_S)
 
 
 def flags(transport: str, **kv: Any) -> tuple[str, ...]:
@@ -125,10 +127,7 @@ class Others:
 
 def up(fleet: Fleet) -> None:
     """Wait until the proxy counts on every worker again."""
-    deadline = time.monotonic() + BOUND_S
-    while not all_up(fleet.proxy):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: all_up(fleet.proxy))
 
 
 def test_an_encoder_killed_under_its_requests(fleet: Fleet) -> None:
@@ -167,7 +166,7 @@ def test_a_prefill_engine_that_stalls_before_its_kv_is_read(fleet: Fleet) -> Non
         {**body, "kv_transfer_params": {"do_remote_decode": True}},
     )
     assert status == 200
-    engine = child_of(fleet.prefill)
+    engine = fleet.prefill.engine_pid
     os.kill(engine, signal.SIGSTOP)
     try:
         again = {**body, "max_tokens": TOKENS, "kv_transfer_params": answer["kv_transfer_params"]}
@@ -209,12 +208,6 @@ def test_a_prefill_worker_killed_under_its_requests(fleet: Fleet) -> None:
     assert fleet.ask(case) == expected
 
 
-def child_of(process: Process) -> int:
-    """The engine process of a worker."""
-    children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
-    return int(children.read_text().split()[0])
-
-
 @pytest.mark.parametrize("how", ["layout", "garbage"])
 def test_a_stranger_on_the_side_channel(fleet: Fleet, how: str) -> None:
     """Another layout is refused before a byte is read, in words that name both, and noise is
@@ -230,7 +223,7 @@ def test_a_stranger_on_the_side_channel(fleet: Fleet, how: str) -> None:
         raw = RawConsumer(params["remote_port"])
         for frames in ((b"noise",), (b"", b"\x80"), (b"\xff" * 5000,)):
             raw.send(*frames)
-        wait(lambda: refused(fleet.prefill) == 3)
+        until(lambda: refused(fleet.prefill) == 3)
         raw.close()
         assert fleet.ask(case) == fleet.expected(case)
     else:
@@ -251,10 +244,3 @@ def refused(process: Process) -> int:
         one for one in call(f"{process.url}/integrity")[1]["transfers"] if one["connector"] == "kv"
     ]
     return int(kv["refused"])
-
-
-def wait(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

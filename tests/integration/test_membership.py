@@ -4,12 +4,13 @@ The tests share one fleet, and the last of them take it apart.
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import pytest
 import zmq
 
@@ -229,7 +230,6 @@ def test_workers_leave_by_draining_dying_and_stopping(fleet: Fleet) -> None:
     assert time.monotonic() - since < LEASE_S + 1.0
     assert fleet.decode.stop() == 0
     assert set(fleet.workers()) == {fleet.prefill.url}, "who stops says so, and does not lapse"
-    (engine,) = psutil.Process(fleet.prefill.process.pid).children()
-    engine.kill()
+    os.kill(fleet.prefill.engine_pid, signal.SIGKILL)
     assert fleet.prefill.process.wait(WAIT_S) == 1
     assert fleet.workers() == {}, "nor does one whose engine has died"

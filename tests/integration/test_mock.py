@@ -1,12 +1,9 @@
 """Mock workers as processes: behind the real proxy, behind vLLM's handshake, with a master."""
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from tests.support.clients import body_of, complete
 from tests.support.conversations import asking, picture
 from tests.support.mocks import (
     CHAT,
-    FAST,
     GENERATE,
     HAND_OVER,
     Stream,
@@ -240,64 +236,3 @@ def test_a_drained_worker_takes_no_more(fleet: Fleet) -> None:
     assert call(f"{worker.url}/drain", b"")[0] == 200
     assert call(f"{worker.url}/ready")[0] == 503 and call(f"{worker.url}/health")[0] == 200
     assert call(worker.url + GENERATE, generate_body([1]))[0] == 503
-
-
-def test_one_process_holds_many_workers(fleet: Fleet) -> None:
-    flags = ("--role", "decode", "--count", "50", "--max-num-seqs", "7", *FAST)
-    process = fleet.stack.start("services.mock", *flags)
-    process.wait_ready()
-    deadline = time.monotonic() + 5
-    while sum(" ready on " in line for line in process.log) < 50:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    urls = [line.split(" ready on ")[1].strip() for line in process.log if " ready on " in line]
-    infos = [call(f"{url}/server_info")[1] for url in urls]
-    assert len({info["instance_id"] for info in infos}) == len(set(urls)) == 50
-    assert {info["max_num_seqs"] for info in infos} == {7}
-    ask(process, GENERATE, generate_body([1]))
-    loads = [call(f"{url}/integrity")[1]["counters"]["generation_tokens"] for url in urls]
-    assert sorted(loads) == [0] * 49 + [8]
-    assert process.stop() == 0
-
-
-class _Master(BaseHTTPRequestHandler):
-    """Remembers what it is told; knows nobody at the first heartbeat."""
-
-    said: list[tuple[str, Any]]
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        beats = sum(path == "/heartbeat" for path, _ in self.said)
-        self.said.append((self.path, body))
-        answer = json.dumps({"known": self.path != "/heartbeat" or beats > 0}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_workers_register_report_and_leave(fleet: Fleet) -> None:
-    said: list[tuple[str, Any]] = []
-    handler = type("Handler", (_Master,), {"said": said})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        worker = mock(fleet.stack, "prefill", "--master-url", url, "--heartbeat-interval", "0.05")
-        deadline = time.monotonic() + 10
-        while sum(path == "/heartbeat" for path, _ in said) < 4:
-            assert time.monotonic() < deadline, said
-            time.sleep(0.01)
-        assert worker.stop() == 0
-        server.shutdown()
-    assert [path for path, _ in said[:4]] == ["/register", "/heartbeat"] * 2
-    info, beat = said[0][1], said[1][1]
-    assert (info["role"], info["url"], info["model"]) == ("prefill", worker.url, "tiny")
-    assert info["kv_endpoint"]["do_remote_prefill"] and info["events"][0]["topic"] == "kv-events"
-    assert beat["load"]["free_blocks"] == 4096 and beat["generation"] == info["generation"]
-    assert beat["load"]["rates"]["decode_base_ms"] == 0.5
-    assert said[-1] == ("/deregister", {
-        "instance_id": info["instance_id"], "generation": info["generation"],
-    })  # fmt: skip

@@ -1,4 +1,5 @@
-"""Mock workers before RTP-LLM's master: what runs, what has ended, which keys the cache holds."""
+"""Mock workers before masters: ours hear that they are there and how busy they are, RTP-LLM's ask
+what runs, what has ended and which keys the cache holds."""
 
 import http.client
 import json
@@ -12,7 +13,7 @@ import pytest
 from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from services.mock.config import ROLES
-from tests.support.mocks import CHAT, GENERATE, ask, generate_body, mock
+from tests.support.mocks import CHAT, FAST, GENERATE, ask, generate_body, listening_master, mock
 from tests.support.stack import Process, Stack, call, running
 from tests.support.waiting import until
 
@@ -176,3 +177,34 @@ def test_a_bad_cursor_is_refused_by_name(
 ) -> None:
     status, answer = call(f"{worker.url}{path}{query}", body)
     assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_one_process_holds_many_workers(stack: Stack) -> None:
+    flags = ("--role", "decode", "--count", "50", "--max-num-seqs", "7", *FAST)
+    process = stack.start("services.mock", *flags)
+    process.wait_ready()
+    until(lambda: sum(" ready on " in line for line in process.log) == 50)
+    urls = [line.split(" ready on ")[1].strip() for line in process.log if " ready on " in line]
+    infos = [call(f"{url}/server_info")[1] for url in urls]
+    assert len({info["instance_id"] for info in infos}) == len(set(urls)) == 50
+    assert {info["max_num_seqs"] for info in infos} == {7}
+    ask(process, GENERATE, generate_body([1]))
+    loads = [call(f"{url}/integrity")[1]["counters"]["generation_tokens"] for url in urls]
+    assert sorted(loads) == [0] * 49 + [8]
+    assert process.stop() == 0
+
+
+def test_workers_register_report_and_leave(stack: Stack) -> None:
+    with listening_master() as (url, said):
+        worker = mock(stack, "prefill", "--master-url", url, "--heartbeat-interval", "0.05")
+        until(lambda: sum(path == "/heartbeat" for path, _ in said) >= 4, said)
+        assert worker.stop() == 0
+    assert [path for path, _ in said[:4]] == ["/register", "/heartbeat"] * 2
+    info, beat = said[0][1], said[1][1]
+    assert (info["role"], info["url"], info["model"]) == ("prefill", worker.url, "tiny")
+    assert info["kv_endpoint"]["do_remote_prefill"] and info["events"][0]["topic"] == "kv-events"
+    assert beat["load"]["free_blocks"] == 4096 and beat["generation"] == info["generation"]
+    assert beat["load"]["rates"]["decode_base_ms"] == 0.5
+    assert said[-1] == ("/deregister", {
+        "instance_id": info["instance_id"], "generation": info["generation"],
+    })  # fmt: skip

@@ -3,7 +3,6 @@
 import resource
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -118,9 +117,7 @@ def test_a_disk_that_is_full(fleet: tuple[Stack, Process], transport: str) -> No
 
 def limit_files(worker: Process, nbytes: int) -> None:
     """Let a worker's engine write no larger files from here on."""
-    pid = worker.process.pid
-    (engine,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    resource.prlimit(int(engine), resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+    resource.prlimit(worker.engine_pid, resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
 
 
 def kv_counters(stack: Stack) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Pair:
         **options: Any,
     ) -> None:  # fmt: skip
         kv = KVConfig(transport=transport, path=str(folder), lease_s=lease_s, timeout_s=5.0)
-        common = {"parts": ("language",), "kv": kv, "num_blocks": 64}
+        common: dict[str, Any] = {"parts": ("language",), "kv": kv, "num_blocks": 64}
         self.model = model
         self.prefill = engine(model, **{**common, "max_num_batched_tokens": 16, **options})
         self.decode = engine(model, **common)

@@ -1,8 +1,11 @@
 """Mock worker processes for tests, and what is said to them."""
 
+import contextlib
 import http.client
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.support.stack import Process, Stack, call
@@ -53,3 +56,33 @@ def ask(process: Process, path: str, body: Any) -> Any:
     status, answer = call(process.url + path, body)
     assert status == 200, answer
     return answer
+
+
+class _Master(BaseHTTPRequestHandler):
+    """Remembers what it is told; knows nobody at the first heartbeat."""
+
+    said: list[tuple[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        beats = sum(path == "/heartbeat" for path, _ in self.said)
+        self.said.append((self.path, body))
+        answer = json.dumps({"known": self.path != "/heartbeat" or beats > 0}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def listening_master() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """(its URL, what it is told: path and body)"""
+    said: list[tuple[str, Any]] = []
+    handler = type("Handler", (_Master,), {"said": said})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", said
+        server.shutdown()

@@ -86,6 +86,12 @@ class Process:
         self._reader.join(STOP_S)
         return status, "".join(self.log).splitlines()
 
+    @property
+    def engine_pid(self) -> int:
+        """Of a worker's engine, which is its first child (Linux)."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(STOP_S)

@@ -13,7 +13,8 @@ import pytest
 from connectors.kv.base import KVLoad
 from connectors.messages import Alive, Heartbeat, Hello, KVFetched
 from connectors.side_channel import SideClient, SideServer
-from tests.support.links import Link, RawConsumer, linked
+from tests.support.links import Link, linked
+from tests.support.raw_peers import RawConsumer
 
 SILENCE_S = 2.0
 STEP_S = 1.5 * SILENCE_S

@@ -15,7 +15,8 @@ from connectors.leases import LeaseTable
 from connectors.messages import Held, KVEnd, KVReady
 from protocol.errors import InvalidRequest, TransferError
 from protocol.refs import KVRef
-from tests.support.links import Link, RawProducer, linked
+from tests.support.links import Link, linked
+from tests.support.raw_peers import RawProducer
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "staged"])

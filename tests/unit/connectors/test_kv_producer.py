@@ -20,7 +20,8 @@ from connectors.messages import (
     Release,
 )
 from protocol.refs import KVRef
-from tests.support.links import ELEMENTS, Link, RawConsumer, introduced, linked
+from tests.support.links import ELEMENTS, Link, introduced, linked
+from tests.support.raw_peers import RawConsumer
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "staged"])

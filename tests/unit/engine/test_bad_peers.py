@@ -19,7 +19,8 @@ from services.engine.engine import Engine
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture
 from tests.support.engines import engine, request_of
-from tests.support.links import BOUND_S, RawProducer, Side
+from tests.support.links import BOUND_S, Side
+from tests.support.raw_peers import RawProducer
 from tests.support.reference import reference_generate
 
 TOKENS = 4

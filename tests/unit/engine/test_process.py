@@ -14,7 +14,7 @@ from services.engine import messages
 from services.engine.config import EngineConfig
 from services.engine.messages import Event, Fatal, Query, Ready, Start, Statistics, decode_event
 from tests.conftest import ModelDir
-from tests.support.links import RawConsumer
+from tests.support.raw_peers import RawConsumer
 from tests.support.tiny_models import STATEFUL_FAMILY
 
 BOUND_S = 60.0

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.links import PACKAGES, Link, RawConsumer, RawProducer, linked
+from tests.support.links import PACKAGES, Link, linked
+from tests.support.raw_peers import RawConsumer, RawProducer
 
 
 @pytest.fixture(scope="module", params=list(PACKAGES))

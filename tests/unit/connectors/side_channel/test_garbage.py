@@ -30,7 +30,8 @@ from connectors.messages import (
     Welcome,
 )
 from protocol.errors import TransferError
-from tests.support.links import BLOCKS, MEMORY, Link, RawConsumer, RawProducer, answered, linked
+from tests.support.links import BLOCKS, MEMORY, Link, answered, linked
+from tests.support.raw_peers import RawConsumer, RawProducer
 
 encode = msgspec.msgpack.encode
 NOTHING = "x" * 32
