@@ -31,17 +31,17 @@ class Prepared:
 
 @dataclass
 class Outcome:
-    """What came of a request. Times in seconds, `start` on the clock of `time.perf_counter`."""
+    """What came of a request. Times in seconds."""
 
-    prompt_len: int = 0
-    start: float = 0.0
+    prompt_len: int = 0  # tokens
+    start: float = 0.0  # on the clock of `time.perf_counter`
     queued: float = 0.0  # waited for the concurrency limit before `start`
-    ttft: float = 0.0
-    itls: list[float] = field(default_factory=list)
+    ttft: float = 0.0  # until the first token
+    itls: list[float] = field(default_factory=list)  # between chunks
     latency: float = 0.0  # until the last token
-    output_len: int = 0
+    output_len: int = 0  # tokens
     text: str = ""
-    error: str = ""
+    error: str = ""  # why it failed, "" if it did not
 
     @property
     def success(self) -> bool:

@@ -28,12 +28,12 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """One request to be. Lengths in tokens; `images` are data: URLs after the text."""
+    """One request to be."""
 
     prompt: str
-    prompt_len: int
-    output_len: int
-    images: tuple[str, ...] = ()
+    prompt_len: int  # tokens
+    output_len: int  # tokens that it asks for
+    images: tuple[str, ...] = ()  # data: URLs after the text
     messages: list[dict[str, Any]] | None = None  # a whole conversation, instead of `prompt`
     answer: str | None = None  # the one right answer, where there is one
     kind: str = ""  # of question

@@ -28,14 +28,14 @@ class Metrics:
 
     completed: int
     failed: int
-    total_input: int
-    total_output: int
+    total_input: int  # tokens
+    total_output: int  # tokens
     request_throughput: float
-    request_goodput: float | None
-    output_throughput: float
+    request_goodput: float | None  # requests that met all objectives, None without any
+    output_throughput: float  # tokens
     peak_output_throughput: float  # chunks within one second counted from the first request
-    peak_concurrency: int
-    total_throughput: float
+    peak_concurrency: int  # requests in flight at one moment
+    total_throughput: float  # tokens in and out
     latencies: Mapping[str, Stats]  # by metric name: ttft, tpot, itl, e2el
 
 

@@ -29,12 +29,12 @@ class Report:
     """Everything that is known of a finished run."""
 
     settings: Settings
-    model: str
-    tokenizer: str
-    run: Run
+    model: str  # its name in requests
+    tokenizer: str  # what counted the tokens
+    run: Run  # what came of each request
     metrics: Metrics
-    accuracy: Accuracy | None
-    date: datetime
+    accuracy: Accuracy | None  # None unless the questions have right answers
+    date: datetime  # of the end
 
 
 def table(report: Report) -> str:

@@ -38,10 +38,14 @@ class Objectives:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times in ms, over the requests after the warm-up; rates and shares from 0 to 1.
+    """Over the requests after the warm-up. Times in ms; rates and shares from 0 to 1.
 
     `attained`: share of requests within both objectives; `goodput`: those, per second.
-    `imbalance`, by stage: p99 over (worker, window) of queued and running time, over its mean;
+    `ttft_p50`, `ttft_p99`: time to the first token; `tpot_p50`, `tpot_p99`: per further token.
+    `kv_hits`: share of prompt tokens that were cached; `ec_hits`: of pictures not encoded.
+    `refused`: requests.
+    `utilisation`: share of the time that workers computed, by stage.
+    `imbalance`, by stage: p99 over (worker, window) of queued and running time, over its mean.
     `unsteadiness`: the same if it were spread evenly over the workers at every moment.
     """
 

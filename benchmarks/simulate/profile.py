@@ -18,8 +18,20 @@ CALIBRATED = Path(__file__).with_name("calibrated.json")
 class Profile:
     """Sizes are tokens unless the name says bytes or blocks; times are seconds unless it says ms.
 
-    `message_s`: one way between two processes; `event_s`: from a change in a cache to the master;
-    `heartbeat_s`: between reports of a worker. `jitter`: durations vary by up to this share.
+    `name`: by which reports call it.
+    `timing`: what steps of the engines take.
+    `block_size`: of KV; `prefill_blocks`, `decode_blocks`: in a worker's pool.
+    `step_tokens`: computed in a step at most.
+    `max_prefill_beside_decode`: prompt tokens in a step that decodes too.
+    `max_running`: requests in a worker's steps.
+    `max_patches`: of pictures in one run of an encoder.
+    `row_bytes`: of one embedding; `kv_bytes_per_token`: of KV.
+    `encoder_bytes`, `prefill_media_bytes`: embeddings that an encoder and a prefill worker keep.
+    `message_s`: one way between two processes.
+    `event_s`: from a change in a cache to the master.
+    `heartbeat_s`: between reports of a worker.
+    `jitter`: durations vary by up to this share.
+    `facts`: how a calibrated one was measured.
     """
 
     name: str

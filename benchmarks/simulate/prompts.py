@@ -26,9 +26,18 @@ class Picture:
 
 @dataclass(eq=False, slots=True)
 class TraceRequest:
-    """`arrival` in seconds at the trace's own pace. `keys` name every full block of the `tokens` of
-    the prompt and the `output` that follows; `short` are the same as events and the master have
-    them."""
+    """A request of a trace.
+
+    `name`: its id.
+    `arrival`: in seconds at the trace's own pace.
+    `tokens`: of the prompt; `output`: tokens that follow it.
+    `block_size`: tokens to a block.
+    `keys`: of every full block of prompt and output.
+    `items`: its pictures.
+    `session`: the conversation that it belongs to, "" for none.
+    `short`: the keys as events and the master have them.
+    `prompt_keys`, `prompt_short`: those of the prompt's blocks.
+    """
 
     name: str
     arrival: float

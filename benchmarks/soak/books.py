@@ -18,8 +18,16 @@ _REGION = "memfd:triptych"
 
 @dataclass
 class Books:
-    """`memory` in bytes that are private to a service's processes, `descriptors` they have open,
-    `blocks` free in its KV pool; `segments` and `files` by name, `held` in bytes by connector."""
+    """What a stack holds while it is idle, by service where there are several.
+
+    `memory`: bytes that are private to its processes.
+    `descriptors`: that they have open.
+    `blocks`: free in its KV pool.
+    `held`: bytes by connector.
+    `problems`: what its integrity check complains of, and what is still held for somebody.
+    `segments`, `segment_bytes`: of shared memory.
+    `files`: in the stack's folder.
+    """
 
     memory: dict[str, int] = field(default_factory=dict)
     descriptors: dict[str, int] = field(default_factory=dict)

@@ -30,8 +30,15 @@ _PORTS = (20_000, 30_000)  # below those that the system gives to outgoing conne
 
 @dataclass
 class Service:
-    """One process on a port of its own; `log` gathers what all its lives print. It listens at
-    `host`, in the network namespace `inside`, if there is one."""
+    """One process on a port of its own.
+
+    `name`: by which logs and reports call it.
+    `module`, `flags`: its command.
+    `log`: gathers what it prints over all restarts.
+    `port`: where it listens.
+    `lives`: how often it has been started.
+    `process`: the latest.
+    """
 
     name: str
     module: str

@@ -37,8 +37,11 @@ _OFF = ("", "none", "disable", "disabled")
 class Fleet:
     """Lists of workers by role, kept true to the facts by `proxy.fleet.probing` or a master.
 
-    `watched`: a master says who is up, and only workers in doubt are probed.
+    `encode`, `prefill`, `decode`: the workers that serve these stages.
+    `breaker`: makes the circuit breaker of a worker that is added.
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
+    `forced`: the dialect of all workers, by --dialect; None: each is asked.
+    `watched`: a master says who is up, and only workers in doubt are probed.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
     """

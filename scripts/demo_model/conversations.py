@@ -19,8 +19,16 @@ PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 @dataclass
 class Row:
     """Tokens of one row. Branch 0 is the prefix that everything sees; other branches see the prefix
-    and themselves. `positions` are m-RoPE's (time, row, column); `weights` are 0 where there is no
-    target."""
+    and themselves.
+
+    `ids`: of the tokens.
+    `branches`: which branch each belongs to.
+    `positions`: m-RoPE's (time, row, column).
+    `weights`: of each as a target, 0 where there is none.
+    `pictures`: numbers of those in it, in the order of their tokens.
+    `grids`: of pictures whose tokens have not come yet.
+    `next_position`: of the token that comes next; `prefix_end`: where branches begin.
+    """
 
     ids: list[int] = field(default_factory=list)
     branches: list[int] = field(default_factory=list)

@@ -21,10 +21,19 @@ SAVE_EVERY = 500  # steps
 
 @dataclass(frozen=True)
 class Plan:
-    """`minutes` in all, `see_share` of them for the first phase; `pictures` per worker's step.
+    """How long and how a model is trained: first to see, then to talk.
 
-    On a CPU, minutes are the processor time of one worker: other work on the machine makes training
-    slower but not worse.
+    `minutes`: in all. On a CPU of one worker's processor time: other work on the machine makes
+    training slower but not worse.
+    `workers`: processes; `device`: cpu or cuda.
+    `seed`: of weights and pictures.
+    `compiled`: by `torch.compile`.
+    `checkpoint`: file to save to and to continue from, None for none.
+    `pictures`: in each step of a worker.
+    `see_share`: of the minutes, for the first phase.
+    `see_lr`, `talk_lr`: highest learning rates of the phases.
+    `warmup_steps`: until they are reached.
+    `flat_share`: of the second phase, before its rate begins to fall.
     """
 
     minutes: float

@@ -46,7 +46,15 @@ from services.master.placement.waiting import WaitingRequests
 
 @dataclass
 class Totals:
-    """Counts since the start."""
+    """Counts since the start.
+
+    `placed`: requests, each time they were.
+    `hit_tokens`, `prompt_tokens`: of these requests, cached where they were placed, and all.
+    `given_up`: requests whose end nobody reported.
+    `lapsed`: workers whose lease has.
+    `items`: pictures, by where their embeddings come from.
+    `refused`: requests, by error code.
+    """
 
     placed: int = 0
     hit_tokens: int = 0

@@ -25,9 +25,13 @@ _BLOCK_SIZE = 16  # vLLM's on a GPU
 class ProbedInstance(msgspec.Struct, omit_defaults=True):
     """Body of `POST /instances`: vLLM's four fields, then ours.
 
-    `model` empty: what the worker's `/v1/models` says. `revision` must be the proxy's name for the
-    weights, or its block keys meet none of this worker's. `block_size` 0: what its metrics say, or
-    16 tokens. `events` are vLLM's `--kv-events-config` endpoints.
+    `role`: the stage that the worker serves.
+    `url`: where it answers.
+    `ec_zmq_addrs`, `dp_size`: read because vLLM's clients send them; nothing follows from them.
+    `model`: "" for what the worker's `/v1/models` says.
+    `revision`: the proxy's name for the weights, or its block keys meet none of this worker's.
+    `block_size`: tokens to a KV block.
+    `events`: vLLM's `--kv-events-config` endpoints.
     """
 
     role: Literal["encode", "prefill", "decode", "prefill_decode"]
@@ -70,9 +74,17 @@ class WorkerMetrics:
 
 @dataclass(eq=False)
 class Probed:
-    """A worker with what its probes said. Times are seconds of the monotonic clock. `learned`: the
-    model that it names, until it fails: another one may be started there. `aliases`, `adapters`: as
-    it names them. `block_size`: tokens, as its metrics say. `asking`: a probe is under way."""
+    """A worker with what its probes said.
+
+    `instance`: as it was added.
+    `seen`: when it last answered, or was added (s of the monotonic clock).
+    `learned`: the model that it names, until it fails: another one may be started there.
+    `aliases`, `adapters`: as it names them.
+    `asking`: a probe is under way.
+    `failures`: probes in a row that have failed.
+    `up`: whether it is registered.
+    `error`: what the last probe failed with, "" if it did not.
+    """
 
     instance: ProbedInstance
     seen: float

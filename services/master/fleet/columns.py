@@ -29,8 +29,8 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class Cells:
-    """Columns of a `Pool`, cell by cell: to read one of an array, and to reckon with what that
-    gives, takes several times as long."""
+    """Columns of a `Pool` by the same names, cell by cell: to read one of an array, and to reckon
+    with the NumPy scalar that it gives, takes several times as long."""
 
     penalty: memoryview[float]
     busy_until: memoryview[float]
@@ -52,19 +52,31 @@ class Cells:
 
 
 class Columns:
-    """Every column is a float64 array [rows]. Times are ms of the caller's clock.
+    """Every column is a float64 array [rows]. Times are ms of the caller's clock. Requests, tokens
+    and blocks are the last report's and what was placed since.
 
-    `penalty` 0: may be used; inf: drained, broken or no worker at all. `busy_until`: when the work
-    counted so far is done, `others_until` that of it which was not placed here; `send_until`: the
-    same of embeddings to send. `requests`, tokens and blocks: the last report and what was placed
-    since; free blocks below 0 are promised twice.
-    With `least_free` blocks or fewer a worker is full. `base_ms`, `token_ms`, `cached_ms` price
-    the work of this kind of worker, media tokens of an encoder, prompt tokens of others; `kv_ms`
-    the transfer of one token's KV. Derived: `step_now`, a decode step as it is, and what one more
-    request with n tokens of context makes of it, its own and the others' time: `more_step_ms` + n *
-    `more_context_ms`; `room`, requests until some must wait; `spare`, free blocks until full;
-    `share` of one more request, 0 for those with a penalty. `encodes` 1: encodes media by itself.
-    `none` [rows] are zeros.
+    `penalty`: 0 may be used; inf drained, broken or no worker at all.
+    `least_free`: with so many free blocks or fewer it is full.
+    `busy_until`: when the work counted so far is done.
+    `others_until`: the same of that which was not placed here.
+    `send_until`: the same of embeddings to send.
+    `requests`: queued or running.
+    `queued_tokens`: to be computed.
+    `context_tokens`: of all requests that decode.
+    `free_blocks`, `total_blocks`: of KV; free ones below 0 are promised twice.
+    `max_running`: requests computed at once, inf if it does not say.
+    `base_ms`, `token_ms`, `cached_ms`: price of its kind of work, each time and by token: media
+    tokens of an encoder, computed and cached prompt tokens of others.
+    `step_ms`, `step_request_ms`, `step_context_ms`: of a decode step, by request in it and by token
+    of their contexts.
+    `bandwidth`: bytes per ms of transfers.
+    `kv_bytes`: of one token's KV; `kv_ms`: of its transfer.
+    `encodes`: 1 if it encodes media by itself.
+
+    Derived from these: `step_now`, a decode step as it is; `more_step_ms` + n * `more_context_ms`,
+    what one more request with n tokens of context makes of it, its own and the others' time;
+    `room`, requests until some must wait; `spare`, free blocks until full; `share` of one more
+    request, 0 for those with a penalty. `none` [rows] are zeros.
     """
 
     penalty: Floats

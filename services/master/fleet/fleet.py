@@ -50,9 +50,17 @@ class EventCounts:
 
 @dataclass
 class Fleet:
-    """`pools` by kind. `exact`: caches by content keys, as workers' events name them. `predicted`:
-    by the keys of proxies that have no model, as far as requests were placed from here; the two
-    never meet."""
+    """The workers of one model.
+
+    `model`: its name.
+    `config`: the master's.
+    `pools`: their load, by kind.
+    `exact`: their caches by content keys, as workers' events name them.
+    `predicted`: the same by the keys of proxies that have no model, as far as requests were placed
+    from here. The two never meet.
+    `by_slot`: the workers, by their number in the indices.
+    `counts`: what has come in by events.
+    """
 
     model: str
     config: MasterConfig

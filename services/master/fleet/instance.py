@@ -14,17 +14,24 @@ from services.master.index.source_holdings import SourceHoldings
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """A registered worker: its row in a pool, its slot in the indices, its lease. `since` this life
-    of it is known (ms). `foreign` has a table for each source of events, where its block hashes
-    are its engine's own.
+    """A registered worker. Times are ms of the caller's monotonic clock.
 
-    `drained`: by a call to a master. `says_draining`: by its own word. `resumed`: a call has taken
-    it back, and the worker does not know yet. `stalled`: its engine makes no progress, by the
-    worker's own word.
-
-    `guessed`: what it holds by the keys of requests, where it publishes no events. `predicted`: the
-    same by the keys of proxies that have no model, which no events name. `learner`: how fast it is,
-    by what proxies report.
+    `info`: as it has registered.
+    `pool`, `row`: where its load stands.
+    `slot`: its number in the indices of caches.
+    `lease_until`: when it is forgotten unless it is heard of.
+    `since`: when this generation of it was first known, to any master.
+    `held_blocks`, `held_media`: what its sources of events say it holds.
+    `predicted`: what it holds by the keys of proxies that have no model, which no events name.
+    `drained`: by a call to a master.
+    `says_draining`: by its own word.
+    `resumed`: a call has taken it back, and the worker does not know yet.
+    `failures`: of requests there, in a row.
+    `open_until`: until then its circuit breaker keeps requests away.
+    `foreign`: our names of its blocks for each source of events, where hashes are its engine's own.
+    `guessed`: what it holds by the keys of requests, where it publishes no events.
+    `learner`: how fast it is, by what proxies report.
+    `target`: as placements name it.
     """
 
     info: InstanceInfo

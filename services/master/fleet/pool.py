@@ -23,7 +23,15 @@ _PATIENCE_MS = 5_000.0
 class Charge:
     """What one request was counted for on one row, from placement to its end.
 
-    Until `visible_at` (ms) the worker's own reports do not show it; `shown` once one was to.
+    `pool`, `row`: the worker.
+    `visible_at`: until then (ms) the worker's own reports do not show it.
+    `work_ms`: its encoding or prefill.
+    `tokens`: to be computed.
+    `context`: tokens to be decoded on.
+    `blocks`: of KV.
+    `open`: it has not been released.
+    `shown`: a report was to show it.
+    `life`: which of the row's workers it was counted on; a row is used again.
     """
 
     pool: Pool

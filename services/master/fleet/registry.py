@@ -27,8 +27,14 @@ _Claim = TypeVar("_Claim")
 
 @dataclass
 class Registry:
-    """All instances, by id; `fleets` by model. `listener` is told of changes. Times are ms of the
-    caller's monotonic clock."""
+    """All registered workers. Times are ms of the caller's monotonic clock.
+
+    `listener`: is told of changes.
+    `instances`: by id; `fleets`: by model.
+    `refused`: claims that cannot be true, by error code.
+    `changelog`: for those who follow the registry.
+    `breakers`: keep requests from workers where they failed.
+    """
 
     config: MasterConfig
     listener: FleetListener = field(default_factory=FleetListener)

@@ -95,8 +95,17 @@ class SharedEncode(msgspec.Struct, array_like=True):
 
 
 class Placed(Change, tag="placed"):
-    """What a request holds. `keys`: packed block keys, the first of them block number `start`.
-    `predicted`: they are those of a proxy that has no model, as the items' hashes are."""
+    """What a request holds.
+
+    `request_id`, `model`: which request.
+    `ttl_ms`: after which it is given up unless its end is told.
+    `encodes`, `prefill`, `decode`: what its stages are counted for.
+    `start`: number of the first of its block `keys`, which are packed; those before it the worker
+    held already.
+    `mm_hashes`: of its pictures, where a worker's events do not tell of its caches.
+    `expected`: its prompt's blocks will be at its prefill worker soon.
+    `predicted`: its keys and hashes are those of a proxy that has no model.
+    """
 
     request_id: Name
     model: Name

@@ -47,10 +47,18 @@ _Cause = Literal["none", "call", "lapse"]
 class Replicator:
     """Tells by `outbox` what happens here; `receiver` applies what the others tell.
 
-    `added`: the workers added by hand, if they are shared. `wake` is called when there is something
-    to tell or to fetch. `_cause`: why workers leave at the moment. Times are seconds of the
-    caller's monotonic clock. Unless `enabled` there are no others; while not `connected` only
-    departures are kept to be told."""
+    `master`: the one that it speaks for; `name`: by which the others know it.
+    `enabled`: there may be others.
+    `added`: the workers added by hand, if they are shared.
+    `wake`: called when there is something to tell or to fetch.
+    `connected`: while it is not, only departures are kept to be told.
+    `counts`: of messages, by kind.
+    `others`: who they are, and what they have placed.
+    `homes`: which master each worker talks to.
+    `_cause`: why workers leave at the moment.
+
+    Times are seconds of the caller's monotonic clock.
+    """
 
     master: Master
     name: str
