@@ -34,6 +34,8 @@ from protocol.types import (
 )
 
 GENERATE_PATH = "/inference/v1/generate"
+INSTANCE_HEADER = "x-triptych-instance"
+"""Header by which each answer of a worker names its instance."""
 RENDER_PATH = "/v1/chat/completions/render"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"

@@ -35,7 +35,8 @@ class Service:
     `name`: by which logs and reports call it.
     `module`, `flags`: its command.
     `log`: gathers what it prints over all restarts.
-    `port`: where it listens.
+    `host`, `port`: where it listens.
+    `inside`: the network namespace that it runs in, "" for this process's own.
     `lives`: how often it has been started.
     `process`: the latest.
     """

@@ -137,7 +137,8 @@ async def _asked(client: UpstreamClient, instance: Instance) -> bool:
     takes_requests = True
     if instance.dialect == "tokens":
         try:
-            _notice(instance, await client.get(f"{instance.url}/ready"))
+            name, instance.names_itself = await client.introduction(f"{instance.url}/ready")
+            _notice(instance, name)
             return True
         except ProxyExhausted:
             raise

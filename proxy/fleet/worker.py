@@ -32,6 +32,7 @@ class Instance:
     instance_id: str = ""  # as a master knows it, "" without one
     generation: str = ""  # another one after each restart
     process: str = ""  # what it calls its process; another one has other endpoints
+    names_itself: bool = False  # all its answers do so
     up: bool = True  # whether it may be asked
     # it has been silent for so long that what it was asked is given up
     lost: bool = False
@@ -65,6 +66,18 @@ class Instance:
     def serves(self, now: float) -> bool:
         """Whether it may be asked for what it holds, even if it drains."""
         return self.up and not self.departed and self.breaker.admits(now)
+
+    def may_say(self, name: str, status: int) -> bool:
+        """Whether an answer that names an instance, "" for none, can be this worker's. One of
+        another engine names none. A worker of ours whose answers are not known yet knows its own
+        routes at least."""
+        if self.dialect != "tokens":
+            return True
+        if name:
+            return name in (self.process, self.instance_id) or not (
+                self.process or self.instance_id
+            )
+        return not self.names_itself and status not in (404, 405)
 
     def answered(self) -> None:
         """A probe has found it well."""

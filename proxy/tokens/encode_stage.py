@@ -179,6 +179,7 @@ class EncodeStage:
             time.monotonic() + self.timeout_s,
             answer_s=self.timeout_s,
             alive=lambda: not encoder.lost,
+            fits=encoder.may_say,
         )
         headers = {"content-type": MSGPACK}
         url = encoder.url + ENCODE_PATH

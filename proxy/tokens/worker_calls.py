@@ -151,7 +151,7 @@ class WorkerCalls:
 
     def _patience(self, attempt: Attempt, worker: Instance, answer_s: float) -> Patience:
         deadline, stall_s = attempt.state.deadline, self._times.stall_s
-        return Patience(deadline, answer_s, stall_s, lambda: not worker.lost)
+        return Patience(deadline, answer_s, stall_s, lambda: not worker.lost, worker.may_say)
 
     def release(self, worker: Instance, request_id: str) -> None:
         """Tell prefill that nobody will fetch this attempt's KV; nobody waits for that."""

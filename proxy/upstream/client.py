@@ -8,7 +8,7 @@ import math
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,9 +16,11 @@ import aiohttp
 from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
 from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
+from protocol.generate import INSTANCE_HEADER
 from proxy.upstream.failures import (
     DROPPED,
     NOT_A_WORKER,
+    OTHER_INSTANCE,
     SILENT,
     WRONG_KEY,
     CallFailed,
@@ -42,12 +44,14 @@ _EVENTS = "text/event-stream"
 class Patience:
     """How long to wait: until `deadline` (`time.monotonic`) for the whole, `answer_s` for an answer
     or a stream's first event, `stall_s` between events, and only as long as the worker is `alive`.
+    And for whom: an answer with a status that names an instance, "" for none, counts if it `fits`.
     """
 
     deadline: float
     answer_s: float = math.inf
     stall_s: float = math.inf
     alive: Callable[[], bool] = lambda: True
+    fits: Callable[[str, int], bool] = lambda name, status: True
 
     @staticmethod
     def of(seconds: float) -> Patience:
@@ -100,6 +104,17 @@ class UpstreamClient:
         call = self._session.get(url, headers=headers, allow_redirects=False)
         return await self._whole(await _patiently(call, patience, url), patience)
 
+    async def introduction(self, url: str) -> tuple[bytes, bool]:
+        """As `get`, and whether the answer names the instance that gave it."""
+        names: list[str] = []
+
+        def noted(name: str, status: int) -> bool:
+            names.append(name)
+            return True
+
+        patience = replace(Patience.of(self._probe_timeout), fits=noted)
+        return await self.get(url, patience), any(names)
+
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], patience: Patience | None = None
     ) -> bytes:
@@ -113,6 +128,7 @@ class UpstreamClient:
         self, response: aiohttp.ClientResponse, patience: Patience, *, called: bool = False
     ) -> bytes:
         async with response:
+            _check_instance(response, patience)
             body = await _patiently(_read(response), patience, str(response.url))
         _check(response, body, called)
         return body
@@ -127,6 +143,7 @@ class UpstreamClient:
         """
         call = self._session.post(url, data=body, headers=headers, allow_redirects=False)
         async with await _patiently(call, patience, url) as response:
+            _check_instance(response, patience)
             if response.status != 200:
                 _check(response, await _patiently(_read(response), patience, url), True)
             if response.content_type != _EVENTS:
@@ -228,6 +245,14 @@ def _unreachable(url: str, error: aiohttp.ClientError) -> TriptychError:
     dropped = isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError)
     kind = DROPPED if dropped else "garbage"
     return CallFailed(f"{url}: {type(error).__name__}: {error}", kind)
+
+
+def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> None:
+    name = response.headers.get(INSTANCE_HEADER, "")
+    if not patience.fits(name, response.status):
+        whose = f"of instance {name[:64]}" if name else "that names no instance"
+        text = f"{response.url}: HTTP {response.status} {whose}: the worker has left its address"
+        raise CallFailed(text, OTHER_INSTANCE)
 
 
 def _check(response: aiohttp.ClientResponse, body: bytes, called: bool) -> None:

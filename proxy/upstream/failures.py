@@ -31,8 +31,8 @@ _RETRYABLE = (408, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 3600.0
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
-SILENT, UNCONNECTED = "silent", "unconnected"
-_GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED)
+SILENT, UNCONNECTED, OTHER_INSTANCE = "silent", "unconnected", "other_instance"
+_GONE = (REFUSED, DROPPED, SILENT, UNCONNECTED, OTHER_INSTANCE)
 
 
 class CallFailed(UpstreamError):

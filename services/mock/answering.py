@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from protocol.errors import InternalError, TriptychError, Unavailable
+from protocol.generate import INSTANCE_HEADER
 from protocol.types import RequestOutput
 from services.http.streams import DONE, sse
 from services.mock.faults import Fault
@@ -41,7 +42,7 @@ class Answering:
         self.refuse = refuse
         self.body = b""
         self._fault: Fault | None = None
-        self._headers: dict[str, str] = {}
+        self._headers = {INSTANCE_HEADER: instance.settings.instance_id}
         given = request.headers.get("x-request-id")
         if given and instance.config.enable_request_id_headers:
             self._headers["x-request-id"] = given

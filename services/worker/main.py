@@ -15,6 +15,7 @@ from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys, gated, warn_if_open
 from services.http.browsers import for_browsers
+from services.http.naming import InstanceHeader
 from services.http.open_files import raise_limit
 from services.http.server import bind
 from services.http.server import serve as serve_http
@@ -87,7 +88,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             )
             during = registered(worker, registration)
             app = for_browsers(gated(create_app(worker), access), config)
-            await serve_http(app, listener, role.name, engine.dead, during=during, tls=config)
+            named = InstanceHeader(app, worker.instance_id)
+            await serve_http(named, listener, role.name, engine.dead, during=during, tls=config)
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from protocol.generate import INSTANCE_HEADER
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.upstream.client import UpstreamClient
@@ -32,7 +33,8 @@ THEIRS: dict[str, Any] = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
 class Worker:
     """Answers with what stands under a path: JSON, bytes as they are, or a status. `silent` paths
     get no answer, those under /v1 only with the `key` if there is one; those of `STREAMS` are
-    streams of two events, the second one once `end` is set.
+    streams of two events, the second one once `end` is set. Every answer names the instance `name`
+    if there is one.
     """
 
     def __init__(self, answers: dict[str, Any]) -> None:
@@ -40,6 +42,7 @@ class Worker:
         self.silent: set[str] = set()
         self.asked: list[str] = []
         self.key = ""
+        self.name = ""
         self.end = asyncio.Event()
         self.url = ""
 
@@ -58,6 +61,10 @@ class Worker:
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         return web.Response(body=data, content_type="application/json")
 
+    async def sign(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self.name:
+            response.headers[INSTANCE_HEADER] = self.name
+
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -70,6 +77,7 @@ class Worker:
 @contextlib.asynccontextmanager
 async def serving(worker: Worker) -> AsyncIterator[Worker]:
     app = web.Application()
+    app.on_response_prepare.append(worker.sign)
     app.router.add_route("*", "/{path:.*}", worker.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

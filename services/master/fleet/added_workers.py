@@ -30,7 +30,7 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
     `ec_zmq_addrs`, `dp_size`: read because vLLM's clients send them; nothing follows from them.
     `model`: "" for what the worker's `/v1/models` says.
     `revision`: the proxy's name for the weights, or its block keys meet none of this worker's.
-    `block_size`: tokens to a KV block.
+    `block_size`: tokens of a KV block, 0 for what its metrics say, or 16.
     `events`: vLLM's `--kv-events-config` endpoints.
     """
 
@@ -80,6 +80,7 @@ class Probed:
     `seen`: when it last answered, or was added (s of the monotonic clock).
     `learned`: the model that it names, until it fails: another one may be started there.
     `aliases`, `adapters`: as it names them.
+    `block_size`: tokens of a KV block, as its metrics say.
     `asking`: a probe is under way.
     `failures`: probes in a row that have failed.
     `up`: whether it is registered.

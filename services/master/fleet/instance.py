@@ -26,6 +26,7 @@ class Instance:
     `drained`: by a call to a master.
     `says_draining`: by its own word.
     `resumed`: a call has taken it back, and the worker does not know yet.
+    `stalled`: its engine makes no progress, by the worker's own word.
     `failures`: of requests there, in a row.
     `open_until`: until then its circuit breaker keeps requests away.
     `foreign`: our names of its blocks for each source of events, where hashes are its engine's own.
