@@ -24,9 +24,16 @@ TriptychError
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
+
+_NAMES = (
+    (re.compile(r"(?:master )?\b(?:https?|tcp|ipc)://[^\s'\",;)]*[^\s'\",;:.)]"), "a worker"),
+    (re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|\b[\w.-]*[A-Za-z0-9]):\d{2,5}\b"), "a worker"),
+    (re.compile(r"\binstance [0-9a-f]{8,64}\b"), "an instance"),
+)
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,10 +72,11 @@ class TriptychError(Exception):
             self.code = code
 
     def to_openai(self) -> dict[str, Any]:
-        """The body OpenAI clients parse: {"error": {message, type, param, code}}."""
+        """The body OpenAI clients parse: {"error": {message, type, param, code}}. What went wrong
+        in the fleet is told without the names of its processes, which are for the log."""
         return {
             "error": {
-                "message": self.message,
+                "message": self.message if self.status < 500 else without_names(self.message),
                 "type": self.type,
                 "param": self.param,
                 "code": self.code,
@@ -164,6 +172,13 @@ class IncompatiblePeer(TransferError):
 
 class ConfigError(TriptychError):
     code = "config_error"
+
+
+def without_names(message: str) -> str:
+    """`message` without URLs, addresses and ids of processes."""
+    for pattern, instead in _NAMES:
+        message = pattern.sub(instead, message)
+    return message
 
 
 def error_info(error: BaseException) -> ErrorInfo:

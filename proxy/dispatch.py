@@ -152,6 +152,8 @@ class Dispatch:
         tries.attempt += 1
         tries.in_a_row += 1
         if not self._worth_it(tries, error):
+            if error.status >= 500 and not isinstance(error, Unavailable):
+                logger.warning("%s: %s", tries.request_id, error)  # the client is told less
             raise error
         logger.info("%s: %s; trying again", tries.request_id, error)
         self._metrics.retries.labels(stage).inc()
