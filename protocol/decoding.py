@@ -4,7 +4,7 @@ is wrong."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,3 +62,14 @@ def accepted(
         raise InvalidRequest(f"malformed {kind}: {error}", code=code) from None
     except RecursionError:
         raise InvalidRequest(f"the {kind} is nested too deep", code=code) from None
+
+
+def converted(value: Any, kind: type[_T], param: str, inside: str = "") -> _T:
+    """`value`, of the field `param`, as `kind`; `InvalidRequest` names the field in it that is not
+    what it must be, after `inside`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        field = field_of(error)
+        where = f"{inside or param + '.'}{field}" if field else param
+        raise InvalidRequest(f"{param}: {error}", param=where) from None

@@ -16,6 +16,7 @@ template     chat templates, as transformers renders them
 guard        special tokens in a client's text stay plain text
 chat_text    template and guard together: a request to its prompt as text
 prompt       the prompt's text to token ids, placeholders expanded
+grammar      what an output must match, tool calls that are forced (call_grammar) included
 sampling     sampling parameters checked, defaults filled in
 
 Out:
@@ -23,8 +24,10 @@ tokenizer    tokenizer and incremental detokenizer
 stopping     stop strings across token boundaries
 output       `OutputAssembler`: engine outputs → text per choice, finish reasons, usage
 logprobs     log-probabilities in OpenAI's forms
-answers      `AnswerBuilder`: chunks of a stream, whole answers
-answering    `Answering`: assembler and builder together, from outputs to bytes
+answer_form  what the answers of one request share
+chunks       `ChunkBuilder`: chunks of a stream
+answers      `AnswerBuilder`: whole answers
+answering    `Answering`: assembler and builders together, from outputs to bytes
 
 options      the flags of every process that has a frontend
 """

@@ -11,7 +11,9 @@ import msgspec
 from protocol.errors import TriptychError, from_info
 from protocol.openai_answers import DONE, Answer, encode_event
 from protocol.types import RequestOutput
+from services.frontend.answer_form import AnswerForm
 from services.frontend.answers import AnswerBuilder
+from services.frontend.chunks import ChunkBuilder
 from services.frontend.output import Gain, OutputAssembler
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
@@ -32,7 +34,7 @@ class Answering:
         ec_transfer_params: dict[str, Any] | None = None,
     ) -> None:
         self._assembler = OutputAssembler(spec, tokenizer)
-        self._builder = AnswerBuilder(spec, tokenizer)
+        self._form = AnswerForm(spec, tokenizer)
         self._stop_choice = stop_choice
         self._stopped = False
         self._ec = ec_transfer_params
@@ -46,14 +48,15 @@ class Answering:
     async def whole(self, steps: Steps) -> Answer:
         """The whole answer, once every choice has ended. `steps` is closed."""
         kv: dict[str, Any] | None = None
+        builder = AnswerBuilder(self._form)
         async with contextlib.aclosing(steps):
             async for outputs in steps:
                 for output in outputs:
                     kv = output.kv_transfer_params or kv
-                    self._builder.add(self._feed(output))
+                    builder.add(self._feed(output))
                 if self._satisfied:
                     break
-        return self._builder.answer(
+        return builder.answer(
             self._assembler.usage(), kv_transfer_params=kv, ec_transfer_params=self._ec
         )
 
@@ -62,27 +65,28 @@ class Answering:
 
         An error on the way becomes one error event; the stream ends with the end mark either way.
         """
+        builder = ChunkBuilder(self._form)
         try:
             async with contextlib.aclosing(rest):
-                yield b"".join(encode_event(chunk) for chunk in self._builder.first_chunks())
-                if data := self._chunks(first):
+                yield b"".join(encode_event(chunk) for chunk in builder.first_chunks())
+                if data := self._chunks(builder, first):
                     yield data
                 while not self._satisfied:
                     outputs = await anext(rest, None)
                     if outputs is None:
                         break
-                    if data := self._chunks(outputs):
+                    if data := self._chunks(builder, outputs):
                         yield data
-            usage = self._builder.usage_chunk(self._assembler.usage())
+            usage = builder.usage_chunk(self._assembler.usage())
             yield (encode_event(usage) if usage is not None else b"") + DONE
         except TriptychError as error:
             yield b"data: " + msgspec.json.encode(error.to_openai()) + b"\n\n" + DONE
 
-    def _chunks(self, outputs: list[RequestOutput]) -> bytes:
+    def _chunks(self, builder: ChunkBuilder, outputs: list[RequestOutput]) -> bytes:
         data = b""
         for output in outputs:
             gain = self._feed(output)
-            chunk = self._builder.chunk(
+            chunk = builder.chunk(
                 gain,
                 self._assembler.usage(),
                 kv_transfer_params=output.kv_transfer_params,

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from services.frontend.picture_headers import BadHeader, Header, read_header
+from services.frontend.picture_header import BadHeader, Header
+from services.frontend.picture_headers import read_header
 
 DEFAULT_MAX_PIXELS = 64_000_000
 

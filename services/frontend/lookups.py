@@ -36,7 +36,7 @@ NOBODY = Caller()
 
 
 @dataclass
-class _Turns:
+class _Slots:
     """`users`: look-ups that have a turn or wait for one."""
 
     left: asyncio.Semaphore
@@ -55,7 +55,7 @@ class LookUps(AbstractResolver):
     def __init__(self, *, public_only: bool) -> None:
         self._public_only = public_only
         self._pool = ThreadPoolExecutor(_THREADS, "lookup")
-        self._turns: dict[tuple[str, ...], _Turns] = {}
+        self._slots: dict[tuple[str, ...], _Slots] = {}
         self._kept: OrderedDict[str, tuple[float, list[ResolveResult]]] = OrderedDict()
 
     async def find(self, host: str, port: int, caller: Caller = NOBODY) -> None:
@@ -114,23 +114,23 @@ class LookUps(AbstractResolver):
         return [_result(host, answer) for answer in answers]
 
     async def _take(self, who: tuple[str, ...], most: int) -> None:
-        turns = self._turns.setdefault(who, _Turns(asyncio.Semaphore(most)))
-        turns.users += 1
+        slots = self._slots.setdefault(who, _Slots(asyncio.Semaphore(most)))
+        slots.users += 1
         try:
-            await turns.left.acquire()
+            await slots.left.acquire()
         except BaseException:
             self._leave(who)
             raise
 
     def _give(self, who: tuple[str, ...]) -> None:
-        self._turns[who].left.release()
+        self._slots[who].left.release()
         self._leave(who)
 
     def _leave(self, who: tuple[str, ...]) -> None:
-        turns = self._turns[who]
-        turns.users -= 1
-        if not turns.users:
-            del self._turns[who]
+        slots = self._slots[who]
+        slots.users -= 1
+        if not slots.users:
+            del self._slots[who]
 
 
 def _result(host: str, answer: Any) -> ResolveResult:

@@ -15,20 +15,17 @@ from services.frontend.tools import Heard, ToolCalls
 
 @dataclass(frozen=True)
 class Gain:
-    """What one choice gained from one output.
+    """What one choice gained from one output."""
 
-    `text` is certain and complete characters; `token_ids` and `logprobs` may be ahead of it.
-    `stopped`: a stop string ended the choice, and the engine does not know: abort it there.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
+    index: int  # number of the choice
+    text: str  # complete characters that no stop string can take back
+    token_ids: list[int]  # may be ahead of the text
+    # one for each of these tokens, None unless asked for
     logprobs: list[PositionLogprobs] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    stopped: bool = False
-    calls: tuple[CalledTool, ...] = ()
+    finish_reason: FinishReason | None = None  # None while the choice goes on
+    stop_reason: int | str | None = None  # stop string or token that ended it
+    stopped: bool = False  # a stop string ended it and the engine does not know: abort it there
+    calls: tuple[CalledTool, ...] = ()  # tool calls that are complete
 
 
 class _Choice:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import islice
 
 from services.frontend.exif import ORIENTATION, first_directory, orientation_of
+from services.frontend.picture_header import MOST_PARTS, BadHeader, Header
+from services.frontend.webp_header import read_webp
 
-_MOST_PARTS = 20_000  # chunks, segments or blocks that are looked at
-_MOST_INSIDE = 4  # chunks of a WebP's frame: transparency, pixels
 _MOST_SCANS = 100  # of a JPEG; each is decoded over the whole picture
 _PNG, _GIF, _JPEG = b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a"), b"\xff\xd8\xff"
 _TIFF = (b"II*\0", b"MM\0*")
@@ -24,30 +22,6 @@ _TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 8, 32773, 32946)  # none, CCITT, LZW, Defla
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)  # JPEG's that its decoder takes
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF)
 _XMP_SEGMENT, _XMP_TEXT = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0\0\0\0\0"
-_VP8 = (b"VP8 ", b"VP8L")
-_SWAPPED = (5, 6, 7, 8)
-
-
-class BadHeader(ValueError):
-    """Not a picture that can be decoded here; the text says why."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """`form` as Pillow names it. `width` and `height` in pixels as they are stored; `orientation`
-    as of EXIF, 1 to 8."""
-
-    form: str
-    width: int
-    height: int
-    orientation: int = 1
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """(width, height) of the upright picture."""
-        if self.orientation in _SWAPPED:
-            return self.height, self.width
-        return self.width, self.height
 
 
 def read_header(data: bytes) -> Header:
@@ -72,7 +46,7 @@ def _reader_of(start: bytes) -> Callable[[bytes], Header] | None:
         return _bmp
     if start.startswith(_TIFF):
         return _tiff
-    return _webp if start[:4] == b"RIFF" and start[8:12] == b"WEBP" else None
+    return read_webp if start[:4] == b"RIFF" and start[8:12] == b"WEBP" else None
 
 
 def _png(data: bytes) -> Header:
@@ -94,7 +68,7 @@ def _png(data: bytes) -> Header:
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """(kind, offset of the content, its size) of each chunk."""
     place = len(_PNG)
-    for _ in range(_MOST_PARTS):
+    for _ in range(MOST_PARTS):
         if place + 8 > len(data):
             return
         size, kind = struct.unpack_from(">I4s", data, place)
@@ -131,7 +105,7 @@ def _scans(data: bytes) -> int:
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, offset of the content, its size) of each segment before the first scan."""
     place = 2
-    for _ in range(_MOST_PARTS):
+    for _ in range(MOST_PARTS):
         if data[place] != 0xFF:
             raise BadHeader("the JPEG is broken: no marker where one must be")
         marker = data[place + 1]
@@ -154,7 +128,7 @@ def _gif(data: bytes) -> Header:
     """The screen, enlarged by the first frame if that is larger, as Pillow does."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + _colours(flags)
-    for _ in range(_MOST_PARTS):
+    for _ in range(MOST_PARTS):
         kind = data[place]
         if kind == 0x2C:
             x, y, w, h = struct.unpack_from("<HHHH", data, place + 1)
@@ -171,7 +145,7 @@ def _colours(flags: int) -> int:
 
 
 def _after_blocks(data: bytes, place: int) -> int:
-    for _ in range(_MOST_PARTS):
+    for _ in range(MOST_PARTS):
         size = data[place]
         place += 1 + size
         if not size:
@@ -200,55 +174,3 @@ def _tiff(data: bytes) -> Header:
     orientation = tags.get(ORIENTATION, 1)
     width, height = tags.get(_WIDTH, 0), tags.get(_HEIGHT, 0)
     return Header("TIFF", width, height, orientation if 1 <= orientation <= 8 else 1)
-
-
-def _webp(data: bytes) -> Header:
-    """The canvas, or the picture if there is none; no frame may leave it."""
-    canvas: tuple[int, int] | None = None
-    frames: list[tuple[int, int]] = []
-    exif = xmp = b""
-    for kind, start, size in _riff_chunks(data, 12, len(data)):
-        if kind == b"VP8X":
-            canvas = canvas or (1 + _uint24(data, start + 4), 1 + _uint24(data, start + 7))
-        elif kind == b"ANMF":
-            inside = islice(_riff_chunks(data, start + 16, start + size), _MOST_INSIDE)
-            frames += [_frame(data, name, place) for name, place, _ in inside if name in _VP8]
-        elif kind in _VP8:
-            frames.append(_frame(data, kind, start))
-        elif kind == b"EXIF":
-            exif = exif or bytes(data[start : start + size])
-        elif kind == b"XMP ":
-            xmp = xmp or bytes(data[start : start + size])
-    if not frames:
-        raise BadHeader("the WebP has no picture")
-    width, height = canvas or frames[0]
-    if any(frame[0] > width or frame[1] > height for frame in frames):
-        raise BadHeader("a frame of the WebP is larger than its canvas")
-    return Header("WEBP", width, height, orientation_of(exif, xmp))
-
-
-def _riff_chunks(data: bytes, place: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    for _ in range(_MOST_PARTS):
-        if place + 8 > min(end, len(data)):
-            return
-        kind, size = struct.unpack_from("<4sI", data, place)
-        yield kind, place + 8, size
-        place += 8 + size + size % 2
-    raise BadHeader("the WebP has too many chunks")
-
-
-def _frame(data: bytes, kind: bytes, start: int) -> tuple[int, int]:
-    """(width, height) of a lossy or a lossless bit stream."""
-    if kind == b"VP8 ":
-        if data[start + 3 : start + 6] != b"\x9d\x01\x2a":
-            raise BadHeader("the WebP is broken")
-        width, height = struct.unpack_from("<HH", data, start + 6)
-        return width & 0x3FFF, height & 0x3FFF
-    mark, bits = struct.unpack_from("<BI", data, start)
-    if mark != 0x2F:
-        raise BadHeader("the WebP is broken")
-    return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
-
-
-def _uint24(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 3], "little")

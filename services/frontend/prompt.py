@@ -1,14 +1,19 @@
-"""A rendered chat to token ids: text tokenized as one, placeholders expanded to their spans."""
+"""Texts to token ids: a chat's tokenized as one, its placeholders expanded to their spans."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import InvalidRequest
+from protocol.vocabulary import check_token_ids
 from services.frontend.families import Extent, Placeholder
 from services.frontend.guard import Guarded
 from services.frontend.tokenizer import Tokenizer
+
+MAX_PROMPTS = 128
+OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the event loop
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,96 @@ class _Piece:
 
     text: str
     pads: tuple[int, ...]
+
+
+class PromptMaker:
+    """The prompts of one model, whose `room` tokens a prompt and its answer share."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, placeholder: Placeholder | None, *, room: int, vocab_size: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._placeholder = placeholder
+        self._room = room
+        self._vocab_size = vocab_size
+
+    def room_beside(self, num_tokens: int, param: str) -> int:
+        """How many tokens are left for the answer. `InvalidRequest` if there are none."""
+        room = self._room - num_tokens
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens or more, the model's limit is "
+                f"{self._room} for prompt and answer together",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return room
+
+    async def of_chat(
+        self,
+        render: Callable[[], Guarded],
+        num_chars: int,
+        extents: Sequence[Extent],
+        *,
+        add_special_tokens: bool,
+    ) -> Prompt:
+        """`render` writes the chat's text, which has some `num_chars` characters."""
+
+        def work() -> Prompt:
+            return self._tokenize(render(), extents, add_special_tokens, "messages")
+
+        return await _offloaded(work, num_chars)
+
+    async def of_completion(
+        self, prompt: str | list[int], param: str, *, add_special_tokens: bool
+    ) -> list[int]:
+        """Token ids of a text, or those given. `InvalidRequest` if they cannot be a prompt."""
+        if isinstance(prompt, str):
+            text = Guarded(prompt, (), ())
+
+            def work() -> Prompt:
+                return self._tokenize(text, (), add_special_tokens, param)
+
+            prompt = (await _offloaded(work, len(prompt))).token_ids
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param=param)
+        check_token_ids(prompt, param, self._vocab_size)
+        if self._placeholder is not None and self._placeholder.pad_id in prompt:
+            raise InvalidRequest("a prompt must not contain media tokens", param=param)
+        return prompt
+
+    def _tokenize(
+        self, guarded: Guarded, extents: Sequence[Extent], add_special_tokens: bool, param: str
+    ) -> Prompt:
+        # Far too long to be worth tokenizing; normalizing may have made one character of several.
+        self.room_beside(len(guarded.text) // (4 * self._tokenizer.longest), param)
+        return tokenize(
+            self._tokenizer,
+            guarded,
+            self._placeholder,
+            extents,
+            add_special_tokens=add_special_tokens,
+            param=param,
+        )
+
+
+async def _offloaded(work: Callable[[], Prompt], num_chars: int) -> Prompt:
+    return await asyncio.to_thread(work) if num_chars > OFFLOAD_CHARS else work()
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The four forms of a completion's prompt as a list of texts or token lists."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not 0 < len(prompt) <= MAX_PROMPTS and not isinstance(next(iter(prompt), None), int):
+        raise InvalidRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", param="prompt")
+    ids = [part for part in prompt if isinstance(part, int)]
+    if ids and len(ids) == len(prompt):
+        return [ids]
+    prompts = [part for part in prompt if not isinstance(part, int)]
+    if ids or len({type(part) for part in prompts}) > 1:
+        raise InvalidRequest("prompt must not mix texts and token ids", param="prompt")
+    return prompts
 
 
 def tokenize(

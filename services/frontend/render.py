@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.ec_params import MAX_NAME_CHARS, by_content
@@ -12,25 +12,22 @@ from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
 from protocol.types import GenerateRequest, MMItem, SamplingParams
-from protocol.vocabulary import check_token_ids
+from services.frontend.call_grammar import forces_calls, mark_terms
 from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
-from services.frontend.families import Extent, Family, load_family
-from services.frontend.grammar import asks_for_grammar, forces_calls, grammar_of, mark_terms
-from services.frontend.guard import Guard, Guarded
+from services.frontend.families import Family, load_family
+from services.frontend.grammar import asks_for_grammar, grammar_of
+from services.frontend.guard import Guard
 from services.frontend.items import ItemLoader
 from services.frontend.lookups import NOBODY, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
-from services.frontend.prompt import Prompt, tokenize
+from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.sampling import fit, refuse_unsupported, sampling_params
 from services.frontend.spec import OutputSpec, describe_output
 from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
-
-MAX_PROMPTS = 128
-OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the event loop
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,9 @@ class Frontend:
             self._placeholder,
         )
         self._items = ItemLoader(config, info, family)
+        self._prompts = PromptMaker(
+            tokenizer, self._placeholder, room=info.max_model_len, vocab_size=info.vocab_size
+        )
         self._created = int(time.time())
 
     @staticmethod
@@ -124,13 +124,13 @@ class Frontend:
         )
         extents = [item.extent for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
-        self._check_room(sum(extent.length for extent in extents), "messages")
-
-        def work() -> Prompt:
-            guarded = self._chat_text.render(request, chat)
-            return self._tokenize(guarded, extents, bool(request.add_special_tokens), "messages")
-
-        prompt = await _offloaded(work, chat.num_chars)
+        self._prompts.room_beside(sum(extent.length for extent in extents), "messages")
+        prompt = await self._prompts.of_chat(
+            lambda: self._chat_text.render(request, chat),
+            chat.num_chars,
+            extents,
+            add_special_tokens=bool(request.add_special_tokens),
+        )
         generate = self._generate(request, request_id, prompt.token_ids, sampling, "messages")
         generate.mm_items = [
             MMItem(item.mm_hash, "image", offset, item.extent.length, item.extent.grid)
@@ -157,13 +157,14 @@ class Frontend:
         template around it; tokens that stand for media are refused.
         """
         sampling = await self._checked(request)
-        prompts = _prompts(request.prompt)
+        prompts = prompts_of(request.prompt)
         rendered = []
         for index, prompt in enumerate(prompts):
             several = len(prompts) > 1
             param = f"prompt[{index}]" if several else "prompt"
             name = f"{request_id}-{index}" if several else request_id
-            token_ids = await self._prompt_ids(request, prompt, param)
+            special = request.add_special_tokens is not False
+            token_ids = await self._prompts.of_completion(prompt, param, add_special_tokens=special)
             generate = self._generate(request, name, token_ids, sampling, param)
             spec = describe_output(
                 request, generate, self.info.eos_token_ids, first_index=index * sampling.n
@@ -197,50 +198,6 @@ class Frontend:
         marks = mark_terms(self.tokenizer) if self._chat_text.writes_calls else None
         return await asyncio.to_thread(grammar_of, request, marks)
 
-    def _check_room(self, num_tokens: int, param: str) -> int:
-        """How many tokens are left for the answer."""
-        room = self.info.max_model_len - num_tokens
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {num_tokens} tokens or more, the model's limit is "
-                f"{self.info.max_model_len} for prompt and answer together",
-                param=param,
-                code="context_length_exceeded",
-            )
-        return room
-
-    def _tokenize(
-        self, guarded: Guarded, extents: Sequence[Extent], add_special_tokens: bool, param: str
-    ) -> Prompt:
-        # Far too long to be worth tokenizing; normalizing may have made one character of several.
-        self._check_room(len(guarded.text) // (4 * self.tokenizer.longest), param)
-        return tokenize(
-            self.tokenizer,
-            guarded,
-            self._placeholder,
-            extents,
-            add_special_tokens=add_special_tokens,
-            param=param,
-        )
-
-    async def _prompt_ids(
-        self, request: CompletionRequest, prompt: str | list[int], param: str
-    ) -> list[int]:
-        if isinstance(prompt, str):
-            text = Guarded(prompt, (), ())
-            add_special = request.add_special_tokens is not False
-
-            def work() -> Prompt:
-                return self._tokenize(text, (), add_special, param)
-
-            prompt = (await _offloaded(work, len(prompt))).token_ids
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", param=param)
-        check_token_ids(prompt, param, self.info.vocab_size)
-        if self._placeholder is not None and self._placeholder.pad_id in prompt:
-            raise InvalidRequest("a prompt must not contain media tokens", param=param)
-        return prompt
-
     def _generate(
         self,
         request: ChatCompletionRequest | CompletionRequest,
@@ -249,7 +206,7 @@ class Frontend:
         sampling: SamplingParams,
         param: str,
     ) -> GenerateRequest:
-        room = self._check_room(len(token_ids), param)
+        room = self._prompts.room_beside(len(token_ids), param)
         return GenerateRequest(
             request_id=request_id,
             token_ids=token_ids,
@@ -260,22 +217,3 @@ class Frontend:
             kv_transfer_params=request.kv_transfer_params,
             ec_transfer_params=by_content(request.ec_transfer_params),
         )
-
-
-async def _offloaded(work: Callable[[], Prompt], num_chars: int) -> Prompt:
-    return await asyncio.to_thread(work) if num_chars > OFFLOAD_CHARS else work()
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The four forms of a prompt as a list of texts or token lists."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not 0 < len(prompt) <= MAX_PROMPTS and not isinstance(next(iter(prompt), None), int):
-        raise InvalidRequest(f"prompt must hold 1 to {MAX_PROMPTS} prompts", param="prompt")
-    ids = [part for part in prompt if isinstance(part, int)]
-    if ids and len(ids) == len(prompt):
-        return [ids]
-    prompts = [part for part in prompt if not isinstance(part, int)]
-    if ids or len({type(part) for part in prompts}) > 1:
-        raise InvalidRequest("prompt must not mix texts and token ids", param="prompt")
-    return prompts

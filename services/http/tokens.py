@@ -14,7 +14,8 @@ from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
 from protocol.openai_answers import encode
 from protocol.vocabulary import check_token_ids
-from services.frontend.render import OFFLOAD_CHARS, Frontend
+from services.frontend.prompt import OFFLOAD_CHARS
+from services.frontend.render import Frontend
 from services.http.bodies import Bodies
 from services.http.counting import Admitted, counted
 from services.http.openai import JSON

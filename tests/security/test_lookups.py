@@ -68,7 +68,7 @@ async def test_a_callers_slow_names_are_nobody_elses_wait(names: Names) -> None:
     assert (found["host"], found["port"]) == (PUBLIC, 443)
     names.go_on.set()
     await lookups.find("good.example2", 80, THEM)
-    await eventually(lambda: not lookups._turns)
+    await eventually(lambda: not lookups._slots)
     await lookups.close()
 
 
@@ -86,7 +86,7 @@ async def test_other_names_for_oneself_do_not_help(names: Names) -> None:
         task.cancel()
     await asyncio.gather(*many, return_exceptions=True)
     names.go_on.set()
-    await eventually(lambda: not lookups._turns)
+    await eventually(lambda: not lookups._slots)
     await lookups.close()
 
 
@@ -95,7 +95,7 @@ async def test_many_names_of_one_without_a_key(names: Names) -> None:
     nobody = Caller("10.0.0.1")
     await asyncio.gather(*[lookups.find(f"{n}.example", 80, nobody) for n in range(100)])
     assert len(names.asked) == 100
-    await eventually(lambda: not lookups._turns)
+    await eventually(lambda: not lookups._slots)
     await lookups.close()
 
 

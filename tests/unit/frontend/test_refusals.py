@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +9,14 @@ import pytest
 from protocol.errors import InvalidRequest, RequestError
 from protocol.openai import decode_chat
 from tests.support.frontend_helpers import (
-    NAME,
     Fronts,
     chat,
-    frontend,
     frontends,
     image_part,
     picture,
     render,
     render_prompts,
-    text_part,
     user,
-    write_model,
 )
 from tests.support.tiny_configs import MAX_POSITIONS
 
@@ -36,7 +31,6 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> Fronts:
 BROKEN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 EMBEDS = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 4, 4]}, "uuid": "ab"}
 PART = "messages[0].content[0]"
-
 REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "another"}, 404, "model"),
     ({"messages": []}, 400, "messages"),
@@ -222,18 +216,6 @@ def test_a_long_prompt_has_openais_code(fronts: Fronts) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_text_models_refuse_pictures(fronts: Fronts) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        render(fronts("llama"), user(image_part(RED)))
-    assert caught.value.code == "unsupported_media" and caught.value.param == PART
-
-
-def test_text_models_join_text_parts(fronts: Fronts) -> None:
-    front = fronts("llama")
-    joined = render(front, [{"role": "user", "content": "a\nb"}]).generate.token_ids
-    assert render(front, user("a", "b")).generate.token_ids == joined
-
-
 def test_deep_nesting_is_rendered_or_refused(fronts: Fronts) -> None:
     refused = 0
     for depth in range(100, 1200, 50):
@@ -244,22 +226,3 @@ def test_deep_nesting_is_rendered_or_refused(fronts: Fronts) -> None:
         except InvalidRequest:
             refused += 1
     assert 0 < refused < 22
-
-
-def test_a_model_without_a_template_serves_completions_only(tmp_path: Path) -> None:
-    model = write_model("llama", tmp_path)
-    (model / "chat_template.jinja").unlink()
-    front = frontend(model)
-    with pytest.raises(InvalidRequest, match="template"):
-        render(front)
-    assert render_prompts(front)
-
-
-def test_a_request_without_a_model_is_for_the_one_there_is(fronts: Fronts) -> None:
-    assert render(fronts(), model=None).generate.model == NAME
-    assert render(fronts(), [{"role": "user", "content": [text_part("x"), "y"]}]).generate.token_ids
-
-
-def test_models_are_listed(fronts: Fronts) -> None:
-    (card,) = fronts().models().data
-    assert (card.id, card.max_model_len) == (NAME, MAX_POSITIONS)
