@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from protocol.errors import ConfigError
 
-Transport = Literal["local", "shm", "shared_storage", "nixl", "ucx"]
-_EC_NAMES: dict[str, Transport] = {
+TransportName = Literal["local", "shm", "shared_storage", "nixl", "ucx"]
+_EC_NAMES: dict[str, TransportName] = {
     "local": "local",
     "shm": "shm",
     "shared_storage": "shared_storage",
@@ -27,7 +27,7 @@ _EC_NAMES: dict[str, Transport] = {
     "ucx": "ucx",
     "ECUcxConnector": "ucx",
 }
-_KV_NAMES: dict[str, Transport] = {
+_KV_NAMES: dict[str, TransportName] = {
     "local": "local",
     "shm": "shm",
     "KVShmConnector": "shm",
@@ -54,7 +54,7 @@ class ECConfig(msgspec.Struct, frozen=True):
     stays where it landed while it is in use.
     """
 
-    transport: Transport = "local"  # how embeddings move
+    transport: TransportName = "local"  # how embeddings move
     # ec_producer, ec_consumer or ec_both, as vLLM names them
     role: Literal["ec_producer", "ec_consumer", "ec_both"] = "ec_both"
     ec_buffer_size: _Bytes = 1_000_000_000  # bytes of a producer's store
@@ -74,7 +74,7 @@ class ECConfig(msgspec.Struct, frozen=True):
 class KVConfig(msgspec.Struct, frozen=True):
     """`--kv-transfer-config`."""
 
-    transport: Transport = "local"  # how KV blocks move
+    transport: TransportName = "local"  # how KV blocks move
     role: str = "kv_both"  # kv_producer, kv_consumer or kv_both, as vLLM names them
     host: str = "127.0.0.1"  # address that the side channel listens on
     port: _Port = 0  # TCP port of the side channel, 0 for any free one
@@ -175,7 +175,7 @@ def _extra(flag: str, fields: dict[str, Any], name: str) -> dict[str, Any]:
     return extra or {}
 
 
-def _transport(flag: str, name: object, names: dict[str, Transport]) -> Transport:
+def _transport(flag: str, name: object, names: dict[str, TransportName]) -> TransportName:
     if not isinstance(name, str) or name not in names:
         raise ConfigError(f"{flag}: connector {name!r} is not one of {', '.join(names)}")
     return names[name]

@@ -13,7 +13,7 @@ import zmq
 
 from connectors.peers import Greeter, Identity, Peers
 from connectors.side_channel import Address, SideClient, SideServer
-from connectors.transports.background_poller import Pump
+from connectors.transports.background_poller import BackgroundPoller
 from connectors.transports.base import Transport
 from protocol.curve import Curve
 
@@ -45,7 +45,7 @@ class Node:
         self._greeter = Greeter(self.server, self.transport, self._identity)
         self.peers = Peers(self.client, self.transport, self._identity, options.timeout_s)
         self._began = 0.0
-        self._speaker = Pump(self._say_computing, lambda: time.sleep(_LOOK_S))
+        self._speaker = BackgroundPoller(self._say_computing, lambda: time.sleep(_LOOK_S))
 
     def share(self, region: str, compatibility: str) -> None:
         """Let peers read a region, which is allocated before the next `poll`; `compatibility` names

@@ -52,16 +52,15 @@ class Greeter:
 
 @dataclass
 class _Handshake:
-    """`life` of the connection that it was begun on; `producer` is the instance that answered, and
-    `connecting` what its region's memory still waits for."""
+    """A question to the instance at an address, and what has come of it."""
 
-    query: int
-    life: int | None
-    region: str
-    deadline: float
-    producer: str | None = None
-    connecting: Transfer | None = None
-    error: TransferError | None = None
+    query: int  # number of the question, which its answer repeats
+    life: int | None  # of the connection that it was begun on
+    region: str  # memory of the peer that is to be read
+    deadline: float  # of the monotonic clock
+    producer: str | None = None  # instance that answered, None until it has
+    connecting: Transfer | None = None  # what the region's memory still waits for
+    error: TransferError | None = None  # why it failed, kept for those who ask later
 
     @property
     def peer(self) -> str | None:
@@ -152,6 +151,7 @@ class Peers:
         )
         sent = self._client.send(address, hello)
         deadline = time.monotonic() + self._timeout
+        # Only sending makes a connection, so it is looked at afterwards.
         handshake = _Handshake(query, self._client.life(address), region, deadline)
         if not sent:
             handshake.error = TransferError(

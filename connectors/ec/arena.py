@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from connectors.base import EC_TENSOR, Changed, ECConnector, ECLoad, Entry, nobody_listens
-from connectors.ec.buffer_pool import Keep, Landing
+from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.ec.directory import Listing, producers
 from connectors.ec.load import REGION
-from connectors.ec.range_allocator import Space, aligned
+from connectors.ec.range_allocator import RangeAllocator, aligned
 from connectors.ec.reader import ECReader, Sources
 from connectors.ec.store import ECStore
 from connectors.messages import ECTensor, ECWant
@@ -65,12 +65,12 @@ class ArenaEC(ECConnector):
             node.share(REGION, compatibility)
             self._open_store(memory[:capacity], changed)
         # What others made lands behind the store, and stays behind that while it is in use.
-        room, keep = None, Keep(torch.from_numpy(np.empty(landing, np.uint8)))
+        room, pool = None, BufferPool(torch.from_numpy(np.empty(landing, np.uint8)))
         if rooms:
-            room = Landing(memory, capacity, Space(landing))
-            keep = Keep(memory[capacity + landing :], capacity + landing)
+            room = Landing(memory, capacity, RangeAllocator(landing))
+            pool = BufferPool(memory[capacity + landing :], capacity + landing)
         self._reader = ECReader(
-            node, room, keep, self._sources(), options.load_timeout_s, self.meter
+            node, room, pool, self._sources(), options.load_timeout_s, self.meter
         )
 
     def _open_store(self, memory: torch.Tensor, changed: Changed) -> None:

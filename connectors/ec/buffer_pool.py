@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 
 from connectors.base import Tensors
-from connectors.ec.range_allocator import Space
+from connectors.ec.range_allocator import RangeAllocator
 from connectors.ec.tensors import span, views
 from connectors.messages import ECTensor
 
 
 @dataclass
 class Landing:
-    """Where entries arrive that find no room in the `Keep`, until they have been copied: a part of
+    """Where entries arrive that find no room in the `BufferPool`, until they are copied: a part of
     the region (uint8[nbytes]) that begins at `base`."""
 
     region: torch.Tensor
     base: int
-    space: Space
+    space: RangeAllocator
 
     def take(self, size: int) -> int | None:
         """The offset, in the region, of `size` bytes; None if there is no room."""
@@ -33,7 +33,7 @@ class Landing:
         self.space.give(offset - self.base)
 
 
-class Keep:
+class BufferPool:
     """Pieces of `memory` (host, uint8[nbytes], `base` bytes into the region that transports know it
     by). A piece is free again once no tensor in it is referenced: fresh memory for every entry
     would cost more than filling it."""
@@ -41,7 +41,7 @@ class Keep:
     def __init__(self, memory: torch.Tensor, base: int = 0) -> None:
         self._memory = memory.numpy()
         self._base = base
-        self._space = Space(memory.numel())
+        self._space = RangeAllocator(memory.numel())
         # Finalizers run wherever garbage is collected, be it within `take` or in another thread.
         self._returned: deque[int] = deque()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from connectors.base import ECLoad, Tensors
 from connectors.ec import file_format
-from connectors.ec.lease_files import Marks, drop
+from connectors.ec.lease_files import LeaseFiles, drop
 from connectors.meter import Meter
 from protocol.errors import TransferError, TransferTimeout
 
@@ -16,12 +16,18 @@ class FileLoad(ECLoad):
     """Waits for a file to appear, and says so until then."""
 
     def __init__(
-        self, path: Path, marks: Marks, deadline: float, meter: Meter, *, unchecked: bool = False
+        self,
+        path: Path,
+        lease_files: LeaseFiles,
+        deadline: float,
+        meter: Meter,
+        *,
+        unchecked: bool = False,
     ) -> None:
         """`unchecked` as of `file_format.load`."""
         self._path = path
         self._unchecked = unchecked
-        self._marks = marks
+        self._lease_files = lease_files
         self._deadline = deadline
         self._meter = meter
         self._want: Path | None = None
@@ -29,7 +35,7 @@ class FileLoad(ECLoad):
 
     def _ask(self) -> None:
         if self._want is None and not self._path.exists():
-            self._want = self._marks.want(self._path.parent.name)
+            self._want = self._lease_files.want(self._path.parent.name)
 
     def poll(self) -> Tensors | None:
         if self._path.exists():

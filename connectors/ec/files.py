@@ -2,8 +2,8 @@
 
 A file appears complete, by rename, and never changes; its checksum is verified on reading. Beside
 it lie the name of the instance that answers for it (`.owner`) and a mark for every request that it
-is kept for (see `marks`). Entries of an instance that died are taken over by the next one that
-starts.
+is kept for (see `lease_files`). Entries of an instance that died are taken over by the next one
+that starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from connectors.base import Entry as NewEntry
 from connectors.ec import file_format
 from connectors.ec.file_load import FileLoad
 from connectors.ec.folders import FILE_NAME, Folders
-from connectors.ec.lease_files import Marks, kept_in, short
+from connectors.ec.lease_files import LeaseFiles, kept_in, short
 from connectors.meter import Meter, TransferStats
 from protocol.errors import InvalidRequest, TransferError
 
@@ -65,7 +65,7 @@ class FileEC(ECConnector):
         self.lapsed = 0
         self.evictions = 0
         self._folders = Folders(options.root)
-        self._marks = Marks(options.root, max(options.lease_s, options.load_timeout_s))
+        self._lease_files = LeaseFiles(options.root, max(options.lease_s, options.load_timeout_s))
         self._adopt()
 
     def _adopt(self) -> None:
@@ -85,7 +85,7 @@ class FileEC(ECConnector):
         return self._put(mm_hash, entry, None)
 
     def wanted(self, mm_hash: str) -> bool:
-        return self._marks.wanted(mm_hash)
+        return self._lease_files.wanted(mm_hash)
 
     def swap(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]
@@ -156,13 +156,13 @@ class FileEC(ECConnector):
         """Whether an entry is kept for somebody, whose mark is still there; requests that another
         instance keeps it for count from when their marks are first seen."""
         holders, now = self._entries[mm_hash].holders, time.monotonic()
-        marks = self._marks.kept(mm_hash)
+        marks = self._lease_files.kept(mm_hash)
         for mark in marks - {short(holder) for holder in holders}:
             holders[mark] = now + self._options.lease_s
         for holder, until in list(holders.items()):
             if until <= now or short(holder) not in marks:
                 self.lapsed += short(holder) in marks
-                self._marks.lapse(mm_hash, holder)
+                self._lease_files.lapse(mm_hash, holder)
                 del holders[holder]
         return bool(holders)
 
@@ -182,7 +182,7 @@ class FileEC(ECConnector):
         until = now + self._options.lease_s if until is None else until
         if until <= now:
             self.lapsed += 1
-        elif self._marks.keep(mm_hash, holder):
+        elif self._lease_files.keep(mm_hash, holder):
             self._entries[mm_hash].holders[holder] = until
 
     def find(self, mm_hash: str, holder: str) -> dict[str, Any] | None:
@@ -197,14 +197,14 @@ class FileEC(ECConnector):
         self.check_name(mm_hash)
         deadline = time.monotonic() + self._options.load_timeout_s
         path, unchecked = self._folders.file(mm_hash), self._options.load_unchecked
-        return FileLoad(path, self._marks, deadline, self.meter, unchecked=unchecked)
+        return FileLoad(path, self._lease_files, deadline, self.meter, unchecked=unchecked)
 
     def release(self, mm_hash: str, params: dict[str, Any] | None, holder: str) -> None:
         self.check_name(mm_hash)
-        self._marks.done(mm_hash, holder)
+        self._lease_files.done(mm_hash, holder)
 
     def poll(self, pending: Container[str] = ()) -> None:
-        self._marks.sweep()
+        self._lease_files.sweep()
 
     def _remove(self, mm_hash: str) -> None:
         self._forget(mm_hash)
@@ -223,7 +223,7 @@ class FileEC(ECConnector):
         """Remove this instance's entries, and the marks if nobody else is there."""
         self.clear()
         if self._folders.close():
-            self._marks.clear()
+            self._lease_files.clear()
 
     def check_integrity(self) -> list[str]:
         missing = [name for name in self._entries if self._folders.lost(name)]

@@ -30,7 +30,7 @@ def short(holder: str) -> str:
     return blake3(holder.encode()).hexdigest()[:32]
 
 
-class Marks:
+class LeaseFiles:
     """Those below `root`. What nobody takes away goes `longest_s` after it was first seen here: no
     two clocks need to agree."""
 
@@ -46,7 +46,7 @@ class Marks:
         return kept_in(self._root / mm_hash)
 
     def keep(self, mm_hash: str, holder: str) -> bool:
-        """Keep an entry for a request; False if that was done with it before, or the disk is
+        """BufferPool an entry for a request; False if that was done with it before, or the disk is
         full.
 
         The mark is there before it is seen whether the request was done, and `done` looks in the

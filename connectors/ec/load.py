@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from connectors.base import ECLoad, Tensors
-from connectors.ec.buffer_pool import Keep, Landing
+from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.ec.load_owner import LoadOwner
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECGrant, ECTensor, ECWant
@@ -46,7 +46,7 @@ class ArenaLoad(ECLoad):
     _asked: dict[Address, int | None] = field(default_factory=dict)
     _told: Told | None = None  # where the entry lies, once a producer has granted it
     _transfer: Transfer | None = None  # the read in progress
-    _room: Landing | Keep | None = None  # what the bytes are read into
+    _room: Landing | BufferPool | None = None  # what the bytes are read into
     _offset: int = 0  # where in it
     _tensors: Tensors | None = None  # the entry, once it is here
     _done: bool = False  # it has ended, for better or worse
@@ -154,7 +154,7 @@ class ArenaLoad(ECLoad):
             raise TransferError(
                 f"EC entry {self.mm_hash[:16]} needs {size} bytes: raise landing_size"
             )
-        for room in (self.reader.keep, landing):
+        for room in (self.reader.pool, landing):
             offset = room.take(size)
             if offset is not None:
                 self._room, self._offset = room, offset
@@ -163,19 +163,19 @@ class ArenaLoad(ECLoad):
 
     def _copy(self, memory: torch.Tensor, tensors: Sequence[ECTensor]) -> None:
         """Take the tensors out of memory that is not ours, or not for long."""
-        keep = self.reader.keep
-        offset = keep.take(memory.numel())
+        pool = self.reader.pool
+        offset = pool.take(memory.numel())
         if offset is None:
             self._tensors = copies(memory, tensors)
             return
-        keep.fill(offset, memory)
-        self._tensors = keep.lend(offset, tensors)
+        pool.fill(offset, memory)
+        self._tensors = pool.lend(offset, tensors)
 
     def _land(self, tensors: Sequence[ECTensor]) -> None:
         """The entry is here: it stays where it is, or is copied out of the landing."""
-        if isinstance(self._room, Keep):
+        if isinstance(self._room, BufferPool):
             self._room = None
-            self._tensors = self.reader.keep.lend(self._offset, tensors)
+            self._tensors = self.reader.pool.lend(self._offset, tensors)
             return
         assert self._room is not None
         start, end = span(tensors)

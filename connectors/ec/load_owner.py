@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from connectors.ec.buffer_pool import Keep, Landing
+from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.messages import ECDone, ECForget, ECWant
 from connectors.meter import Meter
 from connectors.node import Node
@@ -20,7 +20,7 @@ class LoadOwner(Protocol):
 
     node: Node
     landing: Landing | None
-    keep: Keep
+    pool: BufferPool
     load_timeout_s: float
     meter: Meter
 

@@ -11,7 +11,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Space:
+class RangeAllocator:
     """`capacity` bytes. The smallest hole that is large enough is taken.
 
     Whoever takes a range gives it back, once, by its offset.

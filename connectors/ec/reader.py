@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from connectors.ec.buffer_pool import Keep, Landing
+from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.ec.load import REGION, ArenaLoad, Told
 from connectors.ec.store import ECStore
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECWant, FromProducer
@@ -34,21 +34,21 @@ class Sources:
 
 
 class ECReader:
-    """All loads of this engine. `landing` is None where the transport maps a peer's memory; `keep`
+    """All loads of this engine. `landing` is None where the transport maps a peer's memory; `pool`
     is part of the region where it does not."""
 
     def __init__(
         self,
         node: Node,
         landing: Landing | None,
-        keep: Keep,
+        pool: BufferPool,
         sources: Sources,
         load_timeout_s: float,
         meter: Meter,
     ) -> None:
         self.node = node
         self.landing = landing
-        self.keep = keep
+        self.pool = pool
         self.load_timeout_s = load_timeout_s
         self.meter = meter
         self._sources = sources
@@ -160,7 +160,7 @@ class ECReader:
             problems.append(
                 f"{self.landing.space.used} bytes of the EC landing area belong to no load"
             )
-        return problems + self.keep.check_integrity()
+        return problems + self.pool.check_integrity()
 
 
 def _peer(params: dict[str, Any] | None) -> Address | None:

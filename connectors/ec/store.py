@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from connectors.base import EC_TENSOR, Changed, nobody_listens
 from connectors.base import Entry as NewEntry
+from connectors.ec.grants import Grants, StoredEntry
 from connectors.ec.holders import Holders
-from connectors.ec.range_allocator import Space, aligned
+from connectors.ec.range_allocator import RangeAllocator, aligned
 from connectors.ec.tensors import copies, fill
-from connectors.ec.wait_queue import Want, Wants
-from connectors.leases import LeaseTable
-from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECTensor, ECWant
+from connectors.ec.wait_queue import WaitQueue, Want
+from connectors.messages import ECDone, ECForget, ECHeld, ECTensor, ECWant
 from connectors.side_channel import Sender, SideServer
 from protocol.errors import TransferError
 
 _POLL_S = 0.05  # leases are looked through this often
-
-
-@dataclass
-class _Entry:
-    """`readers` counts grants."""
-
-    offset: int
-    tensors: list[ECTensor]
-    readers: int = 0
-
-
-class _Granted(NamedTuple):
-    """What a consumer may read, and as what it asked."""
-
-    entry: _Entry
-    want: Want
 
 
 class ECStore:
@@ -55,19 +37,17 @@ class ECStore:
         changed: Changed = nobody_listens,
     ) -> None:
         """`changed` as of `ECConnector`."""
-        self.space = Space(memory.numel())
+        self.space = RangeAllocator(memory.numel())
         self._changed = changed
-        self.grants: LeaseTable[int] = LeaseTable(lease_s, clock)
+        self.grants = Grants(lease_s, lambda: self._clock())
         self.evictions = 0
         self.memory = memory
         self._commit = commit
         self._clock = clock
-        self._numbers = itertools.count(1)
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._granted: dict[int, _Granted] = {}
-        self._leaving: list[_Entry] = []
+        self._entries: OrderedDict[str, StoredEntry] = OrderedDict()
+        self._leaving: list[StoredEntry] = []
         self._holders = Holders(lease_s, lambda: self._clock())
-        self._wants = Wants(lambda: self._clock())
+        self._waiting = WaitQueue(lambda: self._clock())
         self._next_poll = 0.0
         self._handlers: dict[type, Callable[[Any, Sender], None]] = {
             ECWant: self._wanted,
@@ -111,14 +91,15 @@ class ECStore:
                 offset = self._push_out(size, left)
             if offset is None:
                 return False
+            # Memory may be sparse: the pages are taken here, and there may be none left.
             try:
                 self._commit(offset, size)
             except TransferError:
                 self.space.give(offset)
                 raise
-            self._entries[mm_hash] = _Entry(offset, fill(self.memory, offset, entry.tensors))
+            self._entries[mm_hash] = StoredEntry(offset, fill(self.memory, offset, entry.tensors))
             self._changed(mm_hash, len(entry.tensors[EC_TENSOR]), size)
-        for want in self._wants.take(mm_hash):
+        for want in self._waiting.take(mm_hash):
             self._grant(mm_hash, want)
         for holder in entry.holders:
             self.keep(mm_hash, holder, entry.deadlines.get(holder))
@@ -152,7 +133,7 @@ class ECStore:
         return offset
 
     def wanted(self, mm_hash: str) -> bool:
-        return mm_hash in self._wants
+        return mm_hash in self._waiting
 
     def keep(self, mm_hash: str, holder: str, until: float | None = None) -> list[ECTensor] | None:
         """A request will need an entry, which is pinned until it says that it is done, or a lease
@@ -172,37 +153,23 @@ class ECStore:
         return None if entry is None else entry.tensors
 
     def _wanted(self, message: ECWant, consumer: Sender) -> None:
-        want = self._wants.made(message, consumer)
+        want = self._waiting.made(message, consumer)
         if message.mm_hash in self._entries:
             self._grant(message.mm_hash, want)
         else:
-            self._wants.add(message.mm_hash, want)
+            self._waiting.add(message.mm_hash, want)
 
     def _grant(self, mm_hash: str, want: Want) -> None:
         entry = self._entries[mm_hash]
         self._entries.move_to_end(mm_hash)
-        number = next(self._numbers)
-        self.grants.grant(number)
-        self._granted[number] = _Granted(entry, want)
-        entry.readers += 1
-        want.consumer(ECGrant(want.query, number, entry.tensors))
+        self.grants.add(entry, want)
 
     def _done(self, message: ECDone, consumer: Sender) -> None:
         if message.grant:
-            held = self.grants.release(message.grant)
-            consumer(ECHeld(message.query, held))
-            if held:
-                self._end_grant(message.grant)
-            return
-        self._wants.forget(message.mm_hash, message.query, consumer)
-        for number, (_, want) in list(self._granted.items()):  # on its way when they gave up
-            if (want.query, want.consumer) == (message.query, consumer):
-                self.grants.release(number)
-                self._end_grant(number)
-
-    def _end_grant(self, number: int) -> None:
-        entry = self._granted.pop(number).entry
-        entry.readers -= 1
+            consumer(ECHeld(message.query, self.grants.end(message.grant)))
+        else:
+            self._waiting.forget(message.mm_hash, message.query, consumer)
+            self.grants.withdraw(message.query, consumer)
         self._sweep_leaving()
 
     def _sweep_leaving(self) -> None:
@@ -224,10 +191,10 @@ class ECStore:
         if now < self._next_poll:
             return
         self._next_poll = now + _POLL_S
-        for number in self.grants.expire():
-            self._end_grant(number)
+        self.grants.expire()
+        self._sweep_leaving()
         self._holders.expire()
-        self._wants.poll(pending)
+        self._waiting.poll(pending)
 
     def clear(self) -> None:
         for mm_hash in list(self._entries):
@@ -236,7 +203,7 @@ class ECStore:
     @property
     def active(self) -> bool:
         """Whether a peer reads, or waits for, an entry."""
-        return bool(self._granted or self._wants)
+        return bool(self.grants or self._waiting)
 
     @property
     def size(self) -> int:
@@ -253,8 +220,4 @@ class ECStore:
         if held != self.space.used:
             problems.append(f"EC entries have {held} bytes in all, {self.space.used} are allocated")
         readers = sum(entry.readers for entry in (*self._entries.values(), *self._leaving))
-        if not readers == len(self._granted) == len(self.grants):
-            problems.append(
-                f"EC entries have {readers} readers, {len(self.grants)} grants are open"
-            )
-        return problems
+        return problems + self.grants.check_integrity(readers)

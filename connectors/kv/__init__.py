@@ -6,4 +6,5 @@ pull      over a transport that reads a peer's memory
 producer  what is offered, to whom, until when
 consumer  all fetches under way
 fetch     one of them
+copies    its blocks on their way
 """

@@ -17,7 +17,8 @@ from protocol.refs import KVRef
 _MAX_IDS = 200  # in one heartbeat: as long as ids may be, it stays below what a message may be
 _LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers
 _LOOK_S = 0.001
-Offer = tuple[Address, str]
+OfferKey = tuple[Address, str]
+"""Where the producer is, and the request."""
 """Whose, and of which request: two producers may have the same one."""
 
 
@@ -38,8 +39,8 @@ class KVConsumer:
         self.transport = transport
         self.options = options
         self.meter = meter
-        self._fetches: dict[Offer, Fetch] = {}
-        self._leaving: dict[Offer, Fetch] = {}
+        self._fetches: dict[OfferKey, Fetch] = {}
+        self._leaving: dict[OfferKey, Fetch] = {}
         self._queries = itertools.count()
         self._confirmations: dict[int, Fetch] = {}
         self._next_heartbeat = 0.0
@@ -73,9 +74,9 @@ class KVConsumer:
         """Ask for the first `num_blocks` blocks of a request's table. `TransferError` if they are
         being fetched, or were until a moment ago."""
         fetch = Fetch(self, ref, num_blocks)
-        if _offer(fetch) in self._fetches or _offer(fetch) in self._leaving:
+        if _key(fetch) in self._fetches or _key(fetch) in self._leaving:
             raise TransferError(f"request {ref.request_id} is fetching this KV already")
-        self._fetches[_offer(fetch)] = fetch
+        self._fetches[_key(fetch)] = fetch
         return fetch
 
     def confirm(self, fetch: Fetch) -> None:
@@ -86,13 +87,13 @@ class KVConsumer:
 
     def forget(self, fetch: Fetch) -> None:
         """A fetch is over."""
-        del self._fetches[_offer(fetch)]
+        del self._fetches[_key(fetch)]
         self._confirmations = {q: f for q, f in self._confirmations.items() if f is not fetch}
 
     def leave(self, fetch: Fetch) -> None:
         """A fetch is given up: its producer is told as soon as nothing reads from there for it."""
         self.forget(fetch)
-        self._leaving[_offer(fetch)] = fetch
+        self._leaving[_key(fetch)] = fetch
         self._release_settled()
 
     def _release_settled(self) -> None:
@@ -100,7 +101,7 @@ class KVConsumer:
             self._release(fetch)
 
     def _release(self, fetch: Fetch) -> None:
-        del self._leaving[_offer(fetch)]
+        del self._leaving[_key(fetch)]
         self.client.send(fetch.address, Release([fetch.ref.request_id]))
 
     def poll(self) -> None:
@@ -112,6 +113,7 @@ class KVConsumer:
             return
         self._next_heartbeat = now + self.options.heartbeat_s
         wanted: dict[Address, list[str]] = {}
+        # Those given up as well: while a read runs the producer must not reuse the blocks.
         for fetch in (*self._fetches.values(), *self._leaving.values()):
             names = wanted.setdefault(fetch.address, [])
             if fetch.asked:
@@ -140,5 +142,5 @@ class KVConsumer:
             self._release(fetch)
 
 
-def _offer(fetch: Fetch) -> Offer:
+def _key(fetch: Fetch) -> OfferKey:
     return fetch.address, fetch.ref.request_id

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from connectors.kv.base import REGION, KVArrival, KVLoad
-from connectors.kv.ranges import merged
+from connectors.kv.copies import Copies
 from connectors.messages import KVEnd, KVGone, KVReady, KVWant
 from connectors.meter import Meter
 from connectors.peers import Peers
 from connectors.side_channel import Address, SideClient
-from connectors.transports.base import Transfer, Transport
+from connectors.transports.base import Transport
 from protocol.errors import TransferError, TransferTimeout
 from protocol.refs import KVRef
 
@@ -62,14 +62,7 @@ class Fetch(KVLoad):
         self._since = time.monotonic()
         self._peer: str | None = None
         self._ready: list[int] = []
-        self._place: Sequence[int] | None = None
-        self._first = 0
-        self._read = 0
-        self._begun = 0.0
-        self._copied_at = 0.0
-        self._copy_s = 0.0
-        self._transfers: list[Transfer] = []
-        self._stale: list[Transfer] = []
+        self._copies = Copies(consumer.transport, consumer.options.block_bytes)
         self._end: KVEnd | None = None
         self._life: int | None = None
         self._confirmed: float | None = None
@@ -88,7 +81,7 @@ class Fetch(KVLoad):
         if message.generation != self.generation and message.first == 0:
             self.generation = message.generation
             self._ready = []
-            self._drop_reads()
+            self._copies.restart()
         fits = len(self._ready) + len(message.blocks) <= self._num_blocks
         if message.generation != self.generation or message.first != len(self._ready) or not fits:
             return self._fail(
@@ -125,14 +118,6 @@ class Fetch(KVLoad):
         """`poll` raises this, or what was wrong before."""
         self._error = self._error or TransferError(f"request {self.ref.request_id}: {reason}")
 
-    def _drop_reads(self) -> None:
-        """Forget what has been read; it is read again once nothing of it is under way."""
-        for transfer in self._transfers:
-            transfer.cancel()
-        self._stale += self._transfers
-        self._transfers = []
-        self._read = self._first
-
     @property
     def asked(self) -> bool:
         """Whether the producer has been asked for this request's KV."""
@@ -143,25 +128,23 @@ class Fetch(KVLoad):
         return bool(self._ready) or self._end is not None
 
     def place(self, first: int, blocks: Sequence[int]) -> None:
-        self._place, self._first, self._read = blocks, first, first
-        self._begun = time.monotonic()
+        self._copies.begin(first, blocks)
 
     def unplace(self) -> None:
         if self._confirmed is not None:
             # The producer has let go of its copy.
             self._fail("its place was taken")
-        self._drop_reads()
-        self._place = None
+        self._copies.stop()
 
     def poll(self) -> KVArrival | None:
         self._check_peer()
         if self._peer is None:
             self._connect()
-        if self._error is None and self._place is not None:
-            self._advance(self._place)
+        if self._error is None:
+            self._copies.advance(self._peer, self._ready)
         if self._error is not None:
             raise self._error
-        if self._end is None or self._place is None or self._transfers or self._stale:
+        if self._end is None or not (self._copies.placed and self._copies.idle):
             return None
         if self._confirmed is None:
             self._confirm()
@@ -176,8 +159,8 @@ class Fetch(KVLoad):
     def _arrived(self, end: KVEnd) -> KVArrival:
         self._over = True
         self._consumer.forget(self)
-        size = (self._read - self._first) * self._consumer.options.block_bytes
-        self._consumer.meter.moved(size, time.monotonic() - self._begun, self._copy_s)
+        copies = self._copies
+        self._consumer.meter.moved(copies.size, copies.elapsed_s, copies.copy_s)
         return KVArrival(end.num_tokens, end.rope_delta, end.outputs)
 
     def _confirm(self) -> None:
@@ -189,30 +172,6 @@ class Fetch(KVLoad):
             )
         self._confirmed = time.monotonic()
         self._consumer.confirm(self)
-
-    def _advance(self, place: Sequence[int]) -> None:
-        """Copy what is complete and not under way yet."""
-        self._stale = [transfer for transfer in self._stale if not transfer.settled]
-        copying = bool(self._transfers)
-        self._transfers = [transfer for transfer in self._transfers if not transfer.poll()]
-        self._count_copying(copying)
-        if self._stale or self._read >= len(self._ready) or self._peer is None:
-            return
-        sources = self._ready[self._read :]
-        targets = place[self._read - self._first :][: len(sources)]
-        self._read = len(self._ready)
-        ranges = merged(sources, targets, self._consumer.options.block_bytes)
-        transfer = self._consumer.transport.read(self._peer, REGION, ranges)
-        if not transfer.poll():
-            self._transfers.append(transfer)
-        self._count_copying(True)
-
-    def _count_copying(self, copying: bool) -> None:
-        """Add the time since the last call, if bytes were moving in it."""
-        now = time.monotonic()
-        if copying:
-            self._copy_s += now - self._copied_at
-        self._copied_at = now
 
     def _connect(self) -> None:
         peer = self._consumer.peers.ready(self.address, REGION)
@@ -252,10 +211,10 @@ class Fetch(KVLoad):
         if self._over:
             return
         self._over = True
-        self._drop_reads()
+        self._copies.restart()
         self._fail("cancelled")
         self._consumer.leave(self)
 
     @property
     def settled(self) -> bool:
-        return all(transfer.settled for transfer in (*self._transfers, *self._stale))
+        return self._copies.settled

@@ -129,6 +129,7 @@ class KVProducer:
             fresh = offer.blocks[offer.sent :]
             offer.consumer(KVReady(request_id, offer.generation, offer.sent, fresh))
             offer.sent = len(offer.blocks)
+        # Last, on the same connection: a consumer that has it has been told of every block.
         if offer.end is not None:
             offer.consumer(offer.end)
 

@@ -83,6 +83,7 @@ class PullKV(KVConnector):
             REGION, num_blocks * block_bytes, self._device, granule=block_bytes
         )
         self._offered = _Offered(self._node.transport, block_bytes)
+        # Two of three heartbeats may be lost before a lease lapses or silence passes for death.
         heartbeat_s = min(self._options.lease_s, self._options.timeout_s) / 3
         options = ConsumerOptions(block_bytes, heartbeat_s, self._options.timeout_s)
         node = self._node
@@ -117,6 +118,7 @@ class PullKV(KVConnector):
 
     def advance(self, request_id: str, blocks: Sequence[int]) -> None:
         known, self._blocks[request_id] = self._blocks[request_id], tuple(blocks)
+        # A transport may need time until peers can read a block, as files do; they hear of it then.
         ticket = self.offered.offer(blocks[len(known) :])
         self._then(request_id, ticket, lambda: self.producer.advance(request_id, blocks))
 
@@ -193,6 +195,7 @@ class PullKV(KVConnector):
     def poll(self) -> list[str]:
         self._node.poll()
         self.consumer.poll()
+        # In this order: what waits to be done for an offer that has ended would not find it.
         ended = self._let_go(self.producer.poll())
         self._act()
         failed, self._failed = self._failed, []

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 
-class Pump:
-    """`poll` is called from a thread of the pump's while `running` is entered, and never otherwise.
+class BackgroundPoller:
+    """`poll` is called from a thread of its own while `running` is entered, and never otherwise.
     In between that thread is in `rest`, which returns when there may be something to do, and soon
     in any case; it may go on for a moment after `running` has been left."""
 

@@ -11,14 +11,15 @@ import atexit
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
 from connectors.transports.nixl_agent import Agent, Description, Place
-from protocol.errors import ConfigError, TransferError, TransferTimeout
+from connectors.transports.nixl_read import NixlPeer, NixlRead
+from protocol.errors import ConfigError, TransferError
 
 # How long `close` waits for reads to end. Over TCP, UCX emulates a read in the process that is
 # read, and aborts that process ("unexpected error: Endpoint timeout", or an assertion in stubs.c)
@@ -36,67 +37,6 @@ class _Region:
     registration: Any
 
 
-@dataclass(eq=False)
-class _Remote:
-    """One life of a peer. `broken` from the first read that failed until NIXL connects anew."""
-
-    agent: str
-    regions: dict[str, Description] = field(default_factory=dict)
-    reads: list[_Read] = field(default_factory=list)
-    broken: bool = False
-
-
-class _Read(Transfer):
-    def __init__(self, agent: Agent, remote: _Remote, handle: int, timeout_s: float) -> None:
-        self._agent = agent
-        self._remote = remote
-        self._handle: int | None = handle
-        self._timeout = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._error: TransferError | None = None
-        self.advance()
-
-    def advance(self) -> None:
-        """Look whether it has ended, and give the handle back if so."""
-        if self._handle is None:
-            return
-        try:
-            if not self._agent.done(self._handle):
-                return
-        except TransferError as error:
-            self._remote.broken = True
-            self.fail(error.message)
-        self.release()
-
-    def fail(self, reason: str) -> None:
-        """`poll` raises from here on, unless the bytes had arrived before."""
-        if self._handle is not None and self._error is None:
-            self._error = TransferError(reason)
-
-    def release(self) -> None:
-        if self._handle is not None:
-            self._agent.release(self._handle)
-            self._handle = None
-
-    def poll(self) -> bool:
-        self.advance()
-        if self._error is not None:
-            raise self._error
-        if self._handle is not None and time.monotonic() > self._deadline:
-            self._error = TransferTimeout(
-                f"nixl: the read from {self._remote.agent} did not end within {self._timeout} s"
-            )
-            raise self._error
-        return self._handle is None
-
-    def cancel(self) -> None:
-        self.fail("nixl: the read was cancelled")
-
-    @property
-    def settled(self) -> bool:
-        return self._handle is None
-
-
 class NixlTransport(Transport):
     """Creating one takes about half a second, and the first in a process loads NIXL besides.
 
@@ -111,8 +51,8 @@ class NixlTransport(Transport):
         self._agent: Agent | None = Agent(f"{instance_id}/{uuid.uuid4().hex[:8]}")
         self._read_timeout = read_timeout_s
         self._regions: dict[str, _Region] = {}
-        self._peers: dict[str, _Remote] = {}
-        self._retired: list[_Remote] = []
+        self._peers: dict[str, NixlPeer] = {}
+        self._retired: list[NixlPeer] = []
         atexit.register(self.close)
 
     @property
@@ -159,11 +99,11 @@ class NixlTransport(Transport):
         if known is not None and known.agent != wanted.agent:
             self._retire(peer, "has restarted")
         self._live.add(wanted.metadata)
-        remote = self._peers.get(peer) or self._take_back(wanted.agent) or _Remote(wanted.agent)
+        remote = self._peers.get(peer) or self._take_back(wanted.agent) or NixlPeer(wanted.agent)
         remote.regions[region] = wanted
         self._peers[peer] = remote
 
-    def _take_back(self, agent: str) -> _Remote | None:
+    def _take_back(self, agent: str) -> NixlPeer | None:
         """An agent that was retired and that NIXL has not forgotten yet."""
         for remote in self._retired:
             if remote.agent == agent:
@@ -187,14 +127,14 @@ class NixlTransport(Transport):
         except TransferError:
             remote.broken = True
             raise
-        read = _Read(self._live, remote, handle, self._read_timeout)
+        read = NixlRead(self._live, remote, handle, self._read_timeout)
         if not read.settled:
             remote.reads.append(read)
         return read
 
-    def _reconnect(self, remote: _Remote) -> None:
+    def _reconnect(self, remote: NixlPeer) -> None:
         """A connection that broke stays broken until NIXL has forgotten the agent."""
-        _advance(remote)
+        remote.advance()
         if remote.reads:
             raise TransferError(f"nixl: the connection to {remote.agent} broke")
         self._live.forget(remote.agent)
@@ -209,14 +149,13 @@ class NixlTransport(Transport):
 
     def _retire(self, peer: str, reason: str) -> None:
         remote = self._peers.pop(peer)
-        for read in remote.reads:
-            read.fail(f"nixl: instance {peer} {reason}")
+        remote.fail(f"nixl: instance {peer} {reason}")
         remote.regions.clear()
         self._retired.append(remote)
 
     def poll(self) -> None:
         for remote in (*self._peers.values(), *self._retired):
-            _advance(remote)
+            remote.advance()
         for remote in [remote for remote in self._retired if not remote.reads]:
             self._live.forget(remote.agent)
             self._retired.remove(remote)
@@ -247,9 +186,3 @@ class NixlTransport(Transport):
         reads = sum(not read.settled for remote in remotes for read in remote.reads)
         problems = [f"nixl: {reads} reads are still running"] if reads else []
         return problems + [f"nixl: agent {r.agent} is still connected" for r in self._retired]
-
-
-def _advance(remote: _Remote) -> None:
-    for read in remote.reads:
-        read.advance()
-    remote.reads = [read for read in remote.reads if not read.settled]

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from connectors.transports.background_poller import Pump
+from connectors.transports.background_poller import BackgroundPoller
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from connectors.transports.ucx_owner import Owner, Region
-from connectors.transports.ucx_reader import Reader
+from connectors.transports.ucx_owner import Region, UcxOwner
+from connectors.transports.ucx_reader import UcxReader
 from connectors.transports.ucx_wire import (
     DATA,
     REFUSAL,
@@ -43,10 +43,10 @@ class UcxTransport(Transport):
         self._running: UcxWorker | None = UcxWorker(host)
         self._regions: dict[str, Region] = {}
         self._peers: dict[tuple[str, str], tuple[bytes, Description]] = {}
-        self._owner = Owner(self._running, self._regions, read_timeout_s)
-        self._reader = Reader(self._running, read_timeout_s)
+        self._owner = UcxOwner(self._running, self._regions, read_timeout_s)
+        self._reader = UcxReader(self._running, read_timeout_s)
         self._device = torch.cuda.current_device() if self._running.cuda else None
-        self._pump = Pump(self._poll_aside, self._running.rest)
+        self._background = BackgroundPoller(self._poll_aside, self._running.rest)
         # UCX must not be let go of by the interpreter's own end.
         atexit.register(self.close)
 
@@ -147,7 +147,7 @@ class UcxTransport(Transport):
 
     def meanwhile(self) -> AbstractContextManager[None]:
         """Without a connection there is nobody who would wait for anything."""
-        return self._pump.running() if self._worker.linked else nullcontext()
+        return self._background.running() if self._worker.linked else nullcontext()
 
     @property
     def descriptors(self) -> Sequence[int]:
@@ -172,7 +172,7 @@ class UcxTransport(Transport):
         if self._running is None:
             return
         atexit.unregister(self.close)
-        self._pump.close()
+        self._background.close()
         self._reader.fail(lambda _: True, "the transport was closed")
         self._running.close()
         self._running = None

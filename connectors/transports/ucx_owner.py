@@ -75,7 +75,7 @@ class _Job:
 
 
 @dataclass
-class _Reader:
+class _RemoteReader:
     """A peer that reads from us. Jobs take turns, message by message."""
 
     link: Link
@@ -85,7 +85,7 @@ class _Reader:
     bundles: int = 0
 
 
-class Owner:
+class UcxOwner:
     """Serves `regions`, which it shares with the transport. A job is dropped `job_s` after it was
     asked for: its reader has given up by then."""
 
@@ -94,7 +94,7 @@ class Owner:
         self._worker = worker
         self._regions = regions
         self._job_s = job_s
-        self._readers: dict[bytes, _Reader] = {}
+        self._readers: dict[bytes, _RemoteReader] = {}
 
     def receive(self, message: Message, now: float) -> None:
         """Take a request."""
@@ -125,13 +125,13 @@ class Owner:
             self._answer(link, request.transfer, error.message)
         return None
 
-    def _reader(self, link: Link) -> _Reader:
+    def _reader(self, link: Link) -> _RemoteReader:
         reader = self._readers.get(link.address)
         if reader is None or reader.link is not link:
-            reader = self._readers[link.address] = _Reader(link)
+            reader = self._readers[link.address] = _RemoteReader(link)
         return reader
 
-    def _job(self, reader: _Reader, request: ReadRequest, now: float) -> _Job:
+    def _job(self, reader: _RemoteReader, request: ReadRequest, now: float) -> _Job:
         region = self._regions.get(request.region)
         if region is None:
             raise TransferError(f"ucx: this instance has no region '{request.region[:80]}'")
@@ -140,7 +140,7 @@ class Owner:
         check_request(request, region.nbytes, region.host)
         return _Job(request.transfer, region, request.messages, now + self._job_s)
 
-    def _stop(self, reader: _Reader, transfer: int) -> None:
+    def _stop(self, reader: _RemoteReader, transfer: int) -> None:
         reader.jobs = deque(job for job in reader.jobs if job.transfer != transfer)
 
     def refuse(self, reason: str) -> None:
@@ -161,7 +161,7 @@ class Owner:
             while reader.jobs and reader.under_way < _WINDOW and self._send_next(reader, now):
                 pass
 
-    def _send_next(self, reader: _Reader, now: float) -> bool:
+    def _send_next(self, reader: _RemoteReader, now: float) -> bool:
         """False if the next message has to wait."""
         job = reader.jobs[0]
         if now > job.deadline:
@@ -181,14 +181,14 @@ class Owner:
             reader.jobs.remove(job)
         return True
 
-    def _send_piece(self, reader: _Reader, job: _Job, piece: Piece) -> None:
+    def _send_piece(self, reader: _RemoteReader, job: _Job, piece: Piece) -> None:
         def then(_: str | None) -> None:
             reader.under_way -= 1
 
         memory = job.region.view[piece[0] : piece[0] + piece[1]]
         self._worker.send(reader.link, memory, tag(DATA, job.transfer, job.sent), then)
 
-    def _send_bundle(self, reader: _Reader, job: _Job, pieces: list[Piece]) -> None:
+    def _send_bundle(self, reader: _RemoteReader, job: _Job, pieces: list[Piece]) -> None:
         buffer = reader.buffers.take()
         reader.bundles += 1
 

@@ -33,7 +33,7 @@ _BUFFERS = 8
 _MAX_REASON = 500
 
 
-class Read(Transfer):
+class UcxRead(Transfer):
     """`posted` are the messages, by index, that UCX may write into our memory; `bundles` those that
     have not come, `landing` counts the ones that are coming."""
 
@@ -120,7 +120,7 @@ class Read(Transfer):
         return not (self.posted or self.bundles or self.landing)
 
 
-class Reader:
+class UcxReader:
     """All reads of a transport. Their numbers start at random and are not used again, so a late
     message finds its transfer gone instead of another one's memory."""
 
@@ -128,20 +128,20 @@ class Reader:
         self.late = 0
         self._worker = worker
         self._timeout = timeout_s
-        self._reads: dict[int, Read] = {}
+        self._reads: dict[int, UcxRead] = {}
         self._next = secrets.randbelow(transfer_mask())
         self._buffers = Buffers(_BUFFERS)
 
     def start(
         self, peer: str, link: Link, region: str, local: Region, ranges: Sequence[Range], host: bool
-    ) -> Read:
+    ) -> UcxRead:
         """`host` says whether the peer's memory is the CPU's. `TransferError` if the ranges are
         more than a request can name."""
         messages = plan(ranges, bundles=local.host and host)
         transfer = self._next
         request = read_request(self._worker.address, link.epoch, transfer, region, messages)
         deadline = time.monotonic() + self._timeout
-        read = Read(self._worker, transfer, peer, link, local, messages, deadline)
+        read = UcxRead(self._worker, transfer, peer, link, local, messages, deadline)
         if messages:
             self._next = self._next + 1 & transfer_mask()
             self._reads[transfer] = read
@@ -162,7 +162,7 @@ class Reader:
         read.landing += 1
         return self._receive_bundle(message, read, ranges)
 
-    def _receive_bundle(self, message: Message, read: Read, ranges: list[Range]) -> None:
+    def _receive_bundle(self, message: Message, read: UcxRead, ranges: list[Range]) -> None:
         buffer = self._buffers.take()
 
         def then(problem: str | None) -> None:
@@ -187,7 +187,7 @@ class Reader:
 
         return self._worker.receive(message, text, then)
 
-    def fail(self, which: Callable[[Read], bool], reason: str) -> None:
+    def fail(self, which: Callable[[UcxRead], bool], reason: str) -> None:
         for read in self._reads.values():
             if which(read):
                 read.fail(TransferError(f"ucx: {reason}"))
@@ -200,7 +200,7 @@ class Reader:
             if read.settled:
                 del self._reads[transfer]
 
-    def _check(self, read: Read, now: float) -> None:
+    def _check(self, read: UcxRead, now: float) -> None:
         if not read.link.alive:
             read.fail(TransferError(f"ucx: the connection to instance {read.peer} is broken"))
         elif now > read.deadline:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 ENGINE = "services.engine.process"
@@ -165,3 +166,19 @@ def _be_engine(stdin: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def killed(work: Callable[[Path], None], root: Path) -> None:
+    """Let a process work until it kills itself: nothing of it is cleaned up."""
+    process = context().Process(target=work, args=(root,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def left(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())

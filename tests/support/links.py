@@ -17,12 +17,10 @@ from connectors.ec.arena import ArenaEC
 from connectors.factory import Connectors
 from connectors.kv.base import KVArrival, KVLoad
 from connectors.kv.pull import PullKV
-from connectors.messages import Hello, Welcome
 from connectors.node import Node
 from protocol.curve import Curve
 from protocol.errors import TransferError
 from protocol.refs import KVRef
-from tests.support.raw_peers import RawConsumer
 
 PACKAGES = {"shm": "", "shared_storage": "", "nixl": "nixl", "ucx": "ucxx"}
 MEMORY = ("shm", "nixl", "ucx")
@@ -65,7 +63,7 @@ class Side:
         self._lease_s, self._ahead_s = lease_s, 0.0
         self.kv.producer.leases._clock = self._clock
         if isinstance(self.ec, ArenaEC) and produces:
-            self.ec.store._clock = self.ec.store.grants._clock = self._clock
+            self.ec.store._clock = self._clock
 
     def _clock(self) -> float:
         return time.monotonic() + self._ahead_s
@@ -192,18 +190,3 @@ def linked(transport: str, folder: Path, **options: Any) -> Iterator[Link]:
     finally:
         link.close()
     assert list(folder.glob("*")) == []
-
-
-def answered(link: Link, raw: RawConsumer) -> Any:
-    """The next answer, while the producer is polled."""
-    got: list[Any] = []
-    link.until(lambda: got.extend(a for a in [raw.heard()] if a is not None) or got)
-    return got[0]
-
-
-def introduced(link: Link, raw: RawConsumer, region: str) -> None:
-    """A handshake of `raw` with the producer, as a fitting peer for a region."""
-    node = link.producer.node
-    wanted = node.compatibility(region)
-    raw.say(Hello(1, "me", node.transport.name, region, wanted))
-    assert isinstance(answered(link, raw), Welcome)

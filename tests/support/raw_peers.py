@@ -10,6 +10,7 @@ from connectors.messages import FromProducer, Hello, Welcome
 from connectors.node import Node
 from protocol.curve import Curve
 from protocol.refs import KVRef
+from tests.support.links import Link
 
 
 class RawConsumer:
@@ -93,3 +94,18 @@ class RawProducer:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def answered(link: Link, raw: RawConsumer) -> Any:
+    """The next answer, while the producer is polled."""
+    got: list[Any] = []
+    link.until(lambda: got.extend(a for a in [raw.heard()] if a is not None) or got)
+    return got[0]
+
+
+def introduced(link: Link, raw: RawConsumer, region: str) -> None:
+    """A handshake of `raw` with the producer, as a fitting peer for a region."""
+    node = link.producer.node
+    wanted = node.compatibility(region)
+    raw.say(Hello(1, "me", node.transport.name, region, wanted))
+    assert isinstance(answered(link, raw), Welcome)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.transports.background_poller import Pump
+from connectors.transports.background_poller import BackgroundPoller as Poller
 from tests.support.waiting import until
 
 
@@ -39,17 +39,17 @@ def polled() -> Polled:
 
 
 @pytest.fixture
-def pump(polled: Polled) -> Iterator[Pump]:
-    made = Pump(polled.poll, polled.rest)
+def poller(polled: Polled) -> Iterator[Poller]:
+    made = Poller(polled.poll, polled.rest)
     yield made
     made.close()
     assert "transport" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_it_polls_while_it_runs_and_not_in_between(pump: Pump, polled: Polled) -> None:
+def test_it_polls_while_it_runs_and_not_in_between(poller: Poller, polled: Polled) -> None:
     for _ in range(3):
         before = polled.count
-        with pump.running():
+        with poller.running():
             until(lambda before=before: polled.count > before + 3)
         left = polled.count
         polled.wake.set()
@@ -57,21 +57,21 @@ def test_it_polls_while_it_runs_and_not_in_between(pump: Pump, polled: Polled) -
         assert polled.count == left
 
 
-def test_leaving_waits_for_a_poll_under_way(pump: Pump, polled: Polled) -> None:
+def test_leaving_waits_for_a_poll_under_way(poller: Poller, polled: Polled) -> None:
     polled.slow_s = 0.1
-    with pump.running():
+    with poller.running():
         assert polled.inside.wait(10)
     assert not polled.inside.is_set()
 
 
-def test_what_a_poll_raised_is_raised_on_leaving_once(pump: Pump, polled: Polled) -> None:
+def test_what_a_poll_raised_is_raised_on_leaving_once(poller: Poller, polled: Polled) -> None:
     polled.error = ValueError("broken")
-    with pytest.raises(ValueError, match="broken"), pump.running():
+    with pytest.raises(ValueError, match="broken"), poller.running():
         assert polled.inside.wait(10)
         time.sleep(0.05)
     assert polled.count == 1, "it does not go on with what is broken"
     polled.error = None
-    with pump.running():
+    with poller.running():
         until(lambda: polled.count > 1)
 
 
@@ -80,23 +80,23 @@ def test_what_resting_raises_ends_nothing(polled: Polled, closing: bool) -> None
     def restless() -> None:
         raise OSError("no rest")
 
-    pump = Pump(polled.poll, restless)
+    poller = Poller(polled.poll, restless)
     for turn in range(1 if closing else 3):
-        with pytest.raises(OSError, match="no rest"), pump.running():
+        with pytest.raises(OSError, match="no rest"), poller.running():
             until(lambda turn=turn: polled.count > turn)
             time.sleep(0.02)
-    pump.close()
+    poller.close()
 
 
-def test_the_error_of_the_computing_comes_first(pump: Pump, polled: Polled) -> None:
+def test_the_error_of_the_computing_comes_first(poller: Poller, polled: Polled) -> None:
     polled.error = ValueError("broken")
-    with pytest.raises(KeyError), pump.running():
+    with pytest.raises(KeyError), poller.running():
         assert polled.inside.wait(10)
         raise KeyError("computing")
 
 
 def test_one_that_was_closed_does_nothing(polled: Polled) -> None:
-    pump = Pump(polled.poll, polled.rest)
-    pump.close()
-    pump.close()
+    poller = Poller(polled.poll, polled.rest)
+    poller.close()
+    poller.close()
     assert polled.count == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from connectors.base import EC_TENSOR, Tensors
-from connectors.ec.buffer_pool import Keep
+from connectors.ec.buffer_pool import BufferPool
 from connectors.messages import ECTensor
 
 ROWS, HIDDEN = 4, 64
@@ -25,11 +25,11 @@ class Holder:
         self.myself = self
 
 
-def keep(count: int = 2) -> Keep:
-    return Keep(torch.zeros(count * SIZE, dtype=torch.uint8), BASE)
+def keep(count: int = 2) -> BufferPool:
+    return BufferPool(torch.zeros(count * SIZE, dtype=torch.uint8), BASE)
 
 
-def lent(keep: Keep, seed: int) -> Tensors:
+def lent(keep: BufferPool, seed: int) -> Tensors:
     """An entry that was copied into a piece."""
     offset = keep.take(SIZE)
     assert offset is not None

@@ -1,49 +1,19 @@
 """Embeddings on shared storage: whole files or none, whatever happens to them."""
 
-import multiprocessing
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from connectors.base import Changed, Entry, Tensors, nobody_listens
+from connectors.base import Entry, Tensors
 from connectors.ec import file_format
-from connectors.ec.files import FILE_NAME, FileEC, FileStoreOptions
-from connectors.ec.lease_files import Marks
-from protocol.errors import InvalidRequest, TransferError, TransferTimeout
-
-SIZE = 4096
-
-
-def store(
-    root: Path,
-    *,
-    count: int = 4,
-    lease_s: float = 30.0,
-    load_s: float = 30.0,
-    unchecked: bool = False,
-    changed: Changed = nobody_listens,
-) -> FileEC:
-    """Room for `count` entries."""
-    options = FileStoreOptions(root, count * (SIZE + 300), load_s, lease_s, unchecked)
-    return FileEC(options, changed)
-
-
-def entry(seed: int, *holders: str) -> Entry:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(16, SIZE // 64, generator=generator)
-    return Entry({"ec_cache": rows, "deepstack_00": rows.bfloat16()[:1]}, holders)
-
-
-def arrived(ec: FileEC, name: str) -> Tensors:
-    load = ec.fetch(name, None)
-    while (tensors := load.poll()) is None:
-        time.sleep(0.001)
-    return tensors
+from connectors.ec.files import FILE_NAME
+from connectors.ec.lease_files import LeaseFiles
+from protocol.errors import TransferError, TransferTimeout
+from tests.support.ec_folders import SIZE, arrived, entry, store
 
 
 def test_an_entry_has_the_layout_that_vllm_reads(tmp_path: Path) -> None:
@@ -169,7 +139,7 @@ def test_a_request_that_ends_while_its_entry_is_pushed_out_does_not_keep_it(
 
 
 def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: Path) -> None:
-    marks, rounds = Marks(tmp_path, 30.0), 3000
+    marks, rounds = LeaseFiles(tmp_path, 30.0), 3000
     meet = threading.Barrier(2)
 
     def done() -> None:
@@ -186,116 +156,3 @@ def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: P
     other.join()
     assert marks.kept("a") == set()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def truncate(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-100] ^= 1
-    path.write_bytes(data)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [truncate, flip, empty])
-def test_a_damaged_file_is_refused_and_made_again(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    writer, reader = store(tmp_path), store(tmp_path)
-    writer.offer("a", entry(1))
-    damage(tmp_path / "a" / FILE_NAME)
-    with pytest.raises(TransferError):
-        arrived(reader, "a")
-    assert writer.find("a", "r") is None
-    assert writer.offer("a", entry(1))
-    assert torch.equal(arrived(reader, "a")["ec_cache"], entry(1).tensors["ec_cache"])
-    assert writer.check_integrity() == []
-
-
-def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
-    writer = store(tmp_path)
-    writer.offer("a", entry(1))
-    (tmp_path / "a" / FILE_NAME).unlink()
-    assert writer.find("a", "r") is None
-    assert writer.offer("a", entry(1))
-
-
-@pytest.mark.parametrize("name", ["../a", "", "a/b", "a" * 129, ".", "a\0b"])
-def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    ec = store(tmp_path / "root")
-    with pytest.raises(InvalidRequest):
-        ec.offer(name, entry(1))
-    with pytest.raises(InvalidRequest):
-        ec.fetch(name, None)
-
-
-def test_a_disk_that_takes_nothing_fails_one_entry(tmp_path: Path) -> None:
-    writer = store(tmp_path)
-    (tmp_path / "a").write_text("not a folder")
-    with pytest.raises(TransferError, match="folder of media item a"):
-        writer.offer("a", entry(1))
-    assert writer.offer("b", entry(2))
-    assert writer.check_integrity() == []
-
-
-def test_entries_of_a_dead_instance_are_taken_over(tmp_path: Path) -> None:
-    """Its end is a kill: nothing of it is cleaned up."""
-    dead = multiprocessing.get_context("spawn").Process(target=_die_holding, args=(tmp_path,))
-    dead.start()
-    dead.join(60)
-    assert dead.exitcode == -9
-    heir = store(tmp_path, count=4)
-    assert heir.find("a", "r") is not None
-    assert heir.find("b", "r") is not None
-    alive = store(tmp_path)
-    assert alive.find("a", "r") is None, "the heir lives"
-    heir.close()
-    alive.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def _die_holding(root: Path) -> None:
-    import os
-    import signal
-
-    ec = store(root)
-    ec.offer("a", entry(1))
-    ec.offer("b", entry(2))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _write_often(root: Path, times: int) -> None:
-    ec = store(root, count=2)
-    for i in range(times):
-        ec.offer("a", entry(1))
-        ec.offer(f"b{i % 3}", entry(i % 3))
-        ec.clear()
-
-
-def test_many_writers_of_one_entry_and_a_reader(tmp_path: Path) -> None:
-    """A reader sees the right bytes or no file, never half of one."""
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_often, args=(tmp_path, 150)) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    reader, seen, wanted = store(tmp_path, load_s=0.02), 0, entry(1).tensors["ec_cache"]
-    while any(writer.is_alive() for writer in writers):
-        load = reader.fetch("a", None)
-        try:
-            tensors = load.poll()
-        except TransferError as error:
-            assert "corrupt" not in error.message
-            continue
-        finally:
-            load.cancel()
-        if tensors is not None:
-            seen += 1
-            assert torch.equal(tensors["ec_cache"], wanted)
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert seen > 0

@@ -210,7 +210,7 @@ def test_a_read_under_way_keeps_what_it_reads(tmp_path: Path) -> None:
 
 
 def held_up(link: Link) -> Callable[[], None]:
-    """Keep every thread that reads busy until what this returns is called."""
+    """BufferPool every thread that reads busy until what this returns is called."""
     go, transport = Event(), link.consumer.node.transport
     readers = transport._readers  # type: ignore[attr-defined]
     for _ in range(readers._max_workers):

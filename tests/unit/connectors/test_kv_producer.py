@@ -20,8 +20,8 @@ from connectors.messages import (
     Release,
 )
 from protocol.refs import KVRef
-from tests.support.links import ELEMENTS, Link, introduced, linked
-from tests.support.raw_peers import RawConsumer
+from tests.support.links import ELEMENTS, Link, linked
+from tests.support.raw_peers import RawConsumer, introduced
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "staged"])

@@ -35,7 +35,7 @@ def fetched_blocks(pair: Pair) -> int:
     """Blocks that have arrived at decode for a request that is still being prefilled."""
     consumer = pair.decode.kv.consumer  # type: ignore[union-attr]
     (fetch,) = consumer._fetches.values()
-    return int(fetch._read)
+    return int(fetch._copies._read)
 
 
 def test_blocks_move_while_prefill_still_computes(pair: Pair) -> None:

@@ -7,8 +7,8 @@ import pytest
 from connectors.messages import Alive, ECWant, Heartbeat, KVGone, KVWant
 from protocol.curve import Curve
 from protocol.fleet_key import FleetKey
-from tests.support.links import Link, answered, introduced, linked
-from tests.support.raw_peers import RawConsumer
+from tests.support.links import Link, linked
+from tests.support.raw_peers import RawConsumer, answered, introduced
 
 OURS = Curve.of(FleetKey("the key of this fleet"))
 OTHERS = Curve.of(FleetKey("the key of another one"))

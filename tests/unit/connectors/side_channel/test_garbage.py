@@ -1,10 +1,9 @@
-"""What bad peers get, over every transport: refused, counted, logged once; good ones unharmed."""
+"""What consumers get that send nonsense, over every transport: refused, counted, logged once."""
 
 import logging
 import os
 import socket
 import threading
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,49 +13,14 @@ from hypothesis import strategies as st
 from connectors.messages import (
     Alive,
     ECDone,
-    ECForget,
-    ECGrant,
-    ECTensor,
     ECWant,
-    FromConsumer,
-    FromProducer,
     Heartbeat,
-    Hello,
-    KVEnd,
     KVFetched,
-    KVReady,
     KVWant,
-    Release,
-    Welcome,
 )
-from protocol.errors import TransferError
-from tests.support.links import BLOCKS, MEMORY, Link, answered, linked
-from tests.support.raw_peers import RawConsumer, RawProducer
-
-encode = msgspec.msgpack.encode
-NOTHING = "x" * 32
-
-CONSUMERS: list[FromConsumer] = [
-    Hello(1, "me", "shm", "kv", "layout"),
-    KVWant("r", True),
-    KVFetched(1, "r", 1),
-    ECWant(1, "a", 30.0),
-    ECDone(1, "a", 7),
-    ECForget("a", "r"),
-    Release(["r"]),
-    Heartbeat(["r"]),
-]
-PRODUCERS: list[FromProducer] = [
-    Welcome(1, "me", b"description"),
-    KVReady("r", 1, 0, [1]),
-    KVEnd("r", 1, 16, 0, {0: [1]}),
-    ECGrant(1, 1, [ECTensor("ec_cache", (1, 64), "float32", 0, 256)]),
-]
-
-
-def with_fields(message: msgspec.Struct, **fields: Any) -> bytes:
-    return encode({**msgspec.to_builtins(message), **fields})
-
+from tests.support.links import Link, linked
+from tests.support.raw_peers import RawConsumer, answered
+from tests.support.side_messages import CONSUMERS, encode, frames, with_fields
 
 GARBAGE: dict[str, tuple[bytes, ...]] = {
     "nothing": (b"",),
@@ -81,8 +45,8 @@ GARBAGE: dict[str, tuple[bytes, ...]] = {
 
 def test_garbage_is_refused_and_counted(link: Link, intruder: RawConsumer) -> None:
     before = link.producer.refused
-    for frames in GARBAGE.values():
-        intruder.send(*frames)
+    for sent in GARBAGE.values():
+        intruder.send(*sent)
     intruder.say(Heartbeat([]))
     assert answered(link, intruder) == Alive(), "who speaks sense is answered"
     assert link.producer.refused == before + len(GARBAGE)
@@ -117,22 +81,6 @@ def test_a_flood_does_not_hold_up_a_poll(link: Link, intruder: RawConsumer) -> N
     link.until(lambda: link.producer.refused == before + 3000)
 
 
-MESSAGES = st.sampled_from([encode(message) for message in [*CONSUMERS, *PRODUCERS]])
-
-
-@st.composite
-def frames(draw: st.DrawFn) -> list[bytes]:
-    """Noise, or a message with some bytes changed, cut off or put in."""
-    if draw(st.booleans()):
-        return draw(st.lists(st.binary(max_size=100), min_size=1, max_size=3))
-    data = bytearray(draw(MESSAGES))
-    for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, len(data) - 1))
-        data[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
-        data = data or bytearray(b"\xc0")
-    return [bytes(data)]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(frames(), min_size=1, max_size=20))
 def test_whatever_is_sent_a_producer_goes_on(link: Link, sent: list[list[bytes]]) -> None:
@@ -143,147 +91,6 @@ def test_whatever_is_sent_a_producer_goes_on(link: Link, sent: list[list[bytes]]
     raw.say(Heartbeat([]))
     link.until(lambda: isinstance(raw.heard(), Alive))
     raw.close()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(frames(), min_size=1, max_size=20))
-def test_whatever_is_answered_a_consumer_goes_on(link: Link, sent: list[list[bytes]]) -> None:
-    raw, heard = RawProducer(link.producer.node), list[Any]()
-    client, address = link.consumer.node.client, ("127.0.0.1", raw.port)
-    client.on(Alive, lambda peer, message: heard.append(peer))
-    client.send(address, Heartbeat([]))
-    asked: list[Any] = [None]
-    link.until(lambda: (asked.append(raw.took("Heartbeat")), asked[-1])[1])
-    assert asked[-1] is not None
-    for one in sent:
-        raw.send_raw(asked[-1].identity, *one)
-    raw.send(asked[-1].identity, Alive())
-    link.until(lambda: address in heard)
-    client.forget(address)
-    raw.close()
-
-
-def test_answers_that_make_no_sense_are_counted(link: Link, impostor: RawProducer) -> None:
-    before = link.consumer.refused
-    load = link.consumer.kv.fetch(impostor.ref("r", 16), 1)
-    load.place(0, [0])
-    identity = asked_of(link, impostor, load, "KVWant")
-    bad = [b"noise", encode(CONSUMERS[0]), with_fields(KVReady("r", 1, 0, [1]), blocks=[-1]),
-           with_fields(KVEnd("r", 1, 16, 0, {}), rope_delta=1 << 40)]  # fmt: skip
-    for data in bad:
-        impostor.send_raw(identity, data)
-    link.until(lambda: link.consumer.refused == before + len(bad))
-    load.cancel()
-
-
-def asked_of(link: Link, impostor: RawProducer, load: Any, kind: str) -> bytes:
-    """Who asks, once it does."""
-    asked: list[Any] = [None]
-
-    def done() -> bool:
-        assert load.poll() is None
-        asked.append(impostor.took(kind))
-        return asked[-1] is not None
-
-    link.until(done)
-    identity: bytes = asked[-1].identity
-    return identity
-
-
-TENSOR = ECTensor("ec_cache", (8, 64), "float32", 0, 2048)
-GRANTS = {
-    "nothing": [],
-    "beyond the region": [ECTensor("ec_cache", (8, 64), "float32", 1 << 40, 2048)],
-    "across its end": [ECTensor("ec_cache", (8, 64), "float32", (64 << 10) - 256, 2048)],
-    "another size": [ECTensor("ec_cache", (8, 65), "float32", 0, 2048)],
-    "no size": [ECTensor("ec_cache", (0, 64), "float32", 0, 0)],
-    "no dtype": [ECTensor("ec_cache", (8, 64), "object", 0, 2048)],
-    "no main tensor": [ECTensor("other", (8, 64), "float32", 0, 2048)],
-    "the same twice": [TENSOR, TENSOR],
-    "far apart": [TENSOR, ECTensor("deepstack_00", (8, 64), "float32", 32 << 10, 2048)],
-    "no shape": [ECTensor("ec_cache", (), "float32", 0, 4)],
-    "one dimension": [ECTensor("ec_cache", (512,), "float32", 0, 2048)],
-    "between two numbers": [ECTensor("ec_cache", (8, 64), "float32", 2, 2048)],
-    "between two numbers of an entry": [
-        ECTensor("deepstack_00", (1, 1), "float16", 2, 2),
-        ECTensor("ec_cache", (8, 64), "float32", 4, 2048),
-    ],
-    "too large": [ECTensor("ec_cache", (1 << 20, 64), "float32", 0, 1 << 28)],
-}
-
-
-@pytest.mark.parametrize("tensors", GRANTS.values(), ids=GRANTS.keys())
-def test_a_grant_that_cannot_be_is_refused(
-    link: Link, impostor: RawProducer, tensors: list[ECTensor]
-) -> None:
-    if link.transport not in MEMORY:
-        pytest.skip("embeddings are files, nothing is granted")
-    load = link.consumer.ec.fetch("a", impostor.params())
-    asked: list[Any] = []
-    link.until(
-        lambda: load.poll() or asked.extend(filter(None, [impostor.took("ECWant")])) or asked
-    )
-    impostor.send(asked[0].identity, ECGrant(asked[0].message["query"], 3, tensors))
-    with pytest.raises(TransferError):
-        link.until(load.poll)
-    load.cancel()
-    link.until(lambda: impostor.took("ECDone"))
-    link.sound()
-
-
-TELLS: dict[str, list[FromProducer]] = {
-    "a block beyond the pool": [KVReady("r", 1, 0, [BLOCKS]), KVEnd("r", 1, 16, 0, {})],
-    "a block beyond all": [KVReady("r", 1, 0, [1 << 40]), KVEnd("r", 1, 16, 0, {})],
-    "more blocks than asked for": [KVReady("r", 1, 0, [1, 2])],
-    "a gap": [KVReady("r", 1, 1, [1])],
-    "an end before its blocks": [KVEnd("r", 1, 16, 0, {})],
-    "fewer blocks, anew": [
-        KVReady("r", 1, 0, [1]), KVEnd("r", 1, 16, 0, {}), KVReady("r", 2, 0, []),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("told", TELLS.values(), ids=TELLS.keys())
-def test_blocks_that_cannot_be_are_refused(
-    link: Link, impostor: RawProducer, told: list[FromProducer]
-) -> None:
-    load = link.consumer.kv.fetch(impostor.ref("r", 16), 1)
-    load.place(0, [0])
-    impostor.send(asked_of(link, impostor, load, "KVWant"), *told)
-    link.fails(load)
-    link.sound()
-
-
-def test_an_instance_that_is_not_there_is_not_asked(link: Link) -> None:
-    ref = msgspec.structs.replace(link.offer([1]), instance_id="f" * 32)
-    load = link.consumer.kv.fetch(ref, 1)
-    load.place(0, [0])
-    assert "has left" in link.fails(load).message
-    link.producer.kv.release(ref.request_id, "")
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        ("no host!", 5),
-        ("", 5),
-        ("127.0.0.1", 70_000),
-        ("127.0.0.1", -1),
-        ("ho\0st", 5),
-        ("ü" * 9, 5),
-    ],
-)
-def test_an_address_that_is_none_is_refused(link: Link, address: tuple[str, int]) -> None:
-    ref = msgspec.structs.replace(link.offer([1]), host=address[0], port=address[1])
-    load = link.consumer.kv.fetch(ref, 1)
-    link.fails(load)
-    link.producer.kv.release(ref.request_id, "")
-    if link.transport in MEMORY:
-        params = {"peer_host": address[0], "peer_port": address[1]}
-        with pytest.raises(TransferError):
-            link.loaded("a", params)
-        link.consumer.ec.release("a", params, "r")
-    assert address not in link.consumer.node.client._connections
 
 
 def test_whoever_does_not_speak_zmq_is_given_up_at_once(link: Link) -> None:

@@ -5,8 +5,8 @@ import pytest
 from connectors.base import Entry
 from connectors.messages import Hello, Refused
 from protocol.errors import IncompatiblePeer
-from tests.support.links import Link, Side, answered, rows
-from tests.support.raw_peers import RawConsumer
+from tests.support.links import Link, Side, rows
+from tests.support.raw_peers import RawConsumer, answered
 
 
 @pytest.mark.parametrize("region", ["ec", "nowhere"])

@@ -9,8 +9,8 @@ from blake3 import blake3
 from connectors.kv.base import KVLoad
 from connectors.messages import Hello, KVReady, Refused
 from protocol.errors import IncompatiblePeer, TransferError
-from tests.support.links import Link, answered
-from tests.support.raw_peers import RawConsumer, RawProducer
+from tests.support.links import Link
+from tests.support.raw_peers import RawConsumer, RawProducer, answered
 
 encode = msgspec.msgpack.encode
 NOTHING = "x" * 32

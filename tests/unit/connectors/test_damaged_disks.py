@@ -1,0 +1,91 @@
+"""Shared storage that is damaged or full."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.links import PACKAGES, Link, linked
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module", params=list(PACKAGES))
+def link(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Link]:
+    with linked(request.param, tmp_path_factory.mktemp("link")) as link:
+        link.works()
+        yield link
+        link.works()
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "deleted":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data if how == "flipped" else data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("how", ["deleted", "flipped", "truncated"])
+def test_blocks_that_are_damaged_on_disk_are_refused(tmp_path: Path, how: str) -> None:
+    with linked("shared_storage", tmp_path) as link:
+        ref = link.offer([1, 2])
+        load = link.consumer.kv.fetch(ref, 2)
+        link.until(lambda: load.poll() or load.fed)
+        (block,) = tmp_path.glob(".regions-*/kv/2")
+        damage(block, how)
+        load.place(0, [0, 1])
+        link.fails(load)
+        link.until(lambda: ref.request_id in link.producer.ended)
+        link.works()
+
+
+FULL = """
+import os
+import sys
+from pathlib import Path
+from connectors.base import EC_TENSOR, Entry
+from protocol.errors import TransferError
+from tests.support.links import Link
+import torch
+
+del os.memfd_create
+link = Link("shm", Path(sys.argv[1]) / "shm")
+ec = link.producer.ec
+large = {EC_TENSOR: torch.zeros(60, 64)}
+held = {}
+try:
+    for name in "abcd":
+        held[name] = ec.offer(name, Entry(large, ("r",)))
+    print("the disk takes everything")
+except TransferError as error:
+    print("refused:", error.message)
+for name, params in held.items():
+    link.consumer.ec.release(name, params, "r")
+link.until(lambda: ec.clear() or not ec.store.size)
+link.works()
+link.close()
+print("went on")
+"""
+
+
+def test_a_full_file_system_fails_one_entry_only(tmp_path: Path) -> None:
+    """Without memfd regions are files in TMPDIR: a tmpfs with room for the pools and most of an
+    embedding store."""
+    mount = f"mount -t tmpfs -o size=72k none {tmp_path} && exec {sys.executable} - {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        input=FULL, capture_output=True, text=True, timeout=120, cwd=ROOT,
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no mount of our own here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused: shm: cannot allocate"), done.stdout
+    assert done.stdout.endswith("went on\n")

@@ -1,0 +1,119 @@
+"""What killed instances leave in a folder goes, and nothing of living ones does."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from connectors.transports.files import FilesTransport
+from connectors.transports.shm import ShmTransport
+from protocol.errors import ConfigError
+from tests.support.ec_folders import arrived, entry, store
+from tests.support.forked import die, killed, left
+
+
+def die_writing(root: Path) -> None:
+    from connectors.ec import file_format
+
+    ec = store(root)
+
+    def half(tensors: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half of it")
+        die()
+
+    file_format.save_file = half  # type: ignore[attr-defined]
+    ec.offer("a", entry(1))
+
+
+def die_between(root: Path) -> None:
+    """With the owner written down, and the file not there yet."""
+    ec = store(root)
+    moving, moved = Path.replace, list[Path]()
+
+    def replace(path: Path, target: Path) -> Path:
+        if moved:
+            die()
+        moved.append(path)
+        return moving(path, target)
+
+    Path.replace = replace  # type: ignore[method-assign, assignment]
+    ec.offer("a", entry(1))
+
+
+def die_removing(root: Path) -> None:
+    import shutil
+
+    ec = store(root)
+    ec.offer("a", entry(1))
+    shutil.rmtree = die  # type: ignore[assignment]
+    ec.clear()
+
+
+def die_reading(root: Path) -> None:
+    ec = store(root)
+    assert ec.fetch("nobody-has-it", None).poll() is None
+    die()
+
+
+@pytest.mark.parametrize("work", [die_writing, die_between, die_removing, die_reading])
+def test_what_a_killed_instance_leaves_goes(tmp_path: Path, work: Callable[[Path], None]) -> None:
+    killed(work, tmp_path)
+    assert left(tmp_path)
+    store(tmp_path).close()
+    assert left(tmp_path) == []
+
+
+def test_a_living_instance_keeps_its_files_while_others_start(tmp_path: Path) -> None:
+    writer = store(tmp_path)
+    writer.offer("a", entry(1))
+    half = writer._folders._owner.temporary()
+    half.write_bytes(b"half of it")
+    for _ in range(3):
+        store(tmp_path).close()
+    assert half.exists()
+    assert arrived(store(tmp_path), "a")
+    half.unlink()
+
+
+def test_the_transport_of_a_killed_instance_is_swept_too(tmp_path: Path) -> None:
+    killed(die_transporting, tmp_path)
+    assert left(tmp_path)
+    FilesTransport(tmp_path).close()
+    assert left(tmp_path) == []
+
+
+def die_transporting(root: Path) -> None:
+    FilesTransport(root).allocate("kv", 4096, "cpu")
+    die()
+
+
+def die_holding_a_region(root: Path) -> None:
+    ShmTransport(root, "dead").allocate("kv", 4096, "cpu")
+    die()
+
+
+def test_a_region_of_a_dead_process_is_swept(tmp_path: Path) -> None:
+    """Its memory went with it; its socket is removed by the next one that starts."""
+    killed(die_holding_a_region, tmp_path)
+    assert left(tmp_path)
+    alive = ShmTransport(tmp_path, "alive")
+    assert alive.swept == 1 and left(tmp_path) == []
+    alive.allocate("kv", 4096, "cpu")
+    assert ShmTransport(tmp_path, "next").swept == 0
+    alive.close()
+    assert left(tmp_path) == []
+
+
+def test_a_region_that_finds_no_room_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    transport = ShmTransport(tmp_path, "me")
+    with pytest.raises(ConfigError, match="cannot allocate"):
+        transport.allocate("kv", 4096, "cpu")
+    assert left(tmp_path) == []
