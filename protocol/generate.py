@@ -19,17 +19,13 @@ from protocol.bounds import (
     check_opaque,
 )
 from protocol.decoding import accepted
-from protocol.errors import ErrorInfo, InvalidRequest
+from protocol.errors import InvalidRequest
 from protocol.types import (
     EncodeItem,
-    EncodeOutput,
     EncodeRequest,
-    FinishReason,
     GenerateRequest,
     MMItem,
     Modality,
-    PositionLogprobs,
-    RequestOutput,
     SamplingParams,
 )
 
@@ -75,39 +71,6 @@ class GenerateBody(msgspec.Struct, omit_defaults=True):
 
 class AbortBody(msgspec.Struct):
     request_ids: list[str]
-
-
-class LogprobsBody(msgspec.Struct):
-    content: list[PositionLogprobs]
-
-
-class ChoiceBody(msgspec.Struct, omit_defaults=True):
-    index: int
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: LogprobsBody | None = None
-
-
-class UsageBody(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-
-class GenerateAnswer(msgspec.Struct, omit_defaults=True):
-    """A whole answer, or one event of a streamed one."""
-
-    request_id: str
-    choices: list[ChoiceBody]
-    usage: UsageBody | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    error: ErrorInfo | None = None
-
-
-class EncodeAnswer(msgspec.Struct):
-    outputs: list[EncodeOutput]
 
 
 def _grid_key(modality: Modality) -> str:
@@ -241,23 +204,6 @@ def _items(body: GenerateBody) -> list[MMItem]:
     return sorted(items, key=lambda item: item.offset)
 
 
-def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> GenerateAnswer:
-    """One event of a stream from one or more outputs of the same request."""
-    kv = next((out.kv_transfer_params for out in outputs if out.kv_transfer_params), None)
-    error = next((out.error for out in outputs if out.error), None)
-    choices = [
-        ChoiceBody(
-            out.index,
-            out.token_ids,
-            out.finish_reason,
-            out.stop_reason,
-            LogprobsBody(out.logprobs) if out.logprobs is not None else None,
-        )
-        for out in outputs
-    ]
-    return GenerateAnswer(outputs[0].request_id, choices, usage, kv, error=error)
-
-
 def encode_encode(request: EncodeRequest) -> bytes:
     """The msgpack body of `/inference/v1/encode`: media bytes travel raw, not as base64."""
     return msgspec.msgpack.encode(request)
@@ -277,14 +223,8 @@ __all__ = [
     "ENCODE_PATH",
     "GENERATE_PATH",
     "MSGPACK",
-    "ChoiceBody",
-    "EncodeAnswer",
     "EncodeItem",
-    "GenerateAnswer",
     "GenerateBody",
-    "LogprobsBody",
-    "UsageBody",
-    "answer_of",
     "check_ec_params",
     "decode_abort",
     "decode_encode",

@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
-from protocol.errors import InvalidRequest
-from protocol.generate import ChoiceBody, GenerateAnswer, LogprobsBody, UsageBody, answer_of
-from protocol.types import GenerateRequest, RequestOutput
+from typing import Any
+
+import msgspec
+
+from protocol.errors import ErrorInfo, InvalidRequest
+from protocol.types import (
+    EncodeOutput,
+    FinishReason,
+    GenerateRequest,
+    PositionLogprobs,
+    RequestOutput,
+)
 
 
-class Usage:
+class LogprobsBody(msgspec.Struct):
+    content: list[PositionLogprobs]
+
+
+class ChoiceBody(msgspec.Struct, omit_defaults=True):
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: LogprobsBody | None = None
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class GenerateAnswer(msgspec.Struct, omit_defaults=True):
+    """A whole answer, or one event of a streamed one."""
+
+    request_id: str
+    choices: list[ChoiceBody]
+    usage: UsageBody | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    error: ErrorInfo | None = None
+
+
+class EncodeAnswer(msgspec.Struct):
+    outputs: list[EncodeOutput]
+
+
+def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> GenerateAnswer:
+    """One event of a stream from one or more outputs of the same request."""
+    kv = next((out.kv_transfer_params for out in outputs if out.kv_transfer_params), None)
+    error = next((out.error for out in outputs if out.error), None)
+    choices = [
+        ChoiceBody(
+            out.index,
+            out.token_ids,
+            out.finish_reason,
+            out.stop_reason,
+            LogprobsBody(out.logprobs) if out.logprobs is not None else None,
+        )
+        for out in outputs
+    ]
+    return GenerateAnswer(outputs[0].request_id, choices, usage, kv, error=error)
+
+
+class TokenCounts:
     """Token counts of one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -32,7 +91,7 @@ class Usage:
 
 def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> GenerateAnswer:
     """All outputs of a request as one answer, choices in order."""
-    usage = Usage(request)
+    usage = TokenCounts(request)
     usage.count(outputs)
     choices: dict[int, ChoiceBody] = {}
     for output in outputs:

@@ -1,12 +1,6 @@
 """Cache events: what a worker's KV cache and embedding store gain and lose, as vLLM publishes it.
 
-Transport. A worker binds a ZMQ PUB socket for each `EventSource` and sends three frames, `[topic,
-sequence number (8 bytes, big-endian), payload]`. A ROUTER socket beside it replays: a request
-names the first sequence number wanted, the answers are `[topic, sequence number, payload]`, one
-message each, and the last has sequence number -1 and no payload. We also ask for `SNAPSHOT`: the
-whole state, in batches under the newest sequence number, the first of which begins with a
-`...Cleared` event; a publisher that does not know the question, as vLLM's, or that has said nothing
-yet answers with the end mark alone.
+`protocol.event_frames` has the messages that carry them.
 
 Payload. msgpack of `[ts, [event, ...], dp_rank]`. vLLM wrote events as arrays with the tag first
 until June 2026, as maps with the tag under `type` since; both are read, and written on demand.
@@ -30,9 +24,7 @@ EC_TOPIC = "ec-events"
 Encoding = Literal["map", "array"]
 BlockHash = int | bytes
 _MASK = (1 << 64) - 1
-_SEQ_BYTES = 8
-_END = -1
-SNAPSHOT = -2
+_KEY_BYTES = 8
 
 
 class EventSource(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -161,7 +153,7 @@ _ARRAY_TYPES: Mapping[Any, type[CacheEvent]] = MappingProxyType(
 def short_key(key: bytes | int) -> int:
     """The name of a block in events and in the master: the low 64 bits, as vLLM shortens hashes."""
     if isinstance(key, bytes):
-        return int.from_bytes(key[-_SEQ_BYTES:], "big")
+        return int.from_bytes(key[-_KEY_BYTES:], "big")
     return key & _MASK
 
 
@@ -203,50 +195,3 @@ def _decode_event(data: msgspec.Raw) -> CacheEvent:
     first = memoryview(data)[0]
     is_array = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
     return _array_decoder.decode(data) if is_array else _map_decoder.decode(data)
-
-
-def event_frames(topic: str, sequence: int, payload: bytes) -> list[bytes]:
-    """One published message, or one answer of a replay."""
-    return [topic.encode(), sequence.to_bytes(_SEQ_BYTES, "big", signed=True), payload]
-
-
-def end_frames(topic: str = "") -> list[bytes]:
-    """The last answer of a replay."""
-    return event_frames(topic, _END, b"")
-
-
-def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """(sequence number, payload) of a message, None for a replay's end.
-
-    Replays of some publishers leave the topic out, and REQ-style sockets put an empty frame before
-    it: only the last two frames count. Raises `InvalidRequest` for anything else.
-    """
-    if len(frames) < 2 or len(frames[-2]) != _SEQ_BYTES:
-        raise InvalidRequest("an event message must be [topic, 8-byte sequence number, payload]")
-    sequence = int.from_bytes(frames[-2], "big", signed=True)
-    if sequence == _END:
-        return None
-    if sequence < 0:
-        raise InvalidRequest(f"the sequence number {sequence} is negative")
-    return sequence, frames[-1]
-
-
-def replay_request(start: int) -> list[bytes]:
-    """Frames that a DEALER socket sends: everything from `start` on, or `SNAPSHOT`.
-
-    A REQ socket, which adds the empty frame itself, could read only the first answer.
-    """
-    return [b"", start.to_bytes(_SEQ_BYTES, "big", signed=True)]
-
-
-def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
-    """(client's address, first sequence number or `SNAPSHOT`) of what a ROUTER socket received.
-
-    Answer with `[address, b"", *event_frames(...)]`. Raises `InvalidRequest` if malformed.
-    """
-    if len(frames) < 2 or len(frames[-1]) != _SEQ_BYTES:
-        raise InvalidRequest("a replay request must be an 8-byte sequence number")
-    start = int.from_bytes(frames[-1], "big", signed=True)
-    if start < SNAPSHOT or start == _END:
-        raise InvalidRequest(f"a replay cannot start at sequence number {start}")
-    return frames[0], start

@@ -152,6 +152,10 @@ Answer = ChatCompletion | ChatCompletionChunk | TextCompletion
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """An entry of /v1/models: OpenAI's fields, then `root`, the model's folder or name, `parent`,
+    what an adapter belongs to, and `max_model_len`, tokens of prompt and output, as vLLM has them.
+    """
+
     id: str
     object: Literal["model"] = "model"
     created: int

@@ -4,10 +4,10 @@
     POST /heartbeat   Heartbeat        → LeaseAnswer      at least every `lease_s / 3`
     POST /deregister  InstanceName     → LeaseAnswer      it leaves; forgotten at once
     POST /drain       Drain            → LeaseAnswer      no new requests; its caches still count
-    POST /suspect     Suspected        → LeaseAnswer      a proxy could not connect to it
     POST /schedule    ScheduleRequest  → Placement        400/404/429/503/504 with `Retry-After`
     POST /finished    FinishedReports  → LeaseAnswer      what was placed is over
-    GET  /workers     ?after&wait_s    → Workers          who is there, or what has changed
+
+`protocol.worker_views` has what proxies ask about workers.
 
 All state of the master is soft: a worker that a master does not know (`LeaseAnswer.known` false)
 registers again. Times are seconds unless the name says ms; nothing is a wall-clock time.
@@ -30,8 +30,6 @@ DEREGISTER_PATH = "/deregister"
 DRAIN_PATH = "/drain"
 SCHEDULE_PATH = "/schedule"
 FINISHED_PATH = "/finished"
-WORKERS_PATH = "/workers"
-SUSPECT_PATH = "/suspect"
 
 InstanceRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "store"]
 Stage = Literal["encode", "prefill", "request"]
@@ -142,15 +140,6 @@ class Drain(InstanceName, frozen=True, omit_defaults=True):
     draining: bool = True
 
 
-class Suspected(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker that a proxy could not connect to (refused, reset). The master asks the worker's
-    `/health` at once, and takes it out of choice if that fails. `generation` as in
-    `InstanceName`."""
-
-    instance_id: Name
-    generation: str = ""
-
-
 class LeaseAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`lease_s`: forgotten if not heard of for so long. `known` false: register (again).
     `draining`: take no more requests; `resume`: take them again, if a master had it drained."""
@@ -196,11 +185,11 @@ class ScheduleRequest(msgspec.Struct, omit_defaults=True):
     # keys and hashes are over message parts, since the proxy has no model: no worker's cache events
     # name them, and the master goes by what it has placed itself
     predicted: bool = False
-    # objectives in seconds, to the first token and per output token: None for the master's own
-    # flags, 0 for none
+    # seconds to the first token that are the objective; None: the master's own flag, 0: none
     ttft_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    # seconds per output token that are the objective, likewise
     tpot_slo_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    adapter: str = ""
+    adapter: str = ""  # LoRA adapter, where `model` names one; the master fills it in
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -268,29 +257,3 @@ class Finished(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class FinishedReports(msgspec.Struct, frozen=True):
     reports: Annotated[list[Finished], Meta(max_length=65536)]
-
-
-class WorkerView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A worker as the master sees it, as of the answer."""
-
-    info: InstanceInfo  # as registered, without `load`
-    draining: bool = False  # it takes no new requests
-    usable: bool = True  # it may get new requests
-    requests: float = 0.0  # requests placed there
-    queue_ms: float = 0.0  # milliseconds of work placed there
-    indexed_blocks: int = 0  # KV blocks that the index knows there
-    indexed_media: int = 0  # embeddings that the index knows there
-
-
-class Workers(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Every worker of every model (`full`), or those that have come, changed or (`gone`) left since
-    the version that was asked for.
-
-    `version` is opaque: the `after` of the next question, which with `wait_s` is answered when
-    something changes, or then. Load is no change. After a restart of the master all is new.
-    """
-
-    version: str
-    full: bool = False
-    workers: list[WorkerView] = []
-    gone: list[str] = []

@@ -95,9 +95,8 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
     emitted: dict[int, list[int]] = {}  # choice index → tokens that the client has already
     model: str = ""  # name of the model; empty: the worker's own
     priority: Int64 = 0  # lower runs first
-    deadline_s: Seconds | None = (
-        None  # seconds left when the message was sent, None for no deadline
-    )
+    # seconds left when the message was sent, None for no deadline
+    deadline_s: Seconds | None = None
     cache_salt: str = ""  # keeps the KV of tenants apart, part of every block key
     # handle of KV on another worker, or a request to keep it (`protocol.refs`)
     kv_transfer_params: dict[str, Any] | None = None

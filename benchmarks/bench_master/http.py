@@ -15,8 +15,9 @@ import msgspec
 import zmq
 
 from benchmarks.bench_master.load import SEED, chains, requests_of, workers
+from protocol.event_frames import event_frames
 from protocol.generate import MSGPACK
-from protocol.kv_events import BlockStored, encode_batch, event_frames
+from protocol.kv_events import BlockStored, encode_batch
 from protocol.registry import (
     FINISHED_PATH,
     REGISTER_PATH,

@@ -21,14 +21,8 @@ import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from protocol.generate import (
-    ENCODE_PATH,
-    GENERATE_PATH,
-    MSGPACK,
-    GenerateAnswer,
-    encode_encode,
-    encode_generate,
-)
+from protocol.generate import ENCODE_PATH, GENERATE_PATH, MSGPACK, encode_encode, encode_generate
+from protocol.generate_answers import GenerateAnswer
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest
 
 SEED = 0

@@ -21,13 +21,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common.pictures import encode_image
-from protocol.generate import (
-    ENCODE_PATH,
-    GENERATE_PATH,
-    MSGPACK,
-    GenerateAnswer,
-    encode_generate,
-)
+from protocol.generate import ENCODE_PATH, GENERATE_PATH, MSGPACK, encode_generate
+from protocol.generate_answers import GenerateAnswer
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, SamplingParams
 from services.frontend.render import Frontend
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from protocol.registry import WORKERS_PATH, InstanceInfo, InstanceRole, Workers, WorkerView
+from protocol.registry import InstanceInfo, InstanceRole
 from protocol.types import Role
+from protocol.worker_views import WORKERS_PATH, Workers, WorkerView
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance, stage_of
 from proxy.placement.master_client import MasterAway, MasterClient

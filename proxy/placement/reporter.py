@@ -9,14 +9,8 @@ import time
 from collections import deque
 
 from protocol.errors import TriptychError
-from protocol.registry import (
-    FINISHED_PATH,
-    SUSPECT_PATH,
-    Finished,
-    FinishedReports,
-    LeaseAnswer,
-    Suspected,
-)
+from protocol.registry import FINISHED_PATH, Finished, FinishedReports, LeaseAnswer
+from protocol.worker_views import SUSPECT_PATH, Suspected
 from proxy.placement.master_client import MasterClient
 
 _TOGETHER_S = 0.01

@@ -11,7 +11,8 @@ from typing import Any
 
 from protocol.decoding import decoded
 from protocol.errors import UpstreamError, from_info
-from protocol.generate import ENCODE_PATH, MSGPACK, EncodeAnswer, encode_encode
+from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode
+from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance

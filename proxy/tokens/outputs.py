@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
-from protocol.generate import GenerateAnswer
+from protocol.generate_answers import GenerateAnswer
 from protocol.types import GenerateRequest, RequestOutput
 from services.http.tasks import ended
 

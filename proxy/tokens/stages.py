@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from protocol.errors import EmbeddingLost, TriptychError
-from protocol.generate import GenerateAnswer
+from protocol.generate_answers import GenerateAnswer
 from protocol.types import RequestOutput
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Planner

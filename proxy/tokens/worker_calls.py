@@ -11,7 +11,8 @@ import msgspec
 
 from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_info
-from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateAnswer, encode_generate
+from protocol.generate import ABORT_PATH, GENERATE_PATH, encode_generate
+from protocol.generate_answers import GenerateAnswer
 from protocol.types import GenerateRequest, MMItem, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance

@@ -15,24 +15,16 @@ OutcomeT = TypeVar("OutcomeT")
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[RequestT, OutcomeT]):
-    """A waiting request of any kind, and what a queue needs to know of it.
+    """A waiting request of any kind, and what a queue needs to know of it."""
 
-    `tenant`: whose fair share the request counts against, by the name of an API key.
-    `priority`: higher is served earlier.
-    `cost`: what serving it takes of its tenant's share, in prompt tokens.
-    `since`, `until`: it waits from then on, and no longer than until then (ms).
-    `lane`: the share of the queue it stands in; the queue sets it.
-    `outcome`: how the wait has ended, None until then.
-    """
-
-    request: RequestT
-    tenant: str
-    priority: int
-    cost: float
-    since: float
-    until: float
-    lane: str = ""
-    outcome: OutcomeT | TriptychError | None = None
+    request: RequestT  # what waits
+    tenant: str  # whose fair share it counts against, by the name of an API key
+    priority: int  # higher is served earlier
+    cost: float  # what serving it takes of its tenant's share, in prompt tokens
+    since: float  # when it began to wait (ms)
+    until: float  # when its wait ends at the latest (ms)
+    lane: str = ""  # share of the queue it stands in; the queue sets it
+    outcome: OutcomeT | TriptychError | None = None  # how the wait has ended, None until then
     _told: list[Callable[[], None]] = field(default_factory=list)
 
     def when_ended(self, tell: Callable[[], None]) -> None:

@@ -17,9 +17,9 @@ import zmq
 
 from protocol.curve import Curve
 from protocol.errors import ConfigError, InvalidRequest
+from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_replay_request
 from protocol.kv_events import (
     KV_TOPIC,
-    SNAPSHOT,
     AllBlocksCleared,
     AllEmbeddingsCleared,
     BlockHash,
@@ -30,9 +30,6 @@ from protocol.kv_events import (
     EmbeddingStored,
     EventSource,
     encode_batch,
-    end_frames,
-    event_frames,
-    parse_replay_request,
 )
 
 _PIECE = 250  # entries of a snapshot in one message: none keeps a reader busy for long

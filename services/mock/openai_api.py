@@ -10,7 +10,7 @@ from aiohttp import web
 
 from protocol.errors import InvalidRequest, TriptychError, from_info
 from protocol.generate import item_metadata
-from protocol.generate_answers import Usage as Counts
+from protocol.generate_answers import TokenCounts
 from protocol.openai import decode_chat, decode_completion
 from protocol.openai_answers import ChatCompletion, ModelCard, ModelList, TextCompletion
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
@@ -82,7 +82,7 @@ async def _stream(
     rest: AsyncGenerator[list[RequestOutput], None],
 ) -> web.StreamResponse:
     writer = await answering.stream()
-    counts = Counts(request)
+    counts = TokenCounts(request)
     await writer.send([(data, 0) for data in speaker.opening(request)])
     try:
         while outputs is not None:

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from protocol.generate_answers import Usage as Counts
-from protocol.generate_answers import whole_answer
+from protocol.generate_answers import TokenCounts, whole_answer
 from protocol.openai import SharedFields
 from protocol.openai_answers import (
     ChatChoice,
@@ -47,7 +46,7 @@ class Speaker:
         self, request: GenerateRequest, outputs: list[RequestOutput], ec: Params | None = None
     ) -> ChatCompletion | TextCompletion:
         answer = whole_answer(request, outputs)
-        counts = Counts(request)
+        counts = TokenCounts(request)
         counts.count(outputs)
         kv = answer.kv_transfer_params
         head: Params = {
@@ -117,7 +116,7 @@ class Speaker:
             token_ids=self._shown(output.token_ids),
         )
 
-    def usage_chunk(self, request: GenerateRequest, counts: Counts) -> bytes:
+    def usage_chunk(self, request: GenerateRequest, counts: TokenCounts) -> bytes:
         return self._encoded(request, [], None, _usage(counts))
 
     def _encoded(
@@ -140,6 +139,6 @@ class Speaker:
         )
 
 
-def _usage(counts: Counts) -> Usage:
+def _usage(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
     return Usage(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached))

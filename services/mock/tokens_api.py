@@ -9,14 +9,8 @@ import msgspec
 from aiohttp import web
 
 from protocol.errors import InvalidRequest, TriptychError, error_info
-from protocol.generate import (
-    EncodeAnswer,
-    GenerateAnswer,
-    decode_abort,
-    decode_encode,
-    decode_generate,
-)
-from protocol.generate_answers import Usage, whole_answer
+from protocol.generate import decode_abort, decode_encode, decode_generate
+from protocol.generate_answers import EncodeAnswer, GenerateAnswer, TokenCounts, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
 from services.mock.answering import Answering
 from services.mock.instance import Instance
@@ -48,7 +42,7 @@ async def _stream(
     rest: AsyncGenerator[list[RequestOutput], None],
 ) -> web.StreamResponse:
     """Every token is an event, then comes the usage, then the end mark."""
-    usage = Usage(request)
+    usage = TokenCounts(request)
     writer = await answering.stream()
     try:
         await writer.send(_events(usage, first))
@@ -62,7 +56,7 @@ async def _stream(
     return await writer.end()
 
 
-def _events(usage: Usage, outputs: list[RequestOutput]) -> list[tuple[bytes, int]]:
+def _events(usage: TokenCounts, outputs: list[RequestOutput]) -> list[tuple[bytes, int]]:
     return [
         (msgspec.json.encode(usage.step(step)), sum(len(output.token_ids) for output in step))
         for step in singles(outputs)

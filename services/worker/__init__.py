@@ -2,6 +2,7 @@
 
 config         flags, environment and file → one frozen configuration
 engine_client  the worker's handle on its engine process
+open_requests  requests that wait for outputs of it
 app            routes that every worker has, and the application around a role's own routes
 generate       /inference/v1/generate: token-in token-out
 encode         /inference/v1/encode: pictures in, handles out

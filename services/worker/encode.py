@@ -9,7 +9,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.errors import InvalidRequest
-from protocol.generate import ENCODE_PATH, EncodeAnswer, decode_encode
+from protocol.generate import ENCODE_PATH, decode_encode
+from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeRequest
 from services.frontend.render import Frontend
 from services.http.counting import counted

@@ -9,12 +9,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.errors import TriptychError, error_info
-from protocol.generate import (
-    GENERATE_PATH,
-    GenerateAnswer,
-    decode_generate,
-)
-from protocol.generate_answers import Usage, whole_answer
+from protocol.generate import GENERATE_PATH, decode_generate
+from protocol.generate_answers import GenerateAnswer, TokenCounts, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
 from services.http.counting import counted
 from services.http.deadline import Deadline
@@ -54,7 +50,7 @@ async def _events(
     rest: AsyncGenerator[list[RequestOutput], None],
 ) -> AsyncGenerator[bytes, None]:
     """A step's gains as one event each, then usage, then the end mark."""
-    usage = Usage(request)
+    usage = TokenCounts(request)
     try:
         async with contextlib.aclosing(rest):
             yield _event(usage, first)
@@ -68,5 +64,5 @@ async def _events(
     yield DONE
 
 
-def _event(usage: Usage, outputs: list[RequestOutput]) -> bytes:
+def _event(usage: TokenCounts, outputs: list[RequestOutput]) -> bytes:
     return sse(msgspec.json.encode(usage.step(outputs)))

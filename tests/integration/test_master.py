@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.kv_events import SNAPSHOT, BlockStored, EmbeddingStored
-from protocol.registry import Placement, ScheduleRequest, Workers
+from protocol.event_frames import SNAPSHOT
+from protocol.kv_events import BlockStored, EmbeddingStored
+from protocol.registry import Placement, ScheduleRequest
+from protocol.worker_views import Workers
 from tests.support.masters import (
     KEYS,
     WAIT_S,

@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 import zmq
 
+from protocol.event_frames import SNAPSHOT, parse_frames, replay_request
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import (
-    SNAPSHOT,
-    BlockStored,
-    EmbeddingStored,
-    decode_batch,
-    parse_frames,
-    replay_request,
-    short_key,
-)
+from protocol.kv_events import BlockStored, EmbeddingStored, decode_batch, short_key
 from protocol.types import GenerateRequest
 from services.frontend.render import Frontend
 from tests.conftest import ModelDir

@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from protocol.curve import Curve
+from protocol.event_frames import SNAPSHOT, replay_request
 from protocol.fleet_key import HEADER, FleetKey
-from protocol.kv_events import SNAPSHOT, replay_request
 from tests.conftest import ModelDir
 from tests.support.clients import all_up, complete
 from tests.support.conversations import LONG, asking, picture

@@ -3,16 +3,14 @@
 import random
 from collections import Counter
 
+from protocol.event_frames import SNAPSHOT, end_frames, event_frames
 from protocol.kv_events import (
-    SNAPSHOT,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     CacheEvent,
     EventBatch,
     encode_batch,
-    end_frames,
-    event_frames,
 )
 from services.master.events.follower import Follower
 

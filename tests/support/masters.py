@@ -11,17 +11,8 @@ from typing import Any
 
 import zmq
 
-from protocol.kv_events import (
-    SNAPSHOT,
-    AllBlocksCleared,
-    BlockHash,
-    BlockStored,
-    CacheEvent,
-    encode_batch,
-    end_frames,
-    event_frames,
-    parse_replay_request,
-)
+from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_replay_request
+from protocol.kv_events import AllBlocksCleared, BlockHash, BlockStored, CacheEvent, encode_batch
 from tests.support import waiting
 from tests.support.stack import Process, call
 

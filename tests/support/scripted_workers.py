@@ -9,14 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from protocol.generate import (
-    ABORT_PATH,
-    ENCODE_PATH,
-    GENERATE_PATH,
-    ChoiceBody,
-    GenerateAnswer,
-    decode_generate,
-)
+from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH, decode_generate
+from protocol.generate_answers import ChoiceBody, GenerateAnswer
 from protocol.settings import resolve
 from protocol.types import GenerateRequest, RequestOutput, SamplingParams
 from proxy.assembly import make_core, make_fleet, make_own_view

@@ -24,16 +24,14 @@ from protocol.registry import (
     HEARTBEAT_PATH,
     REGISTER_PATH,
     SCHEDULE_PATH,
-    SUSPECT_PATH,
-    WORKERS_PATH,
     Drain,
     FinishedReports,
     Heartbeat,
     InstanceInfo,
     InstanceName,
     ScheduleRequest,
-    Suspected,
 )
+from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH, Suspected
 from services.admission.ticket import Ticket
 from services.http.errors import error_response
 from services.master.api.service import MasterService

@@ -24,8 +24,8 @@ from protocol.registry import (
     LeaseAnswer,
     Placement,
     ScheduleRequest,
-    Suspected,
 )
+from protocol.worker_views import Suspected
 from services.http.background import supervised
 from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics

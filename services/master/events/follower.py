@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from protocol.errors import InvalidRequest
-from protocol.kv_events import SNAPSHOT, EventBatch, parse_frames
+from protocol.event_frames import SNAPSHOT, parse_frames
+from protocol.kv_events import EventBatch
 from services.master.events.heard_cache import HeardCache, Sink
 from services.master.events.sequence import Message, Order, SequenceTracker, parse_message
 

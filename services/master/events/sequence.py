@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import InvalidRequest
-from protocol.kv_events import EventBatch, decode_batch, parse_frames
+from protocol.event_frames import parse_frames
+from protocol.kv_events import EventBatch, decode_batch
 
 Message = tuple[int, EventBatch]
 

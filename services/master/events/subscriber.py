@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import zmq
 
 from protocol.curve import Curve
-from protocol.kv_events import EventBatch, EventSource, replay_request
+from protocol.event_frames import replay_request
+from protocol.kv_events import EventBatch, EventSource
 from protocol.registry import InstanceInfo
 from services.master.events.follower import Follower
 from services.master.events.zmq_reader import ReadRounds, SocketReader

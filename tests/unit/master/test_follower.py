@@ -5,14 +5,9 @@ import random
 
 import pytest
 
+from protocol.event_frames import event_frames
 from protocol.keys import block_keys, root_key
-from protocol.kv_events import (
-    BlockRemoved,
-    BlockStored,
-    encode_batch,
-    event_frames,
-    short_key,
-)
+from protocol.kv_events import BlockRemoved, BlockStored, encode_batch, short_key
 from protocol.types import MMItem
 from services.master.index.foreign_blocks import ForeignBlocks
 from tests.support.event_sources import Reader, Source, random_event

@@ -9,17 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from protocol.kv_events import (
-    SNAPSHOT,
-    AllBlocksCleared,
-    BlockStored,
-    EventBatch,
-    EventSource,
-    encode_batch,
-    end_frames,
-    event_frames,
-    parse_replay_request,
-)
+from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_replay_request
+from protocol.kv_events import AllBlocksCleared, BlockStored, EventBatch, EventSource, encode_batch
 from protocol.registry import InstanceInfo
 from services.master.config import MasterConfig
 from services.master.events import subscriber, zmq_reader

@@ -8,8 +8,9 @@ import pytest
 from protocol.decoding import accepted
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from protocol.kv_events import decode_batch
-from protocol.registry import InstanceInfo, InstanceName, Placement, ScheduleRequest, Workers
+from protocol.registry import InstanceInfo, InstanceName, Placement, ScheduleRequest
 from protocol.settings import resolve
+from protocol.worker_views import Workers
 from services.master.config import MasterConfig
 from services.master.fleet.added_workers import decode_probed
 from services.master.fleet.registry import Registry

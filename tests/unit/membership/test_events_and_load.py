@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from protocol.errors import ConfigError
+from protocol.event_frames import SNAPSHOT, end_frames, event_frames, parse_frames, replay_request
 from protocol.kv_events import (
-    SNAPSHOT,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -19,10 +19,6 @@ from protocol.kv_events import (
     EventBatch,
     EventSource,
     decode_batch,
-    end_frames,
-    event_frames,
-    parse_frames,
-    replay_request,
 )
 from services.engine.publishing import EventThread
 from services.master.events.follower import Follower

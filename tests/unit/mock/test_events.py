@@ -8,9 +8,9 @@ import zmq
 import zmq.asyncio
 
 from protocol.errors import InvalidRequest
+from protocol.event_frames import SNAPSHOT, parse_frames, replay_request
 from protocol.keys import BlockKeyChain, block_key, root_key
 from protocol.kv_events import (
-    SNAPSHOT,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -18,8 +18,6 @@ from protocol.kv_events import (
     EmbeddingRemoved,
     EmbeddingStored,
     decode_batch,
-    parse_frames,
-    replay_request,
     short_key,
 )
 from protocol.types import EncodeItem, EncodeRequest, MMItem

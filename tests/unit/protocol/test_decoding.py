@@ -7,7 +7,8 @@ import pytest
 
 from protocol.decoding import decoded
 from protocol.errors import InvalidRequest, UpstreamError
-from protocol.generate import GenerateAnswer, check_ec_params, decode_encode, decode_generate
+from protocol.generate import check_ec_params, decode_encode, decode_generate
+from protocol.generate_answers import GenerateAnswer
 
 DEEP = b"[" * 100_000
 NONSENSE = [b"", b"{", b"[]", b"nonsense", b'"\xff"', DEEP, b'{"request_id":"r","choices":' + DEEP]

@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
-from protocol.kv_events import (
+from protocol.event_frames import (
     SNAPSHOT,
+    end_frames,
+    event_frames,
+    parse_frames,
+    parse_replay_request,
+    replay_request,
+)
+from protocol.kv_events import (
     AllBlocksCleared,
     AllEmbeddingsCleared,
     BlockRemoved,
@@ -17,11 +24,6 @@ from protocol.kv_events import (
     EmbeddingStored,
     decode_batch,
     encode_batch,
-    end_frames,
-    event_frames,
-    parse_frames,
-    parse_replay_request,
-    replay_request,
     short_key,
 )
 

@@ -8,15 +8,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from protocol.generate import (
-    ENCODE_PATH,
-    GENERATE_PATH,
-    ChoiceBody,
-    EncodeAnswer,
-    GenerateAnswer,
-    decode_encode,
-    decode_generate,
-)
+from protocol.generate import ENCODE_PATH, GENERATE_PATH, decode_encode, decode_generate
+from protocol.generate_answers import ChoiceBody, EncodeAnswer, GenerateAnswer
 from protocol.settings import resolve
 from protocol.types import EncodeItem, EncodeOutput, GenerateRequest, MMItem, SamplingParams
 from proxy.assembly import make_core, make_fleet, make_own_view

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from protocol.errors import TriptychError, UpstreamError
-from protocol.generate import ChoiceBody, EncodeAnswer, LogprobsBody, decode_encode
+from protocol.generate import decode_encode
+from protocol.generate_answers import ChoiceBody, EncodeAnswer, LogprobsBody
 from protocol.types import (
     EncodeOutput,
     GenerateRequest,

@@ -21,7 +21,7 @@ from protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from protocol.generate import ChoiceBody
+from protocol.generate_answers import ChoiceBody
 from protocol.registry import (
     FINISHED_PATH,
     SCHEDULE_PATH,

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from protocol.generate import ChoiceBody
+from protocol.generate_answers import ChoiceBody
 from protocol.types import GenerateRequest
 from tests.support.scripted_workers import (
     DONE,
