@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-import msgspec
-import torch
-from blake3 import blake3
 
 from connectors.base import Changed, nobody_listens
 from connectors.config import drop_namespace
 from connectors.factory import Connectors
-from connectors.host_memory import available_bytes
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
 from connectors.node import Readable
 from protocol.curve import Curve
-from protocol.errors import ConfigError, TriptychError, error_info
+from protocol.errors import TriptychError, error_info
 from protocol.fleet_key import FleetKey
-from protocol.keys import canonical_json
-from protocol.refs import KVLayout
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
+from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
+from services.engine.hardware import resolved
 from services.engine.messages import Ready
-from services.engine.model.admission import ModelAdmission
-from services.engine.model.language import LanguageModel
-from services.engine.model.loader import parameter_bytes
-from services.engine.model.runner import Runner
-from services.engine.model.vision import VisionModel
+from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
 from services.engine.reports import counters_of, gauges_of
 from services.engine.sampling.grammar import Grammars
-from services.engine.sampling.sampler import Sampler
-from services.engine.scheduling.block_manager import BlockManager
-from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
-from services.engine.scheduling.image_prefetch import Preparing, tokens_ahead
-from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.rates import RateMeter
-from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock
-from services.engine.transfers.kv_fetches import Transfers
 from services.membership.events import CacheLog
-
-logger = logging.getLogger(__name__)
-_CPU_KV_BYTES = 256 << 20
 
 
 class Engine:
@@ -61,7 +39,7 @@ class Engine:
     def __init__(
         self, config: EngineConfig, wake: Callable[[], None], clock: Clock = time.monotonic
     ) -> None:
-        self.config = config = _resolved(config)
+        self.config = config = resolved(config)
         self._clock = clock
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
@@ -95,11 +73,17 @@ class Engine:
         return self._log.embedding_changed
 
     def _build(self, wake: Callable[[], None]) -> None:
-        parts = self.config.parts
-        if "language" in parts:
-            self.generate = self._language()
-        if "vision" in parts:
-            self.encode = self._vision(wake)
+        shared = Surroundings(
+            self.config, self._connectors, self.ec, self.meter, self._log, self._clock
+        )
+        if "language" in self.config.parts:
+            part = language_part(shared, self._changes(of_store=False))
+            self.generate, self.kv, self._grammars = part.core, part.kv, part.grammars
+            self.layout, self.max_model_len = part.layout, part.max_model_len
+            self.parameter_bytes["language"] = part.parameter_bytes
+            self._media = self._media or part.takes_media
+        if "vision" in self.config.parts:
+            self.encode, self.parameter_bytes["vision"] = vision_part(shared, wake)
         self._events = self._publish()
         self._guard()
 
@@ -125,71 +109,6 @@ class Engine:
             return None
         kv = events.blocks() if self.generate is not None else None
         return EventThread(kv, events.embeddings() if self._media else None, curve=self._curve)
-
-    def _language(self) -> GenerateCore:
-        config = self.config
-        model = LanguageModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
-        self.parameter_bytes["language"] = parameter_bytes(model.module)
-        self._media = self._media or model.takes_media
-        layout = model.kv_layout(config.block_size)
-        self.layout = layout
-        num_blocks = _num_blocks(config, block_bytes(layout))
-        self.kv = self._connectors.make_kv(_compatibility(config, layout), config.device)
-        pool = self.kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
-        blocks = BlockManager(
-            num_blocks, config.block_size, prefix_caching=config.prefix_caching, log=self._log
-        )
-        embeddings = EmbeddingCache(
-            self.ec,
-            config.embedding_cache_bytes,
-            model.embedding_layout,
-            self._changes(of_store=False),
-        )
-        limits = Limits(
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
-            model.bidirectional_media,
-            config.max_prefill_beside_decode,
-        )
-        scheduler = Scheduler(blocks, embeddings, limits, log=self._log)
-        transfers = Transfers(
-            self.kv,
-            scheduler,
-            vocabulary=model.text_config.vocab_size,
-            fail_on_error=config.kv.load_failure_policy == "fail",
-        )
-        runner = Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids))
-        grammars = self._grammars = Grammars.load(
-            Path(config.model_dir), model.text_config.vocab_size, config.eos_token_ids
-        )
-        capacity = num_blocks * config.block_size
-        self.max_model_len = min(config.max_model_len, capacity)
-        return GenerateCore(
-            msgspec.structs.replace(config, max_model_len=self.max_model_len),
-            ModelAdmission(model, grammars),
-            scheduler,
-            runner,
-            transfers,
-            self.meter,
-            self._clock,
-            self._connectors.meanwhile,
-        )
-
-    def _vision(self, wake: Callable[[], None]) -> EncodeQueue:
-        config = self.config
-        vision = VisionModel(
-            Path(config.model_dir),
-            DTYPES[config.dtype],
-            config.device,
-            config.max_media_pixels,
-        )
-        self.parameter_bytes["vision"] = parameter_bytes(vision.module)
-        patches = config.max_encoder_patches
-        pictures = Preparing(vision.prepare, tokens_ahead(patches), wake)
-        return EncodeQueue(
-            vision, pictures, self.ec, patches, self.meter, self._clock,
-            self._connectors.meanwhile,
-        )  # fmt: skip
 
     def ready(self) -> Ready:
         blocks = self.generate.scheduler.blocks if self.generate is not None else None
@@ -318,63 +237,3 @@ class Engine:
                 last_to_first.callback(self.generate.close)
             if self.encode is not None:
                 last_to_first.callback(self.encode.close)
-
-
-def _resolved(config: EngineConfig) -> EngineConfig:
-    """`config` with `auto` replaced: a GPU if there is one, bfloat16 there and float32 on a CPU."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    _check_device(device)
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
-    return msgspec.structs.replace(config, device=device, dtype=dtype)
-
-
-def _check_device(device: str) -> None:
-    """`ConfigError` if it is a GPU that is not here."""
-    if device == "cpu":
-        return
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"--device: {device} cannot be used: PyTorch finds no CUDA driver or GPU here"
-        )
-    if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device: there is no {device}: {torch.cuda.device_count()} GPUs found")
-
-
-def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
-    """What two engines must share for the KV of one to mean anything to the other."""
-    digest = blake3(canonical_json(msgspec.to_builtins(layout))).hexdigest()[:16]
-    return f"{config.model}@{config.revision[:12]}:{digest}"
-
-
-def _num_blocks(config: EngineConfig, block_bytes: int) -> int:
-    """Blocks of the KV pool. `ConfigError` if there are none, or they need more than is free."""
-    num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes
-    if num_blocks < 1:
-        raise ConfigError(
-            f"KV cache holds no block of {block_bytes} bytes: raise --kv-cache-memory-bytes or, on "
-            "a GPU, --gpu-memory-utilization, or lower --block-size"
-        )
-    needed, free = num_blocks * block_bytes, available_bytes()
-    if config.device == "cpu" and needed > free:
-        raise ConfigError(
-            f"KV cache of {needed} bytes does not fit into the {free} bytes of free memory: "
-            "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
-        )
-    return num_blocks
-
-
-def _pool_bytes(config: EngineConfig) -> int:
-    if config.kv_cache_bytes:
-        return config.kv_cache_bytes
-    if config.device == "cpu":
-        # Other workers may be about to take as much of the same memory.
-        return min(_CPU_KV_BYTES, available_bytes() // 8)
-    free, total = torch.cuda.mem_get_info(config.device)
-    used = total - free
-    return max(0, int(total * config.gpu_memory_utilization) - used)

@@ -10,6 +10,7 @@ timers       calls that are due at some time
 actions      what an engine wants said to others
 kv           a KV connector that counts: kv_offers under leases, kv_loads
 ec           an EC connector that counts: a store, loads
+timed_steps  steps of the engine's cores that begin and end at some time
 engine       the engine's cores before these, on any clock
 driver       an engine on an event loop's clock
 peers        HTTP to other mock workers

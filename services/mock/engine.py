@@ -21,11 +21,10 @@ from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Admission, Clock, Prepared
-from services.engine.transfers.kv_fetches import Transfers
+from services.engine.scheduling.seams import Admission, Clock
+from services.engine.transfers.kv_fetches import KVFetches
 from services.membership.events import CacheLog
 from services.mock.actions import Action
-from services.mock.batches import Batch
 from services.mock.ec import CountedEC, RowForm
 from services.mock.kv import CountedKV
 from services.mock.kv_loads import CountedLoads
@@ -39,25 +38,27 @@ from services.mock.runner import (
     Words,
 )
 from services.mock.settings import EngineSettings
+from services.mock.timed_steps import TimedEncoding, TimedGeneration, Worked
 from services.mock.timers import Timers
 from services.mock.timing import Noise, Timing
-
-_CATCH_UP_S = 0.05
 
 
 @dataclass
 class Step:
-    """What happened, what the driver is to do for it, and when there is more (None: not before
-    something is added or answered). `settled`: requests whose KV nobody need wait for any more.
-    `worked`: from when to when something was computed that has ended by now."""
+    """What happened by now, and what the driver is to do for it."""
 
-    outputs: list[RequestOutput] = field(default_factory=list)
-    encoded: list[EncodeOutput] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)  # tokens and ends of choices
+    encoded: list[EncodeOutput] = field(default_factory=list)  # answers about pictures
+    # questions to other workers, for the driver to ask
     actions: list[Action] = field(default_factory=list)
+    # requests whose KV nobody need wait for any more
     settled: list[str] = field(default_factory=list)
-    kv_events: list[CacheEvent] = field(default_factory=list)
+    kv_events: list[CacheEvent] = field(default_factory=list)  # changes of the prefix cache
+    # changes of the embeddings that others may fetch
     ec_events: list[CacheEvent] = field(default_factory=list)
+    # from when to when something was computed that has ended by now
     worked: list[tuple[float, float]] = field(default_factory=list)
+    # when there is more, None: not before something is added or answered
     next_time: float | None = None
 
 
@@ -92,7 +93,6 @@ class Engine:
         self.kv = CountedKV(settings, self.offers, self.loads)
         self._log = log or (CacheLog(settings.block_size) if settings.events else None)
         self.ec = CountedEC(settings, *passing, changed=self._changes(of_store=True))
-        self._runner, self._vision = TimedRunner(words or settings.vocabulary), TimedVision()
         self.blocks = BlockManager(
             settings.num_blocks,
             settings.block_size,
@@ -100,16 +100,17 @@ class Engine:
             log=self._log,
         )
         self.generate: GenerateCore | None = None
+        self._generation: TimedGeneration | None = None
         if settings.generates:
-            self.generate = self._language(admission or TimedAdmission(), make_keys)
+            runner = TimedRunner(words or settings.vocabulary)
+            self.generate = self._language(runner, admission or TimedAdmission(), make_keys)
+            self._generation = TimedGeneration(self.generate, runner, timing, noise)
         self.encode: EncodeQueue | None = None
+        self._encoding: TimedEncoding | None = None
         if settings.encodes:
-            self.encode = EncodeQueue(
-                self._vision, AtOnce(), self.ec, settings.max_encoder_patches, self.meter, clock
-            )
-        self._batch: Batch | None = None
-        self._run: tuple[float, float, list[Prepared]] | None = None
-        self._worked: list[tuple[float, float]] = []
+            vision, patches = TimedVision(), settings.max_encoder_patches
+            self.encode = EncodeQueue(vision, AtOnce(), self.ec, patches, self.meter, clock)
+            self._encoding = TimedEncoding(self.encode, vision, timing, noise)
 
     def _changes(self, *, of_store: bool) -> Changed:
         """Who is told of embeddings that come and go: of the store's where there is one, as it
@@ -118,7 +119,9 @@ class Engine:
             return nobody_listens
         return self._log.embedding_changed
 
-    def _language(self, admission: Admission, make_keys: MakeKeys | None) -> GenerateCore:
+    def _language(
+        self, runner: TimedRunner, admission: Admission, make_keys: MakeKeys | None
+    ) -> GenerateCore:
         settings = self.settings
         embeddings = EmbeddingCache(
             self.ec,
@@ -128,14 +131,14 @@ class Engine:
         )
         limits = settings.limits(instant=self.timing.instant_decode)
         scheduler = Scheduler(self.blocks, embeddings, limits, log=self._log)
-        transfers = Transfers(
+        transfers = KVFetches(
             self.kv,
             scheduler,
             vocabulary=TimedAdmission.vocabulary,
             fail_on_error=settings.fail_on_kv_error,
         )
         return GenerateCore(
-            settings.engine_config(), admission, scheduler, self._runner, transfers, self.meter,
+            settings.engine_config(), admission, scheduler, runner, transfers, self.meter,
             self.clock, make_keys=make_keys,
         )  # fmt: skip
 
@@ -170,70 +173,24 @@ class Engine:
         """Everything that is due by now; call again if `next_time` is now."""
         now = self.clock()
         self.timers.run(now)
-        encoded = self._encode(self.encode, now) if self.encode is not None else []
-        outputs = self._generate(self.generate, now) if self.generate is not None else []
+        worked: Worked = []
+        encoded = self._encoding.step(now, worked) if self._encoding is not None else []
+        outputs = self._generation.step(now, worked) if self._generation is not None else []
         step = Step(outputs, encoded, list(self._actions), list(self.offers.settled))
         if self._log is not None:
             step.kv_events, step.ec_events = self._log.take()
-        step.worked, self._worked = self._worked, []
+        step.worked = worked
         self._actions.clear()
         self.offers.settled.clear()
         step.next_time = self._next_time()
         return step
 
-    def _encode(self, queue: EncodeQueue, now: float) -> list[EncodeOutput]:
-        outputs = queue.advance()
-        if self._run is not None and self._run[1] <= now:
-            start, end, batch = self._run
-            self._run = None
-            self._worked.append((start, end))
-            outputs += queue.complete(batch, self._vision.encode(batch))
-        if self._run is None:
-            batch, failed = queue.begin()
-            outputs += failed
-            if batch:
-                patches = sum(prepared.patches for prepared in batch)
-                tokens = sum(prepared.item.length for prepared in batch)
-                seconds = self.noise.on(self.timing.encode_s(patches, tokens))
-                self._run = now, now + seconds, batch
-        return outputs
-
-    def _generate(self, core: GenerateCore, now: float) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        start = now
-        batch = self._batch
-        if batch is not None and batch.end <= now:
-            start = max(batch.end, now - _CATCH_UP_S)
-            self._batch = None
-            self._worked.append((batch.start, batch.end))
-            outputs += core.complete(batch.chunks, self._runner.run(batch.chunks))
-        outputs += core.advance()
-        if self._batch is not None:
-            self._make_way(core, self._batch, now)
-            return outputs
-        chunks = core.begin()
-        if not chunks and len(core):
-            # What one look has found lacking, the next one asks for or takes from others.
-            outputs += core.advance()
-            chunks = core.begin()
-        if chunks:
-            self._batch = Batch.of(chunks, start, self.timing, self.noise)
-        return outputs
-
-    def _make_way(self, core: GenerateCore, batch: Batch, now: float) -> None:
-        """Whoever has come takes part from the next step on."""
-        scheduler = core.scheduler
-        if batch.steps > 1 and (scheduler.waiting or len(scheduler.running) > len(batch.chunks)):
-            batch.cut(now)
-
     def _next_time(self) -> float | None:
         times = [
             self.timers.next_time,
             self.offers.next_time,
-            self._batch.end if self._batch is not None else None,
-            self._run[1] if self._run is not None else None,
-            self.generate.next_deadline if self.generate is not None else None,
-            self.encode.next_deadline if self.encode is not None else None,
+            *(self._generation.times if self._generation is not None else ()),
+            *(self._encoding.times if self._encoding is not None else ()),
         ]
         return min((time for time in times if time is not None), default=None)
 

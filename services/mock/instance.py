@@ -35,19 +35,19 @@ _ANSWERED_S = 0.01  # until the answer to the request for a fault is on its way
 class Instance:
     """Handed to every route; owns nothing global."""
 
-    config: MockConfig
-    settings: EngineSettings
-    engine: Engine
-    driver: Driver
-    faults: Faults
-    publisher: Publisher | None = None
-    draining: bool = False
-    drained_by_master: bool = False
-    in_flight: int = 0
-    tasks: TaskLog = field(default_factory=TaskLog)
-    finished: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    started: float = field(default_factory=time.time)
+    config: MockConfig  # of the whole process
+    settings: EngineSettings  # of this worker
+    engine: Engine  # computes nothing, in time
+    driver: Driver  # runs the engine on the event loop
+    faults: Faults  # rules, and what was drawn of them
+    publisher: Publisher | None = None  # of cache events, None for none
+    draining: bool = False  # takes no more requests
+    drained_by_master: bool = False  # may be taken back by a master
+    in_flight: int = 0  # requests now, those of the queue included
+    tasks: TaskLog = field(default_factory=TaskLog)  # what RTP-LLM's status shows
+    finished: Counter[str] = field(default_factory=Counter)  # choices by finish reason
+    errors: Counter[str] = field(default_factory=Counter)  # answers by error code
+    started: float = field(default_factory=time.time)  # seconds since the epoch
     _calm: asyncio.TimerHandle | None = None
 
     @staticmethod

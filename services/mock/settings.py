@@ -16,37 +16,34 @@ _INSTANT = 4096
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Sizes are tokens unless the name says bytes or blocks. `instance_id` and `generation` name
-    this life of the worker, `host` and `port` where others ask it for KV and embeddings.
-    `steps_at_once`: decode steps that run, while nobody waits, before anything is said of them.
-    `events`: collect what the caches gain and lose. `remote_embeddings`: encoders can be asked.
-    """
+    """A mock worker's engine: the real one's sizes, and what stands for its model."""
 
-    role: InstanceRole = "decode"
-    instance_id: str = "mock"
-    generation: str = ""
-    host: str = ""
-    port: int = 0
-    model: str = "mock"
-    revision: str = "mock"
-    block_size: int = 16
-    num_blocks: int = 4096
-    prefix_caching: bool = True
-    max_model_len: int = 32768
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    max_prefill_beside_decode: int = 512
+    role: InstanceRole = "decode"  # which parts it has
+    instance_id: str = "mock"  # in handles and at masters
+    generation: str = ""  # another one after each start
+    host: str = ""  # where others ask for KV and embeddings
+    port: int = 0  # beside the host, also of the HTTP routes
+    model: str = "mock"  # name of the model in content keys
+    revision: str = "mock"  # name of the weights in content keys
+    block_size: int = 16  # tokens in one KV block
+    num_blocks: int = 4096  # KV blocks
+    prefix_caching: bool = True  # whether KV is reused
+    max_model_len: int = 32768  # tokens of prompt and output together
+    max_num_seqs: int = 64  # requests computed at once
+    max_num_batched_tokens: int = 2048  # tokens of one step
+    max_prefill_beside_decode: int = 512  # prompt tokens of a step in which requests decode
+    # decode steps that run, while nobody waits, before anything is said of them
     steps_at_once: int = 1
-    max_encoder_patches: int = 16384
-    ec_cache_bytes: int = 256 << 20
-    row_bytes: int = 4096
-    kv_bytes_per_token: int = 4096
-    lease_s: float = 30.0
-    vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    eos_token_id: int = -1
-    events: bool = False
-    remote_embeddings: bool = False
-    fail_on_kv_error: bool = False
+    max_encoder_patches: int = 16384  # patches of one encoder run
+    ec_cache_bytes: int = 256 << 20  # bytes of embeddings
+    row_bytes: int = 4096  # bytes of one row of an embedding
+    kv_bytes_per_token: int = 4096  # bytes of one token's KV
+    lease_s: float = 30.0  # seconds that KV is kept for a consumer
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)  # which tokens it puts out
+    eos_token_id: int = -1  # token that ends an output, -1 for none
+    events: bool = False  # collect what the caches gain and lose
+    remote_embeddings: bool = False  # encoders can be asked for embeddings
+    fail_on_kv_error: bool = False  # a failed load fails the request; else it is computed here
 
     def engine_config(self) -> EngineConfig:
         """What the engine's core reads of it."""

@@ -19,18 +19,18 @@ class Timing:
     nothing takes any time.
     """
 
-    encode_base_ms: float = 0.0
-    encode_patch_ms: float = 0.0
-    encode_token_ms: float = 0.0
-    prefill_base_ms: float = 0.0
-    prefill_token_ms: float = 0.0
-    prefill_cached_ms: float = 0.0
-    decode_base_ms: float = 0.0
-    decode_request_ms: float = 0.0
-    decode_context_ms: float = 0.0
-    kv_block_ms: float = 0.0
-    ec_token_ms: float = 0.0
-    speed: float = 1.0
+    encode_base_ms: float = 0.0  # of an encoder run, whatever its size
+    encode_patch_ms: float = 0.0  # and for each patch
+    encode_token_ms: float = 0.0  # and for each embedding
+    prefill_base_ms: float = 0.0  # of a step that computes prompts
+    prefill_token_ms: float = 0.0  # and for each prompt token
+    prefill_cached_ms: float = 0.0  # and for each token whose KV is reused
+    decode_base_ms: float = 0.0  # of a step that decodes
+    decode_request_ms: float = 0.0  # and for each choice in it
+    decode_context_ms: float = 0.0  # and for each token of their contexts
+    kv_block_ms: float = 0.0  # of copying one KV block
+    ec_token_ms: float = 0.0  # of copying one row of an embedding
+    speed: float = 1.0  # every duration is divided by it
 
     def encode_s(self, patches: int, tokens: int) -> float:
         """One encoder run over `patches` patches that become `tokens` embeddings."""

@@ -97,6 +97,8 @@ ENGINE = (
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.sampling"),
     ("services.engine.model",),
+    ("services.engine.hardware",),
+    ("services.engine.parts",),
     ("services.engine.engine",),
     ("services.engine.process",),
 )  # fmt: skip

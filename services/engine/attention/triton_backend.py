@@ -36,18 +36,17 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Call:
-    """One layer's attention. out [T, heads, v_dim], query [heads, T, k_dim],
-    key and value [blocks, block_size, kv_heads, dim], sinks [heads]."""
+    """One layer's attention."""
 
-    out: torch.Tensor
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    batch: PagedBatch
-    window: int
-    scale: float
-    softcap: float | None
-    sinks: torch.Tensor | None
+    out: torch.Tensor  # [T, heads, v_dim], written here
+    query: torch.Tensor  # [heads, T, k_dim]
+    key: torch.Tensor  # [blocks, block_size, kv_heads, k_dim]
+    value: torch.Tensor  # [blocks, block_size, kv_heads, v_dim]
+    batch: PagedBatch  # where each token's KV lies
+    window: int  # tokens that a token looks back to, 0 for all
+    scale: float  # factor of the dot products
+    softcap: float | None  # bound of the scores by tanh, None for none
+    sinks: torch.Tensor | None  # [heads], logits of nothing, None for none
 
     @property
     def kv_heads(self) -> int:

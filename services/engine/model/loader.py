@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from protocol.errors import ConfigError
+from services.engine.config import Part
 
-Part = Literal["language", "vision"]
 LANGUAGE_MODEL = "language_model"
 
 

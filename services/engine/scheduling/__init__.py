@@ -10,10 +10,12 @@ scheduler         queues; the chunks of the next step
 admission_checks  what a request must be like
 deadlines         when requests must have ended
 live_requests     those that have not
+sibling_choices   choices that share a prompt
 endings           where an answer ends
 generate_core     all of it, for tokens
 image_prefetch    pictures prepared ahead of the vision model
 run_bound         how many of them a run takes
+encode_jobs       pictures, and the requests that wait for each
 encode_queue      all of it, for pictures
 rates             what an engine measures of itself
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from protocol.errors import InvalidRequest
 from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
-from protocol.refs import wants_remote_decode
+from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
 from protocol.types import GenerateRequest
 from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
@@ -19,7 +19,7 @@ from services.engine.scheduling.seams import Admission, Clock
 MakeKeys = Callable[[GenerateRequest], BlockKeyChain]
 
 
-class Intake:
+class AdmissionChecks:
     """Requests in the order they come in. `shares_kv`: this worker can hand a request over."""
 
     def __init__(
@@ -97,3 +97,9 @@ class Intake:
             names = {"model": config.model, "revision": config.revision}
             root = root_key(**names, cache_salt=source.cache_salt)
         return BlockKeyChain(root, config.block_size, source.mm_items)
+
+
+def remote_kv(source: GenerateRequest) -> KVRef | None:
+    """Where another worker has a request's KV. `InvalidRequest` if that makes no sense."""
+    params = source.kv_transfer_params
+    return KVRef.from_params(params) if params and has_remote_prefill(params) else None

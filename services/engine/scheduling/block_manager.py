@@ -109,6 +109,7 @@ class BlockManager:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Stop owning `blocks`, given first to last; the last are reused first."""
+        # Without its head a prefix is not found, so its tail is the first to go.
         for block in reversed(blocks):
             left = self._refs.get(block, 0) - 1
             assert left >= 0, f"block {block} released more often than acquired"

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 
 from connectors.base import ECConnector, Entry, Tensors
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
+from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
 from services.engine.scheduling.run_bound import RunBound
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Vision
-
-
-@dataclass
-class _Waiter:
-    request_id: str
-    holder: str
-    deadline: float | None
-
-
-@dataclass
-class _Job:
-    """One picture, however many requests wait for it. There are no `tokens` to be made if it has
-    been encoded."""
-
-    tokens: int = 0
-    waiters: list[_Waiter] = field(default_factory=list)
 
 
 class EncodeQueue:
@@ -59,8 +43,8 @@ class EncodeQueue:
         self._meter = meter
         self._clock = clock
         self._begun = 0.0
-        self._preparing = pictures
-        self._jobs: dict[str, _Job] = {}
+        self._pictures = pictures
+        self._jobs = EncodeJobs()
         self._unstored: dict[str, Entry] = {}
         self.encoded = 0
         self.runs = 0
@@ -78,55 +62,49 @@ class EncodeQueue:
     @property
     def queued_tokens(self) -> int:
         """Embeddings that are still to be made."""
-        return sum(job.tokens for name, job in self._jobs.items() if name not in self._unstored)
+        return self._jobs.tokens(self._unstored)
 
     def add(self, request: EncodeRequest) -> list[EncodeOutput]:
         """Queue a request's items; returns those that are answered at once."""
         deadline = None
         if request.deadline_s is not None:
             deadline = self._clock() + request.deadline_s
-        waiter = _Waiter(request.request_id, request.holder, deadline)
+        waiter = Waiter(request.request_id, request.holder, deadline)
         outputs = [self._add_item(item, waiter) for item in request.items]
         self._prepare()
         return [output for output in outputs if output is not None]
 
-    def _add_item(self, item: EncodeItem, waiter: _Waiter) -> EncodeOutput | None:
+    def _add_item(self, item: EncodeItem, waiter: Waiter) -> EncodeOutput | None:
         request_id = waiter.request_id
         self.queries += 1
         self.received_bytes += len(item.data or b"")
-        job = self._jobs.get(item.mm_hash)
-        if job is None:
-            params = self._store.find(item.mm_hash, waiter.holder)
-            if params is not None:
-                self.hits += 1
-                return EncodeOutput(request_id, item.mm_hash, params, cached=True)
-            if item.mm_hash not in self._unstored and item.data is None:
-                return EncodeOutput(request_id, item.mm_hash, missing=True)
-            job = self._jobs[item.mm_hash] = self._job(item)
+        if self._jobs.wait(item.mm_hash, waiter):
+            return None
+        params = self._store.find(item.mm_hash, waiter.holder)
+        if params is not None:
+            self.hits += 1
+            return EncodeOutput(request_id, item.mm_hash, params, cached=True)
+        if item.mm_hash not in self._unstored and item.data is None:
+            return EncodeOutput(request_id, item.mm_hash, missing=True)
+        job = self._job(item)
         job.waiters.append(waiter)
+        self._jobs.add(item.mm_hash, job)
         return None
 
-    def _job(self, item: EncodeItem) -> _Job:
+    def _job(self, item: EncodeItem) -> Job:
         if item.mm_hash in self._unstored:
             self.hits += 1
-            return _Job()
-        self._preparing.add(item)
-        return _Job(item.length)
+            return Job()
+        self._pictures.add(item)
+        return Job(item.length)
 
     def _prepare(self) -> None:
-        self._preparing.advance(self._store.wanted if self._unstored else None)
+        self._pictures.advance(self._store.wanted if self._unstored else None)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """The requests wait no longer; a job nobody waits for is dropped if it has not begun."""
-        gone = set(request_ids)
-        for mm_hash, job in list(self._jobs.items()):
-            job.waiters = [w for w in job.waiters if w.request_id not in gone]
-            if not job.waiters:
-                self._discard(mm_hash)
-
-    def _discard(self, mm_hash: str) -> None:
-        del self._jobs[mm_hash]
-        self._preparing.discard(mm_hash)
+        for mm_hash in self._jobs.leave(set(request_ids)):
+            self._pictures.discard(mm_hash)
 
     def step(self) -> list[EncodeOutput]:
         """Encode one batch of what is prepared; returns every answer that is due."""
@@ -160,7 +138,7 @@ class EncodeQueue:
     def _runnable(self) -> list[tuple[str, Prepared | BaseException]]:
         """What can be encoded now, oldest first. While results wait for room in the store, only
         what a consumer is waiting for, as its place will be free again at once."""
-        ready = self._preparing.ready()
+        ready = self._pictures.ready()
         if not self._unstored:
             return ready
         return [pair for pair in ready if self._store.wanted(pair[0])]
@@ -185,7 +163,7 @@ class EncodeQueue:
         self._meter.encoded(tokens, seconds)
         self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
-            self._preparing.discard(prepared.item.mm_hash)
+            self._pictures.discard(prepared.item.mm_hash)
             if isinstance(result, TriptychError):
                 outputs += self._fail(prepared.item.mm_hash, result)
             else:
@@ -217,8 +195,7 @@ class EncodeQueue:
 
     def _store_one(self, mm_hash: str, *, wanted: bool) -> list[EncodeOutput] | None:
         """The answers that are due, None if there is no room."""
-        job = self._jobs.get(mm_hash)
-        waiters = job.waiters if job is not None else []
+        waiters = self._jobs.waiters(mm_hash)
         encoded = self._unstored[mm_hash]
         come = [waiter.holder for waiter in waiters]
         earlier = [holder for holder in encoded.holders if holder not in come]
@@ -237,42 +214,36 @@ class EncodeQueue:
         if params is None:
             return None
         del self._unstored[mm_hash]
-        self._jobs.pop(mm_hash, None)
+        self._jobs.end(mm_hash)
         return [EncodeOutput(w.request_id, mm_hash, params) for w in waiters]
 
     @property
     def next_deadline(self) -> float | None:
         """When the next request must have been answered."""
-        waiters = (waiter for job in self._jobs.values() for waiter in job.waiters)
-        return min((w.deadline for w in waiters if w.deadline is not None), default=None)
+        return self._jobs.next_deadline
 
     def _fail(self, mm_hash: str, error: BaseException) -> list[EncodeOutput]:
-        job = self._jobs.pop(mm_hash, None)
-        self._preparing.discard(mm_hash)
+        waiters = self._jobs.end(mm_hash)
+        self._pictures.discard(mm_hash)
         self._unstored.pop(mm_hash, None)
-        return [_failed(waiter, mm_hash, error) for waiter in (job.waiters if job else ())]
+        return [_failed(waiter, mm_hash, error) for waiter in waiters]
 
     def fail_all(self, error: TriptychError) -> list[EncodeOutput]:
         """After a step that raised: nobody waits for anything any more."""
-        return [output for mm_hash in list(self._jobs) for output in self._fail(mm_hash, error)]
+        return [output for mm_hash in self._jobs.names() for output in self._fail(mm_hash, error)]
 
     def _expire(self) -> list[EncodeOutput]:
-        expired: list[EncodeOutput] = []
-        now = self._clock()
-        for mm_hash, job in list(self._jobs.items()):
-            late = [w for w in job.waiters if w.deadline is not None and w.deadline <= now]
-            error = DeadlineExceeded(
-                "the deadline of the request passed before the picture was encoded"
-            )
-            expired += [_failed(waiter, mm_hash, error) for waiter in late]
-            job.waiters = [w for w in job.waiters if w not in late]
-            if not job.waiters:
-                self._discard(mm_hash)
-        return expired
+        late, dropped = self._jobs.expire(self._clock())
+        for mm_hash in dropped:
+            self._pictures.discard(mm_hash)
+        error = DeadlineExceeded(
+            "the deadline of the request passed before the picture was encoded"
+        )
+        return [_failed(waiter, mm_hash, error) for mm_hash, waiter in late]
 
     def close(self) -> None:
-        self._preparing.close()
+        self._pictures.close()
 
 
-def _failed(waiter: _Waiter, mm_hash: str, error: BaseException) -> EncodeOutput:
+def _failed(waiter: Waiter, mm_hash: str, error: BaseException) -> EncodeOutput:
     return EncodeOutput(waiter.request_id, mm_hash, error=error_info(error))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
-from connectors.kv.base import KVArrival
 from protocol.errors import DeadlineExceeded, InvalidRequest, TriptychError, error_info
-from protocol.refs import KVRef, has_remote_prefill
 from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
-from services.engine.scheduling.admission_checks import Intake, MakeKeys
+from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
 from services.engine.scheduling.chunks import Chunk, Work, work_of
 from services.engine.scheduling.endings import ending
 from services.engine.scheduling.live_requests import LiveRequests
-from services.engine.scheduling.request import Request, Status, choices_of, sibling_of
+from services.engine.scheduling.request import Request, Status, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
-from services.engine.transfers.kv_fetches import Transfers
+from services.engine.scheduling.sibling_choices import SiblingChoices
+from services.engine.transfers.kv_fetches import KVFetches
 
 
 class GenerateCore:
@@ -34,7 +32,7 @@ class GenerateCore:
         model: Admission,
         scheduler: Scheduler,
         runner: Runner,
-        transfers: Transfers,
+        transfers: KVFetches,
         meter: Meter,
         clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -49,10 +47,11 @@ class GenerateCore:
         self._runner = runner
         self._meanwhile = meanwhile
         self._clock = clock
-        self._intake = Intake(
+        self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
         self._live = LiveRequests()
+        self._choices = SiblingChoices(self._live, scheduler)
         self._progressed = False
         self._in_step: list[str] = []
         self._begun = 0.0
@@ -77,8 +76,8 @@ class GenerateCore:
         if source.request_id in self._live:
             name = source.request_id
             raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
-        request = self._intake.request(source)
-        ref = _remote(source)
+        request = self._checks.request(source)
+        ref = remote_kv(source)
         self._live.add(request)
         if ref is not None:
             self.transfers.fetch(request, ref)
@@ -133,7 +132,7 @@ class GenerateCore:
         if chunks:
             self.counters["steps"] += 1
             self._work = work_of(chunks)
-        return [self._with_siblings(chunk) for chunk in chunks]
+        return [self._choices.with_siblings(chunk) for chunk in chunks]
 
     def _tell_of_preemptions(self) -> None:
         for request in self.scheduler.preempted:
@@ -174,26 +173,10 @@ class GenerateCore:
             if request is not None:
                 outputs.append(self._fail(request, error))
         for request, arrival in self.transfers.arrived:
-            outputs += self._adopt(request, arrival)
+            outputs += [self._gained(one) for one in self._choices.adopted(request, arrival)]
         self.transfers.arrived.clear()
         self.transfers.begin()
         return outputs
-
-    def _adopt(self, request: Request, arrival: KVArrival) -> list[RequestOutput]:
-        """Take over the tokens that came with a request's KV, as if they were sampled here.
-
-        Only where the request was placed here before they were known; whoever asked later knows
-        them, and says so by `emitted`.
-        """
-        if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
-            return []
-        request.num_computed = arrival.num_tokens
-        choices = [request, *self._siblings(request)]
-        return [
-            self._gained(Sampled(choice, [token]))
-            for choice in choices
-            for token in arrival.outputs[choice.index]
-        ]
 
     def _expire(self) -> list[RequestOutput]:
         return [
@@ -214,28 +197,6 @@ class GenerateCore:
         self.transfers.offers.seal([])
         info = error_info(error)
         return [RequestOutput(name, finish_reason="error", error=info) for name in self._in_step]
-
-    def _with_siblings(self, chunk: Chunk) -> Chunk:
-        """Once a prompt is complete its other choices come to life.
-
-        Those with nothing emitted draw their first token from the same logits.
-        """
-        request = chunk.request
-        if not request.siblings or chunk.end < request.num_prompt:
-            return chunk
-        siblings = self._siblings(request)
-        if request.num_output or not chunk.samplers:
-            return chunk
-        return replace(chunk, samplers=(request, *siblings))
-
-    def _siblings(self, request: Request) -> list[Request]:
-        """The other choices of a request, from here on requests of their own."""
-        siblings = [sibling_of(request, index) for index in request.siblings]
-        request.siblings = ()
-        for sibling in siblings:
-            self._live.add(sibling)
-            self.scheduler.add(sibling)
-        return siblings
 
     def _gained(self, sampled: Sampled) -> RequestOutput:
         request = sampled.request
@@ -283,8 +244,3 @@ class GenerateCore:
         problems += [f"request {key} is in no queue" for key in known - queued]
         problems += [f"request {key} is queued but unknown" for key in queued - known]
         return problems
-
-
-def _remote(source: GenerateRequest) -> KVRef | None:
-    params = source.kv_transfer_params
-    return KVRef.from_params(params) if params and has_remote_prefill(params) else None

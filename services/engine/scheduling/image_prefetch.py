@@ -15,7 +15,7 @@ _RUNS_AHEAD = 2  # prepared pictures, in runs of the largest size
 _PATCHES_PER_TOKEN = 4  # of most models
 
 
-class Preparing:
+class ImagePrefetch:
     """By mm_hash, in the order of asking. A prepared picture is much larger than its bytes: those
     ahead of the vision model have `ahead` tokens at most, or are one, beside those that a consumer
     waits for."""

@@ -43,27 +43,23 @@ class Constraint(Protocol):
 
 @dataclass(eq=False)
 class Request:
-    """`tokens` are the prompt, then what this choice has put out (emitted elsewhere or here).
+    """One choice of a request: what it is computed from, and how far it has come."""
 
-    The first `num_computed` tokens have KV in `blocks`. `positions` covers the prompt:
-    int64[1 or 3, num_prompt]; later tokens stand at index + rope_delta.
-    """
-
-    source: GenerateRequest
-    index: int
-    arrival: int
-    tokens: list[int]
-    positions: NDArray[np.int64]
-    rope_delta: int
-    keys: BlockKeyChain
-    deadline: float | None = None
-    siblings: tuple[int, ...] = ()
-    status: Status = Status.WAITING
-    blocks: list[int] = field(default_factory=list)
-    num_computed: int = 0
-    num_stored: int = 0
-    num_cached: int | None = None
-    constraint: Constraint | None = None
+    source: GenerateRequest  # as the client, or a proxy, sent it
+    index: int  # number of the choice
+    arrival: int  # number by which older requests go first
+    tokens: list[int]  # the prompt, then what this choice has put out, here or elsewhere
+    positions: NDArray[np.int64]  # int64[1 or 3, num_prompt], rotary positions of the prompt
+    rope_delta: int  # what to add to a later token's index for its position
+    keys: BlockKeyChain  # names of its full blocks
+    deadline: float | None = None  # of the engine's clock
+    siblings: tuple[int, ...] = ()  # choices that share this one's prompt and have not begun
+    status: Status = Status.WAITING  # which queue it is in
+    blocks: list[int] = field(default_factory=list)  # KV blocks in the order of its tokens
+    num_computed: int = 0  # tokens, from the first, that have KV in `blocks`
+    num_stored: int = 0  # tokens of those in blocks that other requests may find
+    num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
+    constraint: Constraint | None = None  # what the next token must match
 
     @property
     def may_sample(self) -> bool:

@@ -26,21 +26,20 @@ from services.membership.events import CacheLog
 
 @dataclass
 class Scheduler:
-    """`remote` wait for blocks to put KV from elsewhere in, `loading` have them. `starved` is a
-    request that could start if others did not hold blocks or slots. `log` is told what becomes a
-    known prefix."""
+    """The requests of an engine, each in one of four queues."""
 
-    blocks: BlockManager
-    embeddings: EmbeddingCache
-    limits: Limits
-    waiting: list[Request] = field(default_factory=list)
+    blocks: BlockManager  # of the KV cache
+    embeddings: EmbeddingCache  # that prompts need
+    limits: Limits  # of a step
+    waiting: list[Request] = field(default_factory=list)  # to start, in order
+    # to get blocks for KV from elsewhere, in order
     remote: list[Request] = field(default_factory=list)
-    running: list[Request] = field(default_factory=list)
-    loading: list[Request] = field(default_factory=list)
-    preemptions: int = 0
-    preempted: list[Request] = field(default_factory=list)
-    starved: Request | None = None
-    log: CacheLog | None = None
+    running: list[Request] = field(default_factory=list)  # are computed
+    loading: list[Request] = field(default_factory=list)  # have blocks that KV is copied into
+    preemptions: int = 0  # how often a request had to start again
+    preempted: list[Request] = field(default_factory=list)  # those since the engine last looked
+    starved: Request | None = None  # could start if others did not hold blocks or slots
+    log: CacheLog | None = None  # is told what becomes a known prefix
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
@@ -68,6 +67,7 @@ class Scheduler:
         for request in running if len(decodes) < len(running) else ():
             if request.num_left > 1 and step.prompts > 0:
                 self._schedule_running(request, step.prompts, step)
+        # Whoever started in a step without blocks to spare would be the youngest, and next to go.
         if self.preemptions == preemptions:
             self._admit_waiting(step)
         if self.limits.decode_steps > 1:
@@ -131,6 +131,7 @@ class Scheduler:
             return False
         matched = self.match_prefix(request)
         request.num_computed = len(matched) * self.blocks.block_size
+        # Pinned before it is known whether it starts: its embeddings come meanwhile.
         self.embeddings.pin(request)
         count = self._chunk_size(request, step.prompts, step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
@@ -147,6 +148,7 @@ class Scheduler:
     def match_prefix(self, request: Request) -> list[int]:
         """Cached blocks that `request` can start from; its last token is always computed."""
         keys = request.keys.extend(request.tokens)
+        # KV holds no logits: the next token is drawn from those of the last one.
         usable = (len(request.tokens) - 1) // self.blocks.block_size
         return self.blocks.match(keys[:usable])
 
@@ -188,7 +190,7 @@ class Scheduler:
             else:
                 self.preempt(victim)
                 step.remove(victim)
-            if victim is request:
+            if victim is request:  # all others are older: they go on, so that one always ends
                 return False
         self._extend(request, needed)
         return True

@@ -12,7 +12,7 @@ from protocol.errors import TransferError
 from protocol.refs import KVRef
 from services.engine.scheduling.request import Request, RequestKey, Status
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.transfers.kv_offers import Offers
+from services.engine.transfers.kv_offers import KVOffers
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class _Fetch:
         return self.request.status is Status.LOADING
 
 
-class Transfers:
+class KVFetches:
     """Owns destination blocks until no transfer writes to them; `offers` are what others fetch
     from here."""
 
@@ -45,7 +45,7 @@ class Transfers:
         """Token ids lie below `vocabulary`."""
         self._connector = connector
         self._scheduler = scheduler
-        self.offers = Offers(connector, scheduler)
+        self.offers = KVOffers(connector, scheduler)
         self._vocabulary = vocabulary
         self._fail_on_error = fail_on_error
         self._fetches: dict[RequestKey, _Fetch] = {}
@@ -90,6 +90,7 @@ class Transfers:
         for fetch in sorted(fetches, key=lambda f: not f.load.fed):
             if starved is not None and fetch.request.order > starved.order:
                 continue
+            # Something still reads into its former blocks; one load has one place at a time.
             if any(load is fetch.load for load, _ in self._quarantine):
                 continue
             while not self._place(fetch):
@@ -135,7 +136,7 @@ class Transfers:
         request.num_cached = request.num_prompt
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
-        held = min(len(matched), fetch.num_blocks)
+        held = min(len(matched), fetch.num_blocks)  # these are here and need no copy
         fetch.load.place(held, request.blocks[held : fetch.num_blocks])
         return True
 
@@ -173,6 +174,7 @@ class Transfers:
         self._check_arrival(fetch, arrival)
         del self._fetches[request.key]
         self.fetched += 1
+        # The logits of the last token did not come with its KV: it is computed again.
         request.num_computed = min(arrival.num_tokens, len(request.tokens) - 1)
         request.rope_delta = arrival.rope_delta
         self._scheduler.store_prefix(request)

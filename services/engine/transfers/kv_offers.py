@@ -21,7 +21,7 @@ class _Held:
     blocks: list[int]
 
 
-class Offers:
+class KVOffers:
     """Owns published blocks until their consumer has them.
 
     An offer may end by itself at any time, as when it cannot be published; its request goes on
@@ -81,6 +81,7 @@ class Offers:
     def _publish(self, held: _Held, outputs: dict[int, list[int]]) -> KVRef:
         request, blocks = held.request, held.blocks
         request_id = request.source.request_id
+        # The token put out here has no KV yet; a block taken for it holds nothing to hand over.
         kept = self._scheduler.blocks.blocks_for(request.num_prompt)
         self._scheduler.blocks.release(blocks[kept:])
         self._published[request_id] = blocks[:kept]

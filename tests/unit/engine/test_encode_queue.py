@@ -14,7 +14,7 @@ from connectors.ec.local import LocalEC
 from protocol.types import EncodeItem, EncodeRequest
 from services.engine.model.vision import VisionModel
 from services.engine.scheduling.encode_queue import EncodeQueue
-from services.engine.scheduling.image_prefetch import Preparing, tokens_ahead
+from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.run_bound import RunBound
 from tests.conftest import ModelDir, Pass
@@ -33,7 +33,7 @@ class Case:
         self.bytes = items[0].length * self.width(vision) * 4
         self.store = LocalEC(count * self.bytes, BOUND_S, LEASE_S)
         self.patches = vision.prepare(items[0]).patches
-        pictures = Preparing(vision.prepare, tokens_ahead(1 << 20), lambda: None)
+        pictures = ImagePrefetch(vision.prepare, tokens_ahead(1 << 20), lambda: None)
         self.queue = EncodeQueue(vision, pictures, self.store, 1 << 20, RateMeter(), time.monotonic)
 
     @staticmethod

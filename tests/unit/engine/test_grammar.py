@@ -5,7 +5,6 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from protocol.errors import InvalidRequest, Unavailable
 from protocol.types import RequestOutput
 from services.engine.engine import Engine
-from services.engine.model.admission import ModelAdmission
-from services.engine.sampling.grammar import Constraint, Grammars
 from tests.conftest import ModelDir
-from tests.support.conversations import LONG, asking, picture
+from tests.support.conversations import asking, picture
 from tests.support.engines import engine, request_of, run
 from tests.support.reference import Messages, load
 
@@ -36,7 +32,6 @@ SCHEMA = {
     "required": ["n", "ok", "who"],
     "additionalProperties": False,
 }
-Output = tuple[list[int], str]
 
 
 def choice(*texts: str) -> str:
@@ -206,78 +201,3 @@ def test_a_grammar_that_fails_costs_its_request_only(
     assert failed.error is not None and failed.error.status == 400
     assert failed.error.param == "grammar" and worker.check_integrity() == []
     worker.close()
-
-
-def test_a_prompt_is_computed_while_its_grammar_is_compiled(model_dir: ModelDir) -> None:
-    path = model_dir("qwen2_5_vl")
-    worker = engine(path)
-    assert worker.generate is not None and worker._grammars is not None
-    held = threading.Event()
-    worker._grammars._pool.submit(held.wait)
-    slow, _ = request_of(path, asking(LONG), "slow", grammar=choice("no"))
-    quick, _ = request_of(path, TEXT, "quick")
-    for request in (slow, quick):
-        assert worker.generate.add(request) == []
-    assert ended(worker, "quick")[-1].error is None
-    (waiting,) = worker.generate.scheduler.running
-    assert waiting.num_computed == waiting.num_prompt - 1 and not waiting.num_output
-    steps = worker.counters()["steps"]
-    worker.step()
-    assert worker.counters()["steps"] == steps and worker.wait_s > 0
-    held.set()
-    tokens = [token for output in ended(worker, "slow") for token in output.token_ids]
-    assert said(path, tokens) == "no"
-    worker.close()
-
-
-def test_what_the_compiler_raises_is_the_grammars_fault() -> None:
-    broken: Future[LLMatcher] = Future()
-    broken.set_exception(RuntimeError("no"))
-    with pytest.raises(InvalidRequest, match="no"):
-        Constraint(broken, 10).allowed([])
-
-
-def test_without_a_tokenizer_grammars_are_refused(model_dir: ModelDir, tmp_path: Path) -> None:
-    path = model_dir("qwen2_5_vl")
-    worker = engine(path)
-    assert worker.generate is not None
-    model = worker.generate._intake._model
-    assert isinstance(model, ModelAdmission)
-    model._grammars = Grammars.load(tmp_path, 10, (0,))
-    request, _ = request_of(path, TEXT, "r", grammar=choice("no"))
-    (refused,) = worker.generate.add(request)
-    assert refused.error is not None and refused.error.param == "grammar"
-    worker.close()
-
-
-def test_grammars_that_wait_are_bounded(model_dir: ModelDir) -> None:
-    path = model_dir("qwen2_5_vl")
-    grammars = Grammars.load(path, load(path).config.get_text_config().vocab_size, load(path).eos)
-    held = threading.Event()
-    grammars._pool.submit(held.wait)
-    waiting = [grammars.constraint(choice(f"{number}")) for number in range(256)]
-    assert grammars.constraint(choice("0")) is not None, "it waits already"
-    with pytest.raises(Unavailable):
-        grammars.constraint(choice("one more"))
-    held.set()
-    for one in waiting:
-        assert one is not None
-        one._compiled.result(30)
-        assert one.allowed([]).any()
-    assert grammars.constraint(choice("one more")) is not None
-    grammars.close()
-
-
-def test_the_last_grammars_are_kept(model_dir: ModelDir) -> None:
-    path = model_dir("qwen2_5_vl")
-    grammars = Grammars.load(path, load(path).config.get_text_config().vocab_size, load(path).eos)
-    constraints: list[Constraint] = []
-    for number in range(100):
-        found = grammars.constraint(choice(f"{number}"))
-        assert found is not None
-        found._compiled.result(30)
-        constraints.append(found)
-    assert len(grammars._compiled) == 64
-    assert constraints[0].allowed([]).any(), "who holds one may go on with it"
-    assert grammars.constraint("") is None
-    grammars.close()

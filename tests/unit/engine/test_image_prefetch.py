@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.types import EncodeItem
-from services.engine.scheduling.image_prefetch import Preparing
+from services.engine.scheduling.image_prefetch import ImagePrefetch
 from services.engine.scheduling.seams import Prepared
 from tests.support.waiting import until
 
@@ -25,21 +25,21 @@ def prepare(item: EncodeItem) -> Prepared:
 
 
 @pytest.fixture
-def preparing() -> Iterator[Preparing]:
+def preparing() -> Iterator[ImagePrefetch]:
     """Of 25 tokens ahead."""
-    preparing = Preparing(prepare, 25, lambda: None)
+    preparing = ImagePrefetch(prepare, 25, lambda: None)
     yield preparing
     preparing.close()
 
 
-def ready(preparing: Preparing, *names: str) -> None:
+def ready(preparing: ImagePrefetch, *names: str) -> None:
     """Wait until these are ready, in this order, and see that no others follow."""
     until(lambda: len(preparing.ready()) >= len(names))
     assert [name for name, _ in preparing.ready()] == list(names)
     assert len(preparing._begun) == len(names)
 
 
-def test_so_many_are_prepared_ahead(preparing: Preparing) -> None:
+def test_so_many_are_prepared_ahead(preparing: ImagePrefetch) -> None:
     for name in "abcd":
         preparing.add(item(name))
     preparing.advance(None)
@@ -54,21 +54,21 @@ def test_so_many_are_prepared_ahead(preparing: Preparing) -> None:
     ready(preparing)
 
 
-def test_one_is_prepared_however_large_it_is(preparing: Preparing) -> None:
+def test_one_is_prepared_however_large_it_is(preparing: ImagePrefetch) -> None:
     preparing.add(item("a", 1000))
     preparing.add(item("b", 1))
     preparing.advance(None)
     ready(preparing, "a")
 
 
-def test_what_is_waited_for_is_prepared_wherever_it_stands(preparing: Preparing) -> None:
+def test_what_is_waited_for_is_prepared_wherever_it_stands(preparing: ImagePrefetch) -> None:
     for name in "abcdef":
         preparing.add(item(name))
     preparing.advance(lambda name: name in "ef")
     ready(preparing, "a", "b", "e", "f")
 
 
-def test_what_cannot_be_prepared_is_ready_too_with_its_error(preparing: Preparing) -> None:
+def test_what_cannot_be_prepared_is_ready_too_with_its_error(preparing: ImagePrefetch) -> None:
     preparing.add(item("a", data=b""))
     preparing.advance(None)
     ready(preparing, "a")
@@ -77,7 +77,7 @@ def test_what_cannot_be_prepared_is_ready_too_with_its_error(preparing: Preparin
 
 def test_somebody_is_woken_for_each() -> None:
     woken = threading.Semaphore(0)
-    preparing = Preparing(prepare, 25, woken.release)
+    preparing = ImagePrefetch(prepare, 25, woken.release)
     preparing.add(item("a"))
     preparing.add(item("b"))
     preparing.advance(None)

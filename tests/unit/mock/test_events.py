@@ -23,7 +23,7 @@ from protocol.kv_events import (
 from protocol.types import EncodeItem, EncodeRequest, MMItem
 from services.mock.faults import Faults, parse_faults
 from services.mock.publisher import Publisher
-from tests.unit.mock.test_engine import Run, asked, engine
+from tests.support.mock_runs import Run, asked, engine
 
 
 def applied(events: Iterable[CacheEvent], start: Iterable[object] = ()) -> set[object]:

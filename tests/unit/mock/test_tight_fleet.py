@@ -9,7 +9,7 @@ from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
 from services.mock.engine import Engine
 from services.mock.kv_offers import kv_ref
 from services.mock.timing import Timing
-from tests.unit.mock.test_engine import WORDS, Run, asked, engine
+from tests.support.mock_runs import WORDS, Run, asked, engine
 
 TIMING = Timing(
     prefill_base_ms=1, prefill_token_ms=1, decode_base_ms=10, decode_request_ms=1, kv_block_ms=2,

@@ -1,0 +1,67 @@
+"""What an engine takes of its machine: a device, a dtype, the blocks of its KV pool."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from connectors.host_memory import available_bytes
+from protocol.errors import ConfigError
+from services.engine.attention.kv_cache import DTYPES
+from services.engine.config import EngineConfig
+
+_CPU_KV_BYTES = 256 << 20
+
+
+def resolved(config: EngineConfig) -> EngineConfig:
+    """`config` with `auto` replaced: a GPU if there is one, bfloat16 there and float32 on a CPU."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(device)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
+    return msgspec.structs.replace(config, device=device, dtype=dtype)
+
+
+def _check_device(device: str) -> None:
+    """`ConfigError` if it is a GPU that is not here."""
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device: {device} cannot be used: PyTorch finds no CUDA driver or GPU here"
+        )
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device: there is no {device}: {torch.cuda.device_count()} GPUs found")
+
+
+def num_blocks_of(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks of the KV pool. `ConfigError` if there are none, or they need more than is free."""
+    num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"KV cache holds no block of {block_bytes} bytes: raise --kv-cache-memory-bytes or, on "
+            "a GPU, --gpu-memory-utilization, or lower --block-size"
+        )
+    needed, free = num_blocks * block_bytes, available_bytes()
+    if config.device == "cpu" and needed > free:
+        raise ConfigError(
+            f"KV cache of {needed} bytes does not fit into the {free} bytes of free memory: "
+            "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        )
+    return num_blocks
+
+
+def _pool_bytes(config: EngineConfig) -> int:
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes
+    if config.device == "cpu":
+        # Other workers may be about to take as much of the same memory.
+        return min(_CPU_KV_BYTES, available_bytes() // 8)
+    free, total = torch.cuda.mem_get_info(config.device)
+    used = total - free
+    return max(0, int(total * config.gpu_memory_utilization) - used)

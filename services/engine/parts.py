@@ -1,0 +1,143 @@
+"""The parts of a model: a language model with its KV cache, a vision model with its queue."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from connectors.base import Changed, ECConnector
+from connectors.factory import Connectors
+from connectors.kv.base import KVConnector
+from protocol.keys import canonical_json
+from protocol.refs import KVLayout
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
+from services.engine.config import EngineConfig
+from services.engine.hardware import num_blocks_of
+from services.engine.model.admission import ModelAdmission
+from services.engine.model.language import LanguageModel
+from services.engine.model.loader import parameter_bytes
+from services.engine.model.runner import Runner
+from services.engine.model.vision import VisionModel
+from services.engine.sampling.grammar import Grammars
+from services.engine.sampling.sampler import Sampler
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.encode_queue import EncodeQueue
+from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
+from services.engine.scheduling.limits import Limits
+from services.engine.scheduling.scheduler import Scheduler
+from services.engine.scheduling.seams import Clock, Meter
+from services.engine.transfers.kv_fetches import KVFetches
+from services.membership.events import CacheLog
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What both parts of an engine share."""
+
+    config: EngineConfig
+    connectors: Connectors
+    ec: ECConnector
+    meter: Meter
+    log: CacheLog | None
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class LanguagePart:
+    """Generates tokens. Close `core`, then `grammars`, then `kv`."""
+
+    core: GenerateCore
+    kv: KVConnector
+    grammars: Grammars  # compiles what outputs are held to, in threads
+    layout: KVLayout  # of one KV block
+    max_model_len: int  # tokens of a prompt and its output that the pool has room for
+    takes_media: bool  # whether prompts may hold pictures
+    parameter_bytes: int  # size of the weights
+
+
+def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
+    """Load the model and allocate its KV pool. `changed` is told what the cache of embeddings
+    gains and loses."""
+    config = shared.config
+    model = LanguageModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
+    layout = model.kv_layout(config.block_size)
+    num_blocks = num_blocks_of(config, block_bytes(layout))
+    max_model_len = min(config.max_model_len, num_blocks * config.block_size)
+    with contextlib.ExitStack() as opened:
+        kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
+        opened.callback(kv.close)
+        pool = kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
+        embeddings = EmbeddingCache(
+            shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
+        )
+        scheduler = _scheduler(shared, num_blocks, embeddings, model)
+        vocabulary = model.text_config.vocab_size
+        grammars = Grammars.load(Path(config.model_dir), vocabulary, config.eos_token_ids)
+        opened.callback(grammars.close)
+        core = GenerateCore(
+            msgspec.structs.replace(config, max_model_len=max_model_len),
+            ModelAdmission(model, grammars),
+            scheduler,
+            Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids)),
+            KVFetches(
+                kv,
+                scheduler,
+                vocabulary=vocabulary,
+                fail_on_error=config.kv.load_failure_policy == "fail",
+            ),
+            shared.meter,
+            shared.clock,
+            shared.connectors.meanwhile,
+        )
+        opened.pop_all()
+    size = parameter_bytes(model.module)
+    return LanguagePart(core, kv, grammars, layout, max_model_len, model.takes_media, size)
+
+
+def _scheduler(
+    shared: Surroundings, num_blocks: int, embeddings: EmbeddingCache, model: LanguageModel
+) -> Scheduler:
+    config = shared.config
+    blocks = BlockManager(
+        num_blocks, config.block_size, prefix_caching=config.prefix_caching, log=shared.log
+    )
+    limits = Limits(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        model.bidirectional_media,
+        config.max_prefill_beside_decode,
+    )
+    return Scheduler(blocks, embeddings, limits, log=shared.log)
+
+
+def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQueue, int]:
+    """The queue of pictures before the vision model, and the size of the weights in bytes. `wake`
+    is called from the threads that prepare pictures."""
+    config = shared.config
+    vision = VisionModel(
+        Path(config.model_dir), DTYPES[config.dtype], config.device, config.max_media_pixels
+    )
+    patches = config.max_encoder_patches
+    queue = EncodeQueue(
+        vision,
+        ImagePrefetch(vision.prepare, tokens_ahead(patches), wake),
+        shared.ec,
+        patches,
+        shared.meter,
+        shared.clock,
+        shared.connectors.meanwhile,
+    )
+    return queue, parameter_bytes(vision.module)
+
+
+def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
+    """What two engines must share for the KV of one to mean anything to the other."""
+    digest = blake3(canonical_json(msgspec.to_builtins(layout))).hexdigest()[:16]
+    return f"{config.model}@{config.revision[:12]}:{digest}"

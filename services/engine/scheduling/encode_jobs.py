@@ -1,0 +1,90 @@
+"""Pictures that are to be encoded, and the requests that wait for each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Waiter:
+    """A request of an encoder, for the generate request `holder`; `deadline` of the clock."""
+
+    request_id: str
+    holder: str
+    deadline: float | None
+
+
+@dataclass
+class Job:
+    """One picture, however many requests wait for it. There are no `tokens` to be made if it has
+    been encoded."""
+
+    tokens: int = 0
+    waiters: list[Waiter] = field(default_factory=list)
+
+
+class EncodeJobs:
+    """By mm_hash, in the order of their coming. A job that nobody waits for is dropped."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, mm_hash: object) -> bool:
+        return mm_hash in self._jobs
+
+    def names(self) -> list[str]:
+        return list(self._jobs)
+
+    def wait(self, mm_hash: str, waiter: Waiter) -> bool:
+        """One more waits for a job; False if there is none."""
+        job = self._jobs.get(mm_hash)
+        if job is not None:
+            job.waiters.append(waiter)
+        return job is not None
+
+    def add(self, mm_hash: str, job: Job) -> None:
+        self._jobs[mm_hash] = job
+
+    def waiters(self, mm_hash: str) -> list[Waiter]:
+        job = self._jobs.get(mm_hash)
+        return job.waiters if job is not None else []
+
+    def end(self, mm_hash: str) -> list[Waiter]:
+        """The picture is made, or never will be; who waited for it."""
+        job = self._jobs.pop(mm_hash, None)
+        return job.waiters if job is not None else []
+
+    def leave(self, request_ids: Collection[str]) -> list[str]:
+        """The requests wait no longer; the jobs that were dropped."""
+        for job in self._jobs.values():
+            job.waiters = [w for w in job.waiters if w.request_id not in request_ids]
+        return self._drop()
+
+    def expire(self, now: float) -> tuple[list[tuple[str, Waiter]], list[str]]:
+        """Who has waited for which picture beyond the deadline, and the jobs that were dropped."""
+        late: list[tuple[str, Waiter]] = []
+        for mm_hash, job in self._jobs.items():
+            gone = [w for w in job.waiters if w.deadline is not None and w.deadline <= now]
+            late += [(mm_hash, waiter) for waiter in gone]
+            job.waiters = [w for w in job.waiters if w not in gone]
+        return late, self._drop()
+
+    def _drop(self) -> list[str]:
+        dropped = [mm_hash for mm_hash, job in self._jobs.items() if not job.waiters]
+        for mm_hash in dropped:
+            del self._jobs[mm_hash]
+        return dropped
+
+    def tokens(self, made: Collection[str]) -> int:
+        """Embeddings still to be made, but for those of pictures that are `made`."""
+        return sum(job.tokens for name, job in self._jobs.items() if name not in made)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next request must have been answered."""
+        waiters = (waiter for job in self._jobs.values() for waiter in job.waiters)
+        return min((w.deadline for w in waiters if w.deadline is not None), default=None)
