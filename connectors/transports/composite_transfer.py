@@ -29,7 +29,7 @@ class Copy(Transfer):
         return self._future.done()
 
 
-class InTurn(Transfer):
+class CompositeTransfer(Transfer):
     """`first`, then the `rest`, each begun when the one before it has ended; `over` is called once
     nothing is read or written any more."""
 

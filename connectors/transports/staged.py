@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from connectors.transports.base import Range, Transfer, Transport, check_ranges, zeros
-from connectors.transports.composite_transfer import Copy, InTurn
+from connectors.transports.composite_transfer import CompositeTransfer, Copy
 from protocol.errors import ConfigError, TransferError
 
 Piece = tuple[int, int]
@@ -59,7 +59,7 @@ class StagedTransport(Transport):
         self._inner = inner
         self._everything = everything
         self._regions: dict[str, _Region] = {}
-        self._under_way: list[InTurn] = []
+        self._under_way: list[CompositeTransfer] = []
         # One thread: pieces are copied in the order in which that was asked for.
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="staging")
 
@@ -96,7 +96,9 @@ class StagedTransport(Transport):
             self._commit(region, ranges)
             return self._copy(ours.memory, ours.mirror, ranges)
 
-        return self._begin(InTurn(None, [copy_out, lambda: self._inner.offer(region, ranges)]))
+        return self._begin(
+            CompositeTransfer(None, [copy_out, lambda: self._inner.offer(region, ranges)])
+        )
 
     def _commit(self, region: str, pieces: Sequence[Piece]) -> None:
         for offset, size in pieces:
@@ -109,7 +111,7 @@ class StagedTransport(Transport):
             ours.mark(ranges, False)
             # Not before the copies that were asked for earlier, and may be given up, are over.
             earlier = Copy(self._copier.submit(lambda: None))
-            self._begin(InTurn(earlier, over=lambda: self._discard(region, ranges)))
+            self._begin(CompositeTransfer(earlier, over=lambda: self._discard(region, ranges)))
 
     def read(self, peer: str, region: str, ranges: Sequence[Range]) -> Transfer:
         ours = self._regions.get(region)
@@ -127,14 +129,14 @@ class StagedTransport(Transport):
             self._discard(region, pieces)
             raise
         return self._begin(
-            InTurn(
+            CompositeTransfer(
                 read,
                 [lambda: self._copy(ours.mirror, ours.memory, pieces)],
                 over=lambda: self._discard(region, pieces),
             )
         )
 
-    def _begin(self, transfer: InTurn) -> InTurn:
+    def _begin(self, transfer: CompositeTransfer) -> CompositeTransfer:
         self._under_way.append(transfer)
         transfer.advance()
         return transfer
