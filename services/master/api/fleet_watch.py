@@ -10,7 +10,7 @@ from protocol.worker_views import Workers
 from services.master.fleet.changelog import changes_since
 from services.master.fleet.registry import Registry
 
-_SETTLE_S = 0.02
+_SETTLE_S = 0.02  # a fleet that starts registers in a burst: one answer instead of hundreds
 _MAX_WAITING = 4096
 
 
@@ -51,7 +51,7 @@ class FleetWatch:
         try:
             await asyncio.wait({waiting, left}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                await asyncio.sleep(_SETTLE_S)  # changes come in bursts
+                await asyncio.sleep(_SETTLE_S)
         finally:
             waiting.cancel()
             self._waiting -= 1

@@ -42,8 +42,8 @@ from services.master.replication.messages import Added, Removed
 from services.master.replication.replicator import Replicator
 
 _TICK_S = 0.1
-_PUMP_S = 0.005
-_SYNC_S = 1.0
+_PUMP_S = 0.005  # reports within it are followed by one look at the queues
+_SYNC_S = 1.0  # a master whose Redis is away starts alone
 
 
 class MasterService(MasterListener):

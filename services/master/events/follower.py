@@ -11,7 +11,7 @@ from protocol.kv_events import EventBatch
 from services.master.events.heard_cache import HeardCache, Sink
 from services.master.events.sequence import Message, Order, SequenceTracker, parse_message
 
-_MAX_HELD = 100_000
+_MAX_HELD = 100_000  # messages, for a replay whose end never comes
 
 
 class Follower:

@@ -19,10 +19,10 @@ from services.master.events.zmq_reader import ReadRounds, SocketReader
 from services.master.fleet.registry import Registry
 
 logger = logging.getLogger(__name__)
-_HWM = 100_000
-_REPLAY_TIMEOUT_S = 2.0
+_HWM = 100_000  # messages; what ZMQ drops beyond them is a gap, and asked for like any other
+_REPLAY_TIMEOUT_S = 2.0  # without an answer
 _LONGEST_PAUSE_S = 60.0
-_MAX_SOCKETS = 65_000
+_MAX_SOCKETS = 65_000  # ZMQ's own bound of 1,023 a few hundred workers with two sources reach
 _MAX_BYTES = 512 << 20  # a snapshot of millions of blocks
 
 

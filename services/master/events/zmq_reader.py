@@ -10,7 +10,7 @@ from collections.abc import Callable
 import zmq
 
 logger = logging.getLogger(__name__)
-_TURN_S = 0.001
+_TURN_S = 0.001  # a flood of events delays placements and heartbeats by no more
 
 
 class ReadRounds:
@@ -60,7 +60,7 @@ class SocketReader:
         self._rounds = rounds
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(socket.fileno(), rounds.add, self)
-        rounds.add(self)
+        rounds.add(self)  # what came before the descriptor was watched is no edge
 
     def read(self) -> bool:
         """One message; False if there is none."""

@@ -14,11 +14,11 @@ from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url
 from services.master.config import MasterConfig
-from services.master.fleet.registry import Registry, same_life
-from services.master.fleet.validation import check_url
+from services.master.fleet.registry import Registry
+from services.master.fleet.validation import check_url, same_life
 
 MAX_BLOCK_SIZE = 65536
-_MAX_REMOVED = 4096
+_MAX_REMOVED = 4096  # names, kept from masters that were cut off when they were removed
 _BLOCK_SIZE = 16  # vLLM's on a GPU
 
 

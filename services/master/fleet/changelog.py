@@ -13,7 +13,7 @@ from protocol.worker_views import Workers, WorkerView
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 
-_MAX_GONE = 4096
+_MAX_GONE = 4096  # departures remembered for proxies that ask after a pause
 _NO_LOAD = Load()
 _DIGITS = 20  # no version has more
 

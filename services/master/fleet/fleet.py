@@ -110,6 +110,7 @@ class Fleet:
         return sum(float(p.max_running[p.penalty == 0.0].sum()) for p in decoding)
 
     def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
+        # The smallest first: a set of slots is an integer as long as its largest slot.
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         pool = self.pools[_KIND_OF.get(info.role, info.role)]
         row = pool.add(info, slot, now_ms)

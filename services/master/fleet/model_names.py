@@ -50,6 +50,7 @@ class ModelNames:
         """(model, adapter), "" for none."""
         for table, adapter in ((self._aliases, ""), (self._adapters, name)):
             if name in table:
+                # A counter keeps the order of insertion: the model whose workers came first.
                 return next(iter(table[name])), adapter
         return "", ""
 

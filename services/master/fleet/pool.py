@@ -15,8 +15,8 @@ from services.master.fleet.priced_columns import PricedColumns
 
 __all__ = ["Charge", "Floats", "Pool"]
 
-_STEP = 64
-_PATIENCE_MS = 5_000.0
+_STEP = 64  # rows added at once, as each time all columns are copied
+_PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
 
 
 @dataclass(eq=False, slots=True)
@@ -224,6 +224,7 @@ class Pool(PricedColumns):
         cells.context_tokens[row] = max(0.0, cells.context_tokens[row] - charge.context)
         cells.free_blocks[row] += charge.blocks
         self._derive(row)
+        # All that was reckoned of an idle worker is void: small errors do not add up over a day.
         if cells.requests[row] == 0.0:
             cells.busy_until[row] = now_ms
         elif not done:

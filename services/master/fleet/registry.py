@@ -19,9 +19,9 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
-from services.master.fleet.validation import check_info, check_load
+from services.master.fleet.validation import check_info, check_load, same_life
 
-_MODELS = 256
+_MODELS = 256  # any registration may name a new one
 _Claim = TypeVar("_Claim")
 
 
@@ -82,6 +82,7 @@ class Registry:
             raise Unavailable(
                 "the fleet has reached --max-instances", retry_after_s=self.config.lease
             )
+        # By its URL too: who comes back under another id answers there instead of the old one.
         for old in self.before(info):
             self._remove(old)
         self._add(info, now_ms, lease)
@@ -134,6 +135,8 @@ class Registry:
         instance = self._in_generation(beat.instance_id, beat.generation)
         if instance is None:
             return LeaseAnswer(False)
+        # A worker that a call has taken back goes on saying that a master drained it until it has
+        # heard of that in an answer: its word must not drain it once more.
         by_us = instance.resumed and beat.drained_by_master
         instance.resumed = by_us and beat.draining
         self._set_draining(instance, instance.drained, beat.draining and not by_us, now_ms)
@@ -177,9 +180,8 @@ class Registry:
         if instance is None:
             return LeaseAnswer(False)
         instance.resumed = not name.draining and instance.draining
-        self._set_draining(
-            instance, name.draining, name.draining and instance.says_draining, now_ms
-        )
+        says = name.draining and instance.says_draining
+        self._set_draining(instance, name.draining, says, now_ms)
         return LeaseAnswer(True, self.config.lease, instance.draining, instance.resumed)
 
     def _set_draining(self, instance: Instance, drained: bool, says: bool, now_ms: float) -> None:
@@ -244,8 +246,7 @@ class Registry:
     def forget_caches(
         self, instance_id: str, generation: str, source: int = 0, *, blocks: bool
     ) -> None:
-        """Events of that life have a gap that cannot be filled: nothing that the source said before
-        counts."""
+        """A gap in its events cannot be filled: what the source said before does not count."""
         instance = self._in_generation(instance_id, generation)
         if instance is None:
             return
@@ -261,10 +262,3 @@ class Registry:
         except InvalidRequest as error:
             self.refused[error.code] += 1
             raise
-
-
-def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
-    """Whether only the load and the names of adapters differ."""
-    nothing = Load()
-    old = msgspec.structs.replace(known, load=nothing, aliases=[], adapters=[])
-    return old == msgspec.structs.replace(info, load=nothing, aliases=[], adapters=[])

@@ -84,3 +84,10 @@ def _unwritable(value: Any) -> str | None:
 
 def _unusable(name: str, problem: str) -> InvalidRequest:
     return InvalidRequest(f"{name}: {problem}", param=name, code="unusable_info")
+
+
+def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
+    """Whether only the load and the names of adapters differ."""
+    nothing = Load()
+    old = msgspec.structs.replace(known, load=nothing, aliases=[], adapters=[])
+    return old == msgspec.structs.replace(info, load=nothing, aliases=[], adapters=[])

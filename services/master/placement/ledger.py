@@ -10,8 +10,8 @@ from services.master.fleet.cache_index import PendingEncode
 from services.master.placement.reservation import Reservation
 from services.master.placement.timings import decode_begins, decode_ends, learn
 
-_JOIN_MS = 2_000.0
-_SLACK = 1024
+_JOIN_MS = 2_000.0  # until the event of an embedding that is made must have come
+_SLACK = 1024  # lapses of requests that are over, kept rather than searched for
 
 
 class Ledger:

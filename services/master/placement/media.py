@@ -19,8 +19,8 @@ from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import avoided, others_stay, refusal
 
 _SERVING = ("encode", "store")
-_MAX_HOLDERS = 16
-_STALE_MS = 10_000.0
+_MAX_HOLDERS = 16  # priced for one picture, which a large fleet may hold a hundred times
+_STALE_MS = 10_000.0  # past its due time an encode is not joined: its worker may be gone
 
 
 class MediaPlacer:

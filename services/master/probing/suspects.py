@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from services.master.probing.client import ProbeClient
 
 _MAX_WAITING = 256
-_AGAIN_S = 1.0
+_AGAIN_S = 1.0  # a fleet of proxies complains of one dead worker at the same moment
 
 
 @dataclass

@@ -11,9 +11,9 @@ from services.master.placement.ledger import Ledger
 from services.master.replication.messages import Ended, Placed
 from services.master.replication.placement_sync import restore
 
-_MOST = 64
+_MOST = 64  # whoever can write to the channel can name new ones
 _SILENT_S = 3.0
-_HELLOS = 3
+_HELLOS = 3  # in the time after which a master is taken to be gone: two may be lost
 
 
 @dataclass

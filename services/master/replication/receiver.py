@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from protocol.errors import InvalidRequest, TriptychError
 from protocol.registry import Drain, Heartbeat, InstanceName
 from services.master.fleet.added_workers import AddedWorkers
-from services.master.fleet.registry import same_life
-from services.master.fleet.validation import check_newer
+from services.master.fleet.validation import check_newer, same_life
 from services.master.master import Master
 from services.master.replication.homes import Homes
 from services.master.replication.masters import OtherMasters
@@ -105,7 +104,7 @@ class Receiver:
             registry.register(info, now * 1e3, lease_s)
             registry.instances[name].since = since
         elif self.homes.speaks_to_us(name, now):
-            lease_s = 0.0
+            lease_s = 0.0  # its own word is newer than what another master says of it
         if lease_s:
             registry.touch(name, now * 1e3, lease_s)
             self.homes.speaks_elsewhere(name, joined.home, now)

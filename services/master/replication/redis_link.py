@@ -42,11 +42,11 @@ from services.master.replication.redis_io import connected, first, scan, values
 from services.master.replication.replicator import Replicator
 
 logger = logging.getLogger(__name__)
-_COALESCE_S = 0.005
-_DEAF_S = 3.0
+_COALESCE_S = 0.005  # what happens within it goes in one message
+_DEAF_S = 3.0  # a connection that hangs raises nothing, but our own messages stay away
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
 _AT_ONCE = 500
-_SAY_AGAIN_S = 30.0
+_SAY_AGAIN_S = 30.0  # what was added by hand: its keys expire, and messages get lost
 
 
 @dataclass
