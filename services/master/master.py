@@ -8,13 +8,10 @@ clock.
 from __future__ import annotations
 
 import random
-from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
 from protocol.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
     TriptychError,
     Unavailable,
 )
@@ -33,7 +30,6 @@ from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
-from services.master.index.prefix_index import KEY_TYPE
 from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
@@ -41,6 +37,7 @@ from services.master.placement.policies.factory import load_policy
 from services.master.placement.refusals import AllBusy, TooLate
 from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
+from services.master.placement.validation import check_request
 from services.master.placement.waiting import WaitingRequests
 
 
@@ -133,7 +130,7 @@ class Master:
         fleet, adapter = self.registry.resolve(request.model)
         request.model = fleet.model  # stays the one meant when another model comes
         request.adapter = request.adapter or adapter
-        _check(request)
+        check_request(request)
         if len(self.ledger) >= self.config.max_in_flight:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
         settle_objectives(request, self.config)
@@ -228,24 +225,6 @@ class Master:
     @property
     def waiting(self) -> int:
         return sum(map(len, self.queues.values()))
-
-
-def _check(request: ScheduleRequest) -> None:
-    if len(request.block_keys) * request.block_size > request.prompt_tokens:
-        raise InvalidRequest(
-            f"block_keys: {len(request.block_keys)} blocks of {request.block_size} tokens are more "
-            f"than the prompt's {request.prompt_tokens}",
-            param="block_keys",
-        )
-    keys = request.block_keys
-    try:
-        array(KEY_TYPE, keys)
-    except OverflowError:
-        raise InvalidRequest("block_keys: a key is not of 64 bits", param="block_keys") from None
-    if any(item.offset + item.tokens > request.prompt_tokens for item in request.items):
-        raise InvalidRequest("items: an item ends after the prompt", param="items")
-    if request.deadline_s is not None and request.deadline_s <= 0:
-        raise DeadlineExceeded("the deadline has passed", param="deadline_s")
 
 
 def _rng(config: MasterConfig) -> random.Random:
