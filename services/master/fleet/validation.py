@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from services.master.fleet.instance import Instance
 
 _LARGEST = 1 << 20
+_STRANGE = re.compile(r"[\s@?#\\\x00-\x20\x7f]")
 
 
 def check_url(url: str) -> None:
     """An address that a client can be given: with a host, a port that exists, and labels that the
-    domain name system has."""
+    domain name system has; without what readers of URLs take for different things."""
+    if strange := _STRANGE.search(url):
+        raise _bad_url(url, f"{strange[0]!r} is no part of one")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port

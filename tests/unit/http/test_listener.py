@@ -170,6 +170,21 @@ class Streaming:
         self.left.set()
 
 
+@pytest.mark.parametrize(
+    "line", [b"CONNECT a:22", b"CONNECT a", b"GET a:22", b"GET http://[", b"GET http://a:99999999/"]
+)
+def test_a_target_that_is_no_url_is_refused(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with listening(Counted()) as address, Client(address) as client:
+            await client.send(line + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = await client.rest()
+            assert answer.startswith(b"HTTP/1.1 400 "), answer
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+    run(work)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_client_that_does_not_read_holds_nothing_past_its_deadline() -> None:
     async def work() -> None:
         app = Streaming(0.2)

@@ -53,7 +53,8 @@ def test_what_cannot_be_told_on_is_refused_by_its_field(name: str, value: Any) -
 @pytest.mark.parametrize(
     "url",
     ["http://a..b", "http://..", "http://" + "a" * 64, "http://h:99999", "http://h:x", "http://",
-     "http://[::1", "http://:80"],
+     "http://[::1", "http://:80", "http://a@b@c/", "http://u:p@h", "http://a b/", "http://a\nb",
+     "http://a/?q", "http://a#x", "http://8.8.8.8\\@10.0.0.1/"],
 )  # fmt: skip
 def test_a_url_that_is_no_address_is_refused(url: str) -> None:
     registry = Registry(MasterConfig())
