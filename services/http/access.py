@@ -126,14 +126,21 @@ def _is_for_clients(path: str) -> bool:
 
 
 def warn_if_open(logger: logging.Logger, key: FleetKey, hosts: Sequence[str]) -> None:
-    """One line if others than this machine can reach a process that asks for no key."""
-    reachable = sorted({host for host in hosts if not _is_loopback(host)})
-    if reachable and not key:
-        logger.warning(
-            "without --fleet-key whoever reaches %s controls this process and reads what it"
-            " serves; see SECURITY.md",
-            ", ".join(reachable),
-        )
+    """One line if others than this machine can reach a process that asks for no fleet key."""
+    if not key:
+        _warn(logger, "--fleet-key", "controls this process and reads what it serves", hosts)
+
+
+def warn_if_public(logger: logging.Logger, keys: ApiKeys, hosts: Sequence[str]) -> None:
+    """One line if others than this machine can reach a process that asks clients for no key."""
+    if not keys:
+        _warn(logger, "--api-key", "is served", hosts)
+
+
+def _warn(logger: logging.Logger, flag: str, harm: str, hosts: Sequence[str]) -> None:
+    reachable = ", ".join(sorted({host for host in hosts if not _is_loopback(host)}))
+    if reachable:
+        logger.warning("without %s whoever reaches %s %s; see SECURITY.md", flag, reachable, harm)
 
 
 def _is_loopback(host: str) -> bool:

@@ -141,3 +141,9 @@ def test_without_a_key_a_reachable_address_is_warned_of(model_dir: ModelDir) -> 
             process.stop()
             told = [line for line in process.log if "without --fleet-key" in line]
             assert len(told) == warnings, process.log
+        urls = ("--decode-servers-urls", "http://127.0.0.1:9", "--dialect", "openai")
+        for more, warnings in (((), 1), (("--api-key", "k"), 0)):
+            process = stack.start_plain("proxy", *urls, "--host", "0.0.0.0", *more)
+            process.wait_ready()
+            process.stop()
+            assert "".join(process.log).count("without --api-key") == warnings, process.log
