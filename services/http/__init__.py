@@ -10,6 +10,8 @@ browsers    what web pages may ask for
 errors      any error of the tree as an OpenAI error answer
 streams     answers that notice when the client leaves or does not read
 listener    a client connection, bounded in what its client can take time over
+accepting   connections taken while there is room for them
+open_files  how many there may be
 joined      an answer's head and body as one write
 tasks       how tasks are ended
 pace        how fast a queue moves
