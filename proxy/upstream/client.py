@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
+from aiohttp.client_reqrep import ClientRequest
 
 from protocol.decoding import decoded
 from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
@@ -29,6 +30,7 @@ from proxy.upstream.failures import (
     unconnected,
 )
 from proxy.upstream.reach import reachable
+from proxy.upstream.unhurried import unhurried
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
@@ -58,6 +60,20 @@ class Patience:
         return Patience(time.monotonic() + seconds)
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Its own timeout would take a busy loop here for a worker that takes no connection."""
+
+    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+        super().__init__(limit=0, keepalive_timeout=30.0, ssl=tls or True)
+        self._connect_timeout_s = connect_timeout_s
+
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Any:
+        connecting = super()._create_connection(req, traces, timeout)
+        return await unhurried(connecting, self._connect_timeout_s)
+
+
 class UpstreamClient:
     """One pool of connections to all workers, and what goes on over them; `close` ends both.
     `authorization` is sent with every call that has none of its own, `key` with every call. `tls`:
@@ -74,8 +90,8 @@ class UpstreamClient:
         given = {"authorization": authorization} if authorization else {}
         self._session = aiohttp.ClientSession(
             headers={**given, **key.headers},
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, ssl=tls or True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            connector=_Connector(connect_timeout_s, tls),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             auto_decompress=False,
         )
         self._probe_timeout = probe_timeout_s

@@ -14,6 +14,7 @@ from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, no_connection, unconnected
 from proxy.upstream.http1 import JSON, request_head
+from proxy.upstream.unhurried import unhurried
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
 _MAX_IDLE = 1024
@@ -128,13 +129,13 @@ class ConnectionPool:
     async def _connect(self) -> Connection:
         address = self._address
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self.url, self._release),
-                    address.host,
-                    address.port,
-                    ssl=address.context,
-                )
+            connecting = self._loop.create_connection(
+                lambda: Connection(self.url, self._release),
+                address.host,
+                address.port,
+                ssl=address.context,
+            )
+            _, connection = await unhurried(connecting, self._connect_timeout)
         except TimeoutError:
             raise no_connection(self.url) from None
         except OSError as error:

@@ -7,6 +7,8 @@ import errno
 import socket
 from urllib.parse import urlsplit
 
+from proxy.upstream.unhurried import unhurried
+
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 """What the system says of a host that it gets no answer from."""
 
@@ -17,8 +19,8 @@ async def reachable(url: str, timeout_s: float) -> bool:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
+        connecting = asyncio.open_connection(parts.hostname, port)
+        _, writer = await unhurried(connecting, timeout_s)
     except TimeoutError:
         return False
     except OSError as error:
