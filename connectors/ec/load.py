@@ -94,6 +94,7 @@ class ArenaLoad(ECLoad):
         if self.peer is not None:
             self._ask_one(self.peer)
         elif now >= self._next_look:
+            # While nobody has been asked, handshakes are under way, which end between two polls.
             self._next_look = now + (_LOOK_S if self._asked else 0.0)
             for address in self.reader.producers():
                 try:
@@ -124,6 +125,7 @@ class ArenaLoad(ECLoad):
             return False
         if self._transfer is not None and not self._transfer.poll():
             return False
+        # First of all: the producer need not hold its pin while the bytes are copied once more.
         self._send_done(told)
         if self._transfer is not None:
             self._land(told.grant.tensors)

@@ -120,6 +120,7 @@ class ECReader:
 
     def _granted(self, address: Address, message: ECGrant) -> None:
         load = self._loads.get(message.query)
+        # One that comes too late pins the entry over there all the same: it is given back.
         if load is None or not load.accept(Told(address, message)):
             name = "" if load is None else load.mm_hash
             self.send(address, ECDone(message.query, name, message.grant))

@@ -208,7 +208,7 @@ def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_bytes(blake3(data).digest() + data)
-        temporary.replace(path)
+        temporary.replace(path)  # by renaming, so that a reader finds all of it or nothing
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise TransferError(f"shared_storage: cannot write {path}: {error}") from None

@@ -90,6 +90,7 @@ class StagedTransport(Transport):
         ours = self._regions.get(region)
         if ours is None:
             return self._inner.offer(region, ranges)
+        # Before the copy: a discard that comes due meanwhile must not take its memory.
         ours.mark(ranges, True)
 
         def copy_out() -> Copy:

@@ -168,6 +168,7 @@ class UcxOwner:
             reader.jobs.popleft()
             return True
         pieces = job.messages[job.sent]
+        # UCX reads a bundle's buffer until it is sent, so there are only so many at once.
         if len(pieces) > 1 and reader.bundles >= _BUNDLES:
             return False
         reader.under_way += 1

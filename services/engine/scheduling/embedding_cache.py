@@ -135,6 +135,7 @@ class EmbeddingCache:
         unmet = [self._requests[key] for key in self._unmet]
         for request in sorted(unmet, key=lambda r: r.order):
             for item in _needed(request):
+                # Younger requests must not take room in pieces too small for this one.
                 if not self._own(item, request):
                     return
             self._unmet.discard(request.key)
