@@ -10,10 +10,7 @@ import numpy as np
 from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
-from services.master.fleet.columns import Floats
 from services.master.fleet.priced_columns import PricedColumns
-
-__all__ = ["Charge", "Floats", "Pool"]
 
 _STEP = 64  # rows added at once, as each time all columns are copied
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report

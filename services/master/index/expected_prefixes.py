@@ -15,7 +15,7 @@ from services.master.index.prefix_index import Run
 
 
 @dataclass(eq=False, slots=True)
-class Expected:
+class ExpectedPrefix:
     """A prompt being prefilled at `slot`, which held its first `start` blocks when placed."""
 
     slot: int
@@ -27,20 +27,20 @@ class ExpectedPrefixes:
     """Found by the key of the first block that its worker lacks; the newest per worker counts."""
 
     def __init__(self) -> None:
-        self._by_key: dict[int, dict[int, Expected]] = {}
+        self._by_key: dict[int, dict[int, ExpectedPrefix]] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def add(self, slot: int, start: int, keys: Sequence[int]) -> Expected | None:
+    def add(self, slot: int, start: int, keys: Sequence[int]) -> ExpectedPrefix | None:
         """The prompt with these block keys is placed at `slot`; None if that holds all of it."""
         if start >= len(keys):
             return None
-        expected = Expected(slot, start, keys)
+        expected = ExpectedPrefix(slot, start, keys)
         self._by_key.setdefault(keys[start], {})[slot] = expected
         return expected
 
-    def remove(self, expected: Expected) -> None:
+    def remove(self, expected: ExpectedPrefix) -> None:
         key = expected.keys[expected.start]
         slots = self._by_key.get(key, {})
         if slots.get(expected.slot) is expected:

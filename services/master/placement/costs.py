@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.columns import Floats
+from services.master.fleet.pool import Pool
 
 ENCODE, PREFILL, DECODE, COMBINED = "encode", "prefill", "decode", "combined"
 

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.columns import Floats
+from services.master.fleet.pool import Pool
 from services.master.placement.costs import least
 
 

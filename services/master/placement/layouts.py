@@ -11,8 +11,9 @@ import numpy as np
 from protocol.errors import Unavailable
 from protocol.registry import ScheduleRequest
 from services.master.config import MasterConfig
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.pool import Pool
 from services.master.placement.choice import Choice, Option, chosen
 from services.master.placement.costs import (
     COMBINED,

@@ -9,9 +9,10 @@ import numpy as np
 from protocol.registry import ItemPlacement, MediaNeed, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.cache_index import CacheIndex, PendingEncode
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
-from services.master.fleet.pool import Charge, Floats, Pool
+from services.master.fleet.pool import Charge, Pool
 from services.master.index.prefix_index import slots_of
 from services.master.placement.costs import ENCODE, busy, encode_costs, least
 from services.master.placement.media_plan import ItemSources, MediaPlan

@@ -8,7 +8,8 @@ import numpy as np
 
 from protocol.registry import ScheduleRequest
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.columns import Floats
+from services.master.fleet.pool import Pool
 from services.master.placement.choice import Choice
 from services.master.placement.refusals import too_late
 

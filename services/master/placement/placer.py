@@ -11,7 +11,7 @@ from protocol.registry import ItemPlacement, Placement, ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
-from services.master.index.expected_prefixes import Expected
+from services.master.index.expected_prefixes import ExpectedPrefix
 from services.master.index.prefix_index import fill
 from services.master.placement.choice import Choice
 from services.master.placement.explain import explain
@@ -110,7 +110,7 @@ class Placer:
         asked = 0.0 if prefill.at.info.kv_endpoint else prefill.ttft_ms
         return job.now_ms + self._config.settle * 1e3 + asked
 
-    def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> Expected | None:
+    def _expect(self, job: Job, prefill: Choice, decode: Choice | None) -> ExpectedPrefix | None:
         """The prompt's blocks will be there soon."""
         keys, at, predicted = job.request.block_keys, prefill.at, job.request.predicted
         if decode is not None:

@@ -8,8 +8,9 @@ from collections.abc import Collection
 import numpy as np
 
 from protocol.errors import Unavailable
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.pool import Pool
 
 _LONGEST_RETRY_S = 30.0
 

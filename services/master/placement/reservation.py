@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
-from services.master.index.expected_prefixes import Expected
+from services.master.index.expected_prefixes import ExpectedPrefix
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class Reservation:
     encodes: dict[str, Charge] = field(default_factory=dict)
     prefill: Charge | None = None
     decode: Charge | None = None
-    expected: Expected | None = None
+    expected: ExpectedPrefix | None = None
     predicted: bool = False
     placed_at: float = 0.0
     decoding_since: float | None = None

@@ -38,7 +38,8 @@ SEEN = {
     "Pool.ids", "Charge objects",
 }  # fmt: skip
 TRANSIENT = {
-    f"{kind} objects" for kind in ("Charge", "Reservation", "Expected", "PendingEncode", "Ticket")
+    f"{kind} objects"
+    for kind in ("Charge", "Reservation", "ExpectedPrefix", "PendingEncode", "Ticket")
 }
 AWAY = range(40, 60)  # seconds of every fifth minute without the channel
 

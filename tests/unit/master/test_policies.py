@@ -10,7 +10,8 @@ import pytest
 from protocol.errors import ConfigError
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.columns import Floats
+from services.master.fleet.pool import Pool
 from services.master.placement.costs import DECODE, ENCODE, PREFILL, StageCosts
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.factory import POLICIES, load_policy

@@ -11,7 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats
+from services.master.fleet.columns import Floats
 from services.master.placement.choice import Choice
 from services.master.placement.costs import StageCosts, least
 

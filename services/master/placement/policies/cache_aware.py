@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.master.fleet.pool import Floats
+from services.master.fleet.columns import Floats
 from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 

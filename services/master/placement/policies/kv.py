@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats
+from services.master.fleet.columns import Floats
 from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.round_robin import RoundRobinPolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.master.fleet.pool import Floats
+from services.master.fleet.columns import Floats
 from services.master.placement.costs import StageCosts
 from services.master.placement.policies.base import Policy
 

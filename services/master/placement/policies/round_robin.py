@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from services.master.config import MasterConfig
-from services.master.fleet.pool import Floats, Pool
+from services.master.fleet.columns import Floats
+from services.master.fleet.pool import Pool
 from services.master.placement.costs import StageCosts
 from services.master.placement.policies.base import Policy
 
