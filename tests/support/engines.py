@@ -1,6 +1,7 @@
 """An engine inside the test process, and the requests a reference conversation becomes."""
 
 import io
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,7 +12,14 @@ import torch
 from blake3 import blake3
 from PIL import Image
 
-from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
+from protocol.types import (
+    EncodeItem,
+    EncodeRequest,
+    GenerateRequest,
+    MMItem,
+    RequestOutput,
+    SamplingParams,
+)
 from services.engine.config import EngineConfig
 from services.engine.engine import Engine
 from services.engine.scheduling.seams import Clock
@@ -111,3 +119,14 @@ def run(
         if not waiting:
             return tokens
     raise AssertionError("requests did not finish")
+
+
+def ended(worker: Engine, name: str) -> list[RequestOutput]:
+    """What a request puts out, to its end."""
+    found: list[RequestOutput] = []
+    for _ in range(2000):
+        found += [output for output in worker.step()[0] if output.request_id == name]
+        if found and found[-1].finish_reason is not None:
+            return found
+        threading.Event().wait(worker.wait_s)
+    raise AssertionError("the request did not end")

@@ -83,3 +83,9 @@ def alone(request: GenerateRequest, **options: Any) -> Run:
     run.fleet.add(run.engines[0], request)
     run.clock.run()
     return run
+
+
+def pair(**options: Any) -> tuple[Run, Engine, Engine]:
+    prefill = engine(1, role="prefill", **options)
+    decode = engine(2, role="decode", **options)
+    return Run([prefill, decode]), prefill, decode

@@ -3,24 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.links import PACKAGES, Link, linked
+from tests.support.links import linked
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module", params=list(PACKAGES))
-def link(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Link]:
-    with linked(request.param, tmp_path_factory.mktemp("link")) as link:
-        link.works()
-        yield link
-        link.works()
 
 
 def damage(path: Path, how: str) -> None:

@@ -1,7 +1,5 @@
 """Transfers that go wrong half-way, over every transport: noticed, counted, made good."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -10,17 +8,7 @@ from connectors.ec.load import ArenaLoad
 from connectors.kv.fetch import Fetch
 from connectors.messages import ECDone, KVFetched, Release
 from protocol.errors import TransferError, TransferTimeout
-from tests.support.links import MEMORY, PACKAGES, Link, Side, linked, rows
-
-
-@pytest.fixture(scope="module", params=list(PACKAGES))
-def link(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Link]:
-    with linked(request.param, tmp_path_factory.mktemp("link")) as link:
-        link.works()
-        yield link
-        link.works()
+from tests.support.links import MEMORY, Link, Side, rows
 
 
 def mute(side: Side, monkeypatch: pytest.MonkeyPatch, *kinds: type) -> None:

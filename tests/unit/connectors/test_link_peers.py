@@ -2,7 +2,6 @@
 
 import ast
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,6 @@ from protocol.errors import ConfigError
 from tests.support.links import BOUND_S, PACKAGES, Link, Side, linked, rows
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module", params=list(PACKAGES))
-def link(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Link]:
-    with linked(request.param, tmp_path_factory.mktemp("link")) as link:
-        link.works()
-        yield link
-        link.works()
 
 
 def test_a_clock_that_jumps_ends_nothing(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

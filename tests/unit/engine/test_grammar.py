@@ -3,7 +3,6 @@ else is."""
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
-from protocol.types import RequestOutput
 from services.engine.engine import Engine
 from tests.conftest import ModelDir
 from tests.support.conversations import asking, picture
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import ended, engine, request_of, run
 from tests.support.reference import Messages, load
 
 TEXT = asking("What is in this image?")
@@ -164,17 +162,6 @@ def test_what_must_end_ends_although_more_tokens_are_wanted(model_dir: ModelDir)
     tokens = served(path, worker, TEXT, grammar=regex("[ab]{8}"), max_tokens=24, logit_bias=bias)[0]
     assert re.fullmatch("[ab]{8}", said(path, tokens))
     worker.close()
-
-
-def ended(worker: Engine, name: str) -> list[RequestOutput]:
-    """What a request puts out, to its end."""
-    found: list[RequestOutput] = []
-    for _ in range(2000):
-        found += [output for output in worker.step()[0] if output.request_id == name]
-        if found and found[-1].finish_reason is not None:
-            return found
-        threading.Event().wait(worker.wait_s)
-    raise AssertionError("the request did not end")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ import pytest
 from llguidance import LLMatcher
 
 from protocol.errors import InvalidRequest, Unavailable
-from protocol.types import RequestOutput
-from services.engine.engine import Engine
 from services.engine.model.admission import ModelAdmission
 from services.engine.sampling.grammar import Constraint, Grammars
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking
-from tests.support.engines import engine, request_of
+from tests.support.engines import ended, engine, request_of
 from tests.support.reference import load
 
 TEXT = asking("What is in this image?")
@@ -28,17 +26,6 @@ def choice(*texts: str) -> str:
 def said(path: Path, tokens: list[int]) -> str:
     text: str = load(path).tokenizer.decode(tokens, skip_special_tokens=True)
     return text
-
-
-def ended(worker: Engine, name: str) -> list[RequestOutput]:
-    """What a request puts out, to its end."""
-    found: list[RequestOutput] = []
-    for _ in range(2000):
-        found += [output for output in worker.step()[0] if output.request_id == name]
-        if found and found[-1].finish_reason is not None:
-            return found
-        threading.Event().wait(worker.wait_s)
-    raise AssertionError("the request did not end")
 
 
 def test_a_prompt_is_computed_while_its_grammar_is_compiled(model_dir: ModelDir) -> None:

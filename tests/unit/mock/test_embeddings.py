@@ -8,15 +8,9 @@ from protocol.registry import InstanceRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
 from services.engine.reports import load_of
 from services.mock.engine import Engine
-from tests.support.mock_runs import TIMING, WORDS, Run, asked, engine
+from tests.support.mock_runs import TIMING, WORDS, Run, asked, engine, pair
 
 PROMPT = list(range(40))
-
-
-def pair(**options: Any) -> tuple[Run, Engine, Engine]:
-    prefill = engine(1, role="prefill", **options)
-    decode = engine(2, role="decode", **options)
-    return Run([prefill, decode]), prefill, decode
 
 
 def media_fleet(**options: Any) -> tuple[Run, Engine, Engine]:

@@ -9,16 +9,10 @@ from protocol.errors import InvalidRequest
 from protocol.types import GenerateRequest, MMItem
 from services.mock.engine import Engine
 from services.mock.kv_offers import kv_ref
-from tests.support.mock_runs import WORDS, Run, asked, engine
+from tests.support.mock_runs import WORDS, Run, asked, engine, pair
 
 PROMPT = list(range(40))
 HAND_OVER = {"do_remote_decode": True}
-
-
-def pair(**options: Any) -> tuple[Run, Engine, Engine]:
-    prefill = engine(1, role="prefill", **options)
-    decode = engine(2, role="decode", **options)
-    return Run([prefill, decode]), prefill, decode
 
 
 def prefilled(run: Run, prefill: Engine, request: GenerateRequest) -> dict[str, Any]:
