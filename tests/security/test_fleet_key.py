@@ -1,9 +1,12 @@
 """Masters, workers and proxies with a fleet key: they work together, and others get nowhere."""
 
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -59,6 +62,17 @@ def test_a_picture_goes_through_all_stages_and_is_indexed(fleet: Fleet) -> None:
         lambda: sum(view.get("indexed_blocks", 0) for view in fleet.views()) > 0, fleet.master.log
     )
     until(lambda: sum(view.get("indexed_media", 0) for view in fleet.views()) > 0, fleet.master.log)
+
+
+def test_the_pipe_between_http_and_engine_is_for_this_user_alone(fleet: Fleet) -> None:
+    for worker in fleet.workers:
+        found = [
+            Path(one.laddr)
+            for one in psutil.Process(worker.process.pid).net_connections("unix")
+            if str(one.laddr).endswith(("/commands", "/events"))
+        ]
+        assert len(found) >= 2
+        assert {stat.S_IMODE(path.parent.stat().st_mode) for path in found} == {0o700}
 
 
 RPC = ("/register", "/heartbeat", "/deregister", "/drain", "/schedule", "/suspect", "/finished")
