@@ -103,6 +103,23 @@ def log_level_option() -> Any:
     return option("info", "Least severity of the log lines that are written.", choices=LOG_LEVELS)
 
 
+def drain_delay_option() -> Any:
+    return seconds(
+        0.0,
+        "Time after SIGTERM in which new requests are still taken while /ready answers 503: as long"
+        " as load balancers take to notice.",
+        minimum=0,
+    )
+
+
+def shutdown_timeout_option() -> Any:
+    return seconds(
+        25.0,
+        "Time that requests in progress have to end after --drain-delay; the rest get an error.",
+        minimum=0,
+    )
+
+
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
     return field.metadata.get("rule") or Rule("")
 

@@ -83,15 +83,15 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
 
 
 async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
-    config, share = gateway.config, serving.CLIENT_SHARE
+    config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
     app = for_browsers(gated(create_app(gateway), access), config)
     if config.dialect == "tokens":
-        await serve(app, listener, "proxy", client_share=share, tls=config)
+        await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
         return
     relay = Relay(gateway, key)
     try:
         entry = Entry(access.clients, config)
-        await serving.serve(app, listener, "proxy", relay, entry, config)
+        await serving.serve(app, listener, relay, life, entry, config)
     finally:
         await relay.close()
 

@@ -76,19 +76,30 @@ def _status(gateway: Gateway) -> APIRouter:
     async def live() -> Response:
         return Response()
 
+    def able() -> bool:
+        """Whether requests can be served, those with pictures too unless the model takes none."""
+        frontend = gateway.frontend
+        return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """200 if requests can be served and had better come here, 503 once the proxy is told to
+        stop."""
+        return Response(status_code=200 if able() and not gateway.life.draining else 503)
+
     @routes.get("/health")
     async def health() -> Response:
-        """200 if requests can be served, those with pictures too unless the model takes none; the
-        body tells each worker's state, and which workers cannot serve a request together."""
-        fleet, frontend = gateway.fleet, gateway.frontend
+        """200 if requests can be served; the body tells each worker's state, which workers cannot
+        serve a request together, and whether the proxy is about to stop."""
+        fleet = gateway.fleet
         stages = {"encode": fleet.encode, "prefill": fleet.prefill, "decode": fleet.decode}
-        able = fleet.able(pictures=frontend is None or frontend.info.has_media)
         workers = {
             role: {instance.url: "up" if instance.up else "down" for instance in stage}
             for role, stage in stages.items()
         }
-        body = {"proxy": "up", **workers, "problems": mistakes_of(fleet)}
-        return JSONResponse(body, status_code=200 if able else 503)
+        own = "draining" if gateway.life.draining else "up"
+        body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
+        return JSONResponse(body, status_code=200 if able() else 503)
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
-from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.options import (
+    count,
+    drain_delay_option,
+    log_level_option,
+    option,
+    port_option,
+    seconds,
+    shutdown_timeout_option,
+    size,
+)
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import parse_urls, urls
 from services.frontend.options import FrontendOptions
@@ -141,6 +150,8 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     probe_interval: float = seconds(
         1.0, "Time between two health probes of a worker.", minimum=0.01
     )
+    drain_delay: float = drain_delay_option()
+    shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
 
     @property

@@ -24,6 +24,7 @@ from proxy.tokens.pipeline import Pipeline
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.bodies import Bodies
+from services.http.lame_duck import LameDuck
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Gateway:
     `client`: connections for rendered requests and probes; relayed ones have a pool of their own.
     `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
     `beside`: what goes on while requests are served.
-    `bodies`: what is being received on all routes.
+    `bodies`: what is being received on all routes. `life`: whether it is about to end.
     """
 
     config: ProxyConfig
@@ -48,8 +49,10 @@ class Gateway:
     pipeline: Pipeline
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     bodies: Bodies = field(init=False)
+    life: LameDuck = field(init=False)
 
     def __post_init__(self) -> None:
+        self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:

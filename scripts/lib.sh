@@ -49,10 +49,11 @@ wait_for() {
     die "$name ended before it was ready; logs are in $LOG_PATH"
 }
 
-# stop_all: end every process started here, first politely
+# stop_all: end every process started here, first politely: requests in progress may end
 stop_all() {
     trap - EXIT INT TERM
-    local pid deadline=$((SECONDS + 15))
+    local pid drain=${TRIPTYCH_DRAIN_DELAY:-0} timeout=${TRIPTYCH_SHUTDOWN_TIMEOUT:-25} deadline
+    deadline=$((SECONDS + ${drain%%.*} + ${timeout%%.*} + 15))
     for pid in "${PIDS[@]}"; do
         kill "$pid" 2>/dev/null || true
     done

@@ -57,6 +57,7 @@ class ClientConnection(Listener):
         self._reply: ClientResponse | None = None
         self._source: Exchange | None = None
         self._paused = False
+        self._ended_by: TriptychError | None = None
         self._places = 0
         self._claim: Claim | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -114,6 +115,16 @@ class ClientConnection(Listener):
             self._reply.keep_alive = False
         elif self._reader is None:
             super().shutdown()
+
+    def end(self, error: TriptychError) -> None:
+        if self._task is not None:
+            self._ended_by = error
+            self._task.cancel()
+        elif self._reader is not None:
+            self._turn_away(self._reader, error)
+            self.close()
+        else:
+            super().end(error)
 
     # A request's way in.
 
@@ -243,6 +254,11 @@ class ClientConnection(Listener):
         before another step of the event loop."""
         try:
             await self._hot.answer(call, reply, self._forwarding)
+        except asyncio.CancelledError:
+            if self._ended_by is None:
+                raise
+            self._hot.observe(self._ended_by)
+            reply.fail(self._ended_by)
         finally:
             self.server_state.total_requests += 1
             self._task = self._reader = self._reply = None

@@ -11,6 +11,7 @@ from protocol.server_options import TlsOptions
 from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
 from proxy.relay.server import connection_class
+from services.http.lame_duck import LameDuck
 from services.http.server import serve as serve_http
 
 CLIENT_SHARE = 1 / 3  # of the open files: a request has up to two connections to workers at once
@@ -20,16 +21,16 @@ _YOUNG = 5000
 async def serve(
     app: ASGIApp,
     listener: socket.socket,
-    name: str,
     hot: HotPath,
+    life: LameDuck,
     entry: Entry | None = None,
     tls: TlsOptions | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM: relayed routes by `hot`, behind `entry`, everything else by
-    `app`."""
+    """Relayed routes by `hot`, behind `entry`, everything else by `app`, until SIGINT or SIGTERM
+    ends `life`."""
     _spare_the_collector()
-    http = connection_class(hot, entry=entry)
-    await serve_http(app, listener, name, http=http, client_share=CLIENT_SHARE, tls=tls)
+    http, share = connection_class(hot, entry=entry), CLIENT_SHARE
+    await serve_http(app, listener, "proxy", http=http, client_share=share, tls=tls, life=life)
 
 
 def _spare_the_collector() -> None:

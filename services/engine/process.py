@@ -65,10 +65,11 @@ class EngineProcess:
     def run(self) -> None:
         """Serve until stopped. An error at the start reaches the worker as a `Fatal` event.
 
-        Ctrl-C in a terminal reaches every process of the group: it is the worker that reacts.
+        Ctrl-C in a terminal reaches every process of the group, and systemd's SIGTERM every process
+        of the unit: it is the worker that reacts, and that needs its engine until its end.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             ensure_writable()
             engine = Engine(self._start.config, lambda: os.eventfd_write(self._wake, 1))

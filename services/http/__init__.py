@@ -15,6 +15,7 @@ open_files  how many there may be
 joined      an answer's head and body as one write
 tasks       how tasks are ended
 pace        how fast a queue moves
+lame_duck   how a server ends
 server      bind first, then serve until told to stop
 background  loops that an error does not end
 """

@@ -65,11 +65,6 @@ class Acceptor:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
 
-    async def wait_closed(self) -> None:
-        """Until no connection is being opened."""
-        if self._opening:
-            await asyncio.wait(self._opening)
-
     def _accept(self) -> None:
         for _ in range(min(_AT_ONCE, self._room.left)):
             try:

@@ -17,6 +17,7 @@ from protocol.errors import InvalidRequest, RequestError, TriptychError
 from services.http.joined import JoinedWrites
 
 ABORT = "triptych.abort"
+ENDED = "triptych.ended"
 MAX_HEAD = 1 << 16
 _UNUSED_S = 5.0
 TOO_MUCH = "the headers of the request are too large"
@@ -57,7 +58,8 @@ class Listener(HttpToolsProtocol):
     """One client connection. A request that is too slow in coming is answered with 408, a client
     that does not take its answer is cut off.
 
-    The scope's extension `ABORT` is a function that cuts the client off.
+    The scope's extension `ABORT` is a function that cuts the client off; `ENDED` is the error that
+    a request gets which the server has no more time for.
     """
 
     pace: ClassVar[Pace] = Pace()
@@ -156,6 +158,21 @@ class Listener(HttpToolsProtocol):
         elif not self.reading:
             self.close()
 
+    @property
+    def unused(self) -> bool:
+        """Whether nothing has ever come."""
+        return self._fresh
+
+    def end(self, error: TriptychError) -> None:
+        """There is no more time for the request: its handler finds the error under `ENDED`."""
+        if self._answering and not self._cold_reading:
+            self.cycle.scope["extensions"][ENDED] = error  # type: ignore[assignment]
+            self.cycle.message_event.set()
+        elif self.reading and not self._fresh:
+            self._refuse(error)
+        else:
+            self.close()
+
     def give_way(self) -> None:
         """Others wait for the place of this connection: as `shutdown`, and one whose first request
         is long in coming ends too."""
@@ -209,7 +226,7 @@ class Listener(HttpToolsProtocol):
         """For what is not HTTP."""
         self._refuse(InvalidRequest(msg))
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: TriptychError) -> None:
         """Answer at once and close, unless another answer is under way."""
         if self.transport.is_closing():
             return

@@ -9,19 +9,21 @@ import signal
 import socket
 import ssl
 from collections.abc import Generator
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, NotServing
 from protocol.server_options import TlsOptions
 from services.http.accepting import Acceptor
+from services.http.lame_duck import LameDuck
 from services.http.listener import Listener, SharedState
 from services.http.open_files import Room
 
-GRACE_S = 5
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted
+_ARRIVAL_S = 0.1  # a new connection's request is here by then
 KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
 
 
@@ -54,8 +56,9 @@ async def serve(
     during: contextlib.AbstractAsyncContextManager[None] | None = None,
     client_share: float = CLIENT_SHARE,
     tls: TlsOptions | None = None,
+    life: LameDuck | None = None,
 ) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; requests under way get `GRACE_S` seconds to end.
+    """Serve until SIGINT, SIGTERM or `stop`, then as `life` has it.
 
     `http` takes the place of `Listener` for connections. `during` is entered once
     connections are accepted, and left before they are no more. `client_share` of the open files
@@ -71,13 +74,13 @@ async def serve(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
             timeout_keep_alive=KEEP_ALIVE_S,
             **_certificates(tls),
         ),
         name,
         during or contextlib.nullcontext(),
         client_share,
+        life or LameDuck(),
     )
     watch = asyncio.create_task(_stop_on(stop, server)) if stop is not None else None
     try:
@@ -111,12 +114,14 @@ class _Server(uvicorn.Server):
         name: str,
         during: contextlib.AbstractAsyncContextManager[None],
         client_share: float,
+        life: LameDuck,
     ) -> None:
         super().__init__(config)
         self.server_state = self._shared = SharedState()
         self._name = name
         self._during = during
         self._client_share = client_share
+        self._life = life
         self._entered = contextlib.AsyncExitStack()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -130,6 +135,18 @@ class _Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             print(f"{self._name} ready on {scheme}://{host}:{port}", flush=True)
         await self._entered.enter_async_context(self._during)
+        self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Clients are to go elsewhere with their next requests; those that come are served."""
+        await self._life.begun.wait()
+        self._shared.keep_alive = False
+        await self._life.over()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM, or Ctrl-C."""
+        self._life.signal()
 
     def _accepting(self, listener: socket.socket, room: Room) -> Any:
         shared, config = self._shared, self.config
@@ -145,14 +162,43 @@ class _Server(uvicorn.Server):
 
     def _crowded(self, waiting: bool) -> None:
         """While connections wait for room, none is kept once it is idle."""
-        self._shared.keep_alive = not waiting
+        self._shared.keep_alive = not (waiting or self._life.draining)
         if waiting:
             for connection in list(self._shared.connections):
                 connection.give_way()  # type: ignore[union-attr]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, let what is under way end, tell the rest that it will not."""
+        self._leaving.cancel()
+        self._shared.keep_alive = False
         await self._entered.aclose()
-        await super().shutdown(sockets)
+        self._close(sockets or [])
+        connections = self._shared.connections
+        for connection in list(connections):
+            connection.shutdown()
+        await asyncio.sleep(_ARRIVAL_S)
+        if not await self._life.finished(self._busy):
+            error = NotServing("the server is shutting down", retry_after_s=1.0)
+            for connection in list(connections):
+                connection.end(error)  # type: ignore[union-attr]
+            await self._life.told(lambda: bool(connections))
+        for connection in list(connections):
+            connection.transport.abort()
+        await self._life.told(lambda: bool(self._shared.tasks))
+        for task in self._shared.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+    def _close(self, sockets: list[socket.socket]) -> None:
+        """The port. Connections that were made before are served."""
+        for acceptor in self.servers:
+            acceptor.take_waiting()  # type: ignore[attr-defined]
+            acceptor.close()
+        for listener in sockets:
+            listener.close()
+
+    def _busy(self) -> bool:
+        return not all(connection.unused for connection in self._shared.connections)  # type: ignore[union-attr]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

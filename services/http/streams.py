@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,28 +12,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import RequestAborted
+from protocol.errors import RequestAborted, TriptychError
 from services.http.deadline import NEVER, Deadline
-from services.http.listener import ABORT
+from services.http.listener import ABORT, ENDED
 from services.http.tasks import ended
 
 _T = TypeVar("_T")
 _GRACE_S = 1.0
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def ended_by(scope: Scope) -> TriptychError | None:
+    """Why the server has no more time for a request, None as long as it has."""
+    error: TriptychError | None = scope.get("extensions", {}).get(ENDED)
+    return error
+
+
+async def over(scope: Scope, receive: Receive) -> None:
+    """Until the client has left, or the server has no more time for its request, whose body must
+    have been read."""
+    while ended_by(scope) is None:
+        if (await receive())["type"] == "http.disconnect":
+            return
 
 
 async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadline = NEVER) -> _T:
-    """The result of `work`, cancelled as soon as the client has left (`RequestAborted`) or the
-    deadline has passed (`DeadlineExceeded`).
+    """The result of `work`, cancelled as soon as the client has left (`RequestAborted`), the
+    deadline has passed (`DeadlineExceeded`), or the server ends (`NotServing`).
 
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(request.receive))
+    watcher = asyncio.ensure_future(over(request.scope, request.receive))
     try:
         await asyncio.wait(
             {task, watcher}, timeout=deadline.left_s, return_when=asyncio.FIRST_COMPLETED
@@ -41,7 +50,7 @@ async def while_connected(request: Request, work: Awaitable[_T], deadline: Deadl
         if task.done():
             return task.result()
         if watcher.done():
-            raise RequestAborted("the client left")
+            raise ended_by(request.scope) or RequestAborted("the client left")
         raise deadline.exceeded()
     finally:
         watcher.cancel()
@@ -57,8 +66,9 @@ async def _unless_done(task: asyncio.Future[Any]) -> None:
 class EventStream(Response):
     """Server-sent events from an iterator of ready-made bytes.
 
-    The iterator is closed when the client leaves, and soon after the deadline, whatever it waits
-    for: a client that does not read holds it no longer. It has `_GRACE_S` to end by itself.
+    The iterator is closed when the client leaves, when the server ends, and soon after the
+    deadline, whatever it waits for: a client that does not read holds it no longer. It has
+    `_GRACE_S` to end by itself. `failed` makes the event that tells of an error.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         headers: dict[str, str] | None = None,
         deadline: Deadline = NEVER,
+        failed: Callable[[TriptychError], bytes] | None = None,
     ) -> None:
         super().__init__(
             status_code=200,
@@ -75,10 +86,11 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._deadline = deadline
+        self._failed = failed or error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.ensure_future(self._write(send))
-        watcher = asyncio.ensure_future(_disconnected(receive))
+        watcher = asyncio.ensure_future(over(scope, receive))
         left_s = self._deadline.left_s
         limit_s = None if left_s is None else left_s + _GRACE_S
         both = {writer, watcher}
@@ -86,9 +98,10 @@ class EventStream(Response):
             await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
                 writer.result()
-            elif not watcher.done():
+            elif not watcher.done() or ended_by(scope):
                 await ended(writer)
-                await self._cut_short(scope, send, watcher)
+                error = ended_by(scope) or self._deadline.exceeded()
+                await self._cut_short(scope, send, watcher, error)
         finally:
             watcher.cancel()
             await _unless_done(writer)
@@ -100,12 +113,14 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _cut_short(self, scope: Scope, send: Send, watcher: asyncio.Future[None]) -> None:
+    async def _cut_short(
+        self, scope: Scope, send: Send, watcher: asyncio.Future[None], error: TriptychError
+    ) -> None:
         """One error event, or the end of the connection if the client does not take even that."""
-        error = sse(msgspec.json.encode(self._deadline.exceeded().to_openai()))
+        last = self._failed(error) + DONE
         try:
             async with asyncio.timeout(_GRACE_S):
-                await send({"type": "http.response.body", "body": error + DONE, "more_body": False})
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         except TimeoutError:
             if (abort := scope.get("extensions", {}).get(ABORT)) is not None:
                 abort()
@@ -115,6 +130,11 @@ class EventStream(Response):
 def sse(data: bytes) -> bytes:
     """One server-sent event."""
     return b"data: " + data + b"\n\n"
+
+
+def error_event(error: TriptychError) -> bytes:
+    """An error in OpenAI's form, in the middle of a stream."""
+    return sse(msgspec.json.encode(error.to_openai()))
 
 
 DONE = sse(b"[DONE]")

@@ -77,7 +77,8 @@ async def run(config: MasterConfig) -> None:
         service = MasterService(config, key)
         host, port = listener.getsockname()[:2]
         app = gated(create_app(service, f"{host}:{port}"), access)
-        await serve(for_browsers(app, CorsOptions()), listener, "master", tls=config)
+        app, life = for_browsers(app, CorsOptions()), service.life
+        await serve(app, listener, "master", tls=config, life=life)
 
 
 if __name__ == "__main__":

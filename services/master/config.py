@@ -10,11 +10,13 @@ from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
+    drain_delay_option,
     log_level_option,
     milliseconds,
     option,
     port_option,
     seconds,
+    shutdown_timeout_option,
     size,
 )
 from protocol.server_options import TlsOptions
@@ -254,4 +256,6 @@ class MasterConfig(FleetOptions, TlsOptions):
         900.0, "Silence after which a worker that cannot register is removed from the fleet."
     )
     max_body_bytes: int = size(16 << 20, "Largest body of a request.")
+    drain_delay: float = drain_delay_option()
+    shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()

@@ -47,15 +47,16 @@ def _status(worker: Worker) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> Response:
-        """200 while the engine runs, 503 with the reason otherwise."""
+        """200 while the engine runs, 503 with the reason otherwise. The body says if it drains."""
         outage = worker.engine.outage
-        return Response(outage, status_code=503 if outage else 200, media_type="text/plain")
+        said = outage or ("draining" if worker.leaving else "")
+        return Response(said, status_code=503 if outage else 200, media_type="text/plain")
 
     @routes.get("/ready")
     async def ready() -> Response:
-        """200 while requests are taken, 503 while draining or without an engine that runs. The body
-        is this process's name, by which a restart between two probes shows."""
-        taking = not worker.draining and not worker.engine.outage
+        """200 while requests are taken, 503 while draining, about to stop or without an engine that
+        runs. The body is this process's name, by which a restart between two probes shows."""
+        taking = not worker.leaving and not worker.engine.outage
         name = worker.instance_id
         return Response(name, status_code=200 if taking else 503, media_type="text/plain")
 

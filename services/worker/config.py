@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from connectors.config import parse_ec, parse_kv
 from protocol.fleet_key import FleetOptions
-from protocol.options import count, log_level_option, option, port_option, seconds, size
+from protocol.options import (
+    count,
+    drain_delay_option,
+    log_level_option,
+    option,
+    port_option,
+    seconds,
+    shutdown_timeout_option,
+    size,
+)
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import urls
 from services.frontend.options import FrontendOptions
@@ -164,4 +173,6 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         minimum=0,
     )
     start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
+    drain_delay: float = drain_delay_option()
+    shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()

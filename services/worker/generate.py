@@ -36,7 +36,8 @@ def router(worker: Worker) -> APIRouter:
         steps = worker.generate(wanted)
         if stream:
             first = await while_connected(request, anext(steps))
-            return EventStream(_events(wanted, first, steps), deadline=deadline)
+            events = _events(wanted, first, steps)
+            return EventStream(events, deadline=deadline, failed=lambda e: _failed(wanted, e))
         outputs = await while_connected(request, collect(steps))
         answer = msgspec.json.encode(whole_answer(wanted, outputs))
         return Response(answer, media_type="application/json")
@@ -59,9 +60,12 @@ async def _events(
         final = GenerateAnswer(request.request_id, [], usage.body())
         yield sse(msgspec.json.encode(final))
     except TriptychError as error:
-        failed = GenerateAnswer(request.request_id, [], error=error_info(error))
-        yield sse(msgspec.json.encode(failed))
+        yield _failed(request, error)
     yield DONE
+
+
+def _failed(request: GenerateRequest, error: TriptychError) -> bytes:
+    return sse(msgspec.json.encode(GenerateAnswer(request.request_id, [], error=error_info(error))))
 
 
 def _event(usage: TokenCounts, outputs: list[RequestOutput]) -> bytes:

@@ -88,8 +88,15 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             )
             during = registered(worker, registration)
             app = for_browsers(gated(create_app(worker), access), config)
-            named = InstanceHeader(app, worker.instance_id)
-            await serve_http(named, listener, role.name, engine.dead, during=during, tls=config)
+            await serve_http(
+                InstanceHeader(app, worker.instance_id),
+                listener,
+                role.name,
+                engine.dead,
+                during=during,
+                tls=config,
+                life=worker.life,
+            )
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()

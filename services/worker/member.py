@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
@@ -49,8 +50,9 @@ class WorkerMember:
         worker, engine = self._worker, self._worker.engine
         load = await self._newest()
         return Heartbeat(
-            worker.instance_id, worker.instance_id[:16], load, worker.draining,
-            worker.drained_by_master, bool(engine.stall), engine.progress,
+            worker.instance_id, worker.instance_id[:16], load, worker.leaving,
+            worker.drained_by_master and not worker.life.draining,
+            bool(engine.stall), engine.progress,
         )  # fmt: skip
 
     def drain(self) -> None:
@@ -70,8 +72,16 @@ class WorkerMember:
 async def registered(worker: Worker, registration: Registration) -> AsyncGenerator[None, None]:
     """While a worker takes requests its masters know of it; before it stops they are told."""
     registration.start()
+    telling = asyncio.create_task(_tell(worker))
     try:
         yield
     finally:
+        telling.cancel()
         worker.draining, worker.drained_by_master = True, False
         await registration.close()
+
+
+async def _tell(worker: Worker) -> None:
+    """Masters place no more on a worker that is about to stop."""
+    await worker.life.begun.wait()
+    worker.changes.announce()

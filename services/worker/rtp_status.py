@@ -64,7 +64,7 @@ def _work(worker: Worker, port: int, statistics: Statistics, since: int) -> Work
         worker.tasks,
         since=since,
         room=worker.config.max_num_queued - worker.in_flight,
-        alive=not worker.draining and not worker.engine.outage,
+        alive=not worker.leaving and not worker.engine.outage,
         cache=_cache(worker, statistics) if "language" in worker.role.parts else None,
     )
 

@@ -17,6 +17,7 @@ from protocol.vocabulary import check_request
 from services.engine.config import Part
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
+from services.http.lame_duck import LameDuck
 from services.membership.registration import Changes
 from services.membership.tasks import TaskLog
 from services.worker.config import WorkerConfig
@@ -55,9 +56,11 @@ class Worker:
     tasks: TaskLog = field(default_factory=TaskLog)
     changes: Changes = field(default_factory=Changes)
     bodies: Bodies = field(init=False)
+    life: LameDuck = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
+        self.life = LameDuck(config.drain_delay, config.shutdown_timeout)
         self.bodies = Bodies(config.max_body_bytes, config.max_received_bytes)
 
     def drain(self, *, by_master: bool = False) -> None:
@@ -70,6 +73,11 @@ class Worker:
         if self.drained_by_master:
             self.draining = self.drained_by_master = False
             self.changes.announce()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether new requests had better go elsewhere: it takes none, or soon will not."""
+        return self.draining or self.life.draining
 
     @property
     def model(self) -> str:

@@ -24,6 +24,7 @@ from tests.support.forked import Service
 
 START_S = 120.0
 STOP_S = 20.0
+SHUTDOWN_S = "5"  # what a test leaves under way need not end
 
 
 class Process:
@@ -38,7 +39,7 @@ class Process:
         self._files = files
         self.module = module
         self.flags = flags
-        self._env = {**os.environ, **env}
+        self._env = {**os.environ, "TRIPTYCH_SHUTDOWN_TIMEOUT": SHUTDOWN_S, **env}
         self.log: list[str] = []
         self.url = ""
         self.launch()
@@ -100,6 +101,10 @@ class Process:
         """Start again on the same port."""
         self.launch(int(self.url.rpartition(":")[2]))
         self.wait_ready()
+
+    def terminate(self) -> None:
+        """As an operator does, who does not wait."""
+        self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -50,12 +50,17 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
 def _status(service: MasterService) -> APIRouter:
     routes = APIRouter()
 
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """200 as long as the master answers, 503 once it is told to stop."""
+        return Response(status_code=503 if service.life.draining else 200)
+
     @routes.get("/health")
     async def health() -> dict[str, Any]:
         """200 as long as the master answers; the body counts workers that may be used."""
         fleets = service.master.registry.fleets
         return {
-            "master": "up",
+            "master": "draining" if service.life.draining else "up",
             "shared": _shared(service),
             "models": {
                 model: {

@@ -7,7 +7,7 @@ They come tens of thousands of times a second in a large fleet, so they pass by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -34,6 +34,7 @@ from protocol.registry import (
 from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH, Suspected
 from services.admission.ticket import Ticket
 from services.http.errors import error_response
+from services.http.streams import ended_by, over
 from services.master.api.service import MasterService
 
 _JSON = b"application/json"
@@ -74,6 +75,8 @@ class RpcApp:
             return
         if answer is not None:
             await _send(send, answer, packed)
+        elif (ended := ended_by(scope)) is not None:
+            await error_response(ended)(scope, receive, send)
 
     def _find(self, scope: Scope) -> _Run | None:
         if scope["method"] == "GET":
@@ -85,7 +88,8 @@ class RpcApp:
         answer = None if body is None else await self._calls[scope["path"]](body, packed)
         if isinstance(answer, Ticket):
             ticket = answer
-            return await unless_left(receive, lambda left: self._service.wait(ticket, left))
+            left = over(scope, receive)
+            return await unless_left(left, lambda left: self._service.wait(ticket, left))
         return answer
 
     async def _workers(self, scope: Scope, receive: Receive, packed: bool) -> Any:
@@ -93,9 +97,20 @@ class RpcApp:
         after, wait_s = query.get("after", ""), _seconds(query.get("wait_s", "0"))
         if await read_body(receive, 0) is None:
             return None
-        return await unless_left(
-            receive, lambda left: self._service.watch.wait(after, wait_s, left)
-        )
+        left = self._over_or_closing(scope, receive)
+        return await unless_left(left, lambda left: self._service.watch.wait(after, wait_s, left))
+
+    async def _over_or_closing(self, scope: Scope, receive: Receive) -> None:
+        """A master that ends does not wait for news to tell."""
+        reasons = {
+            asyncio.ensure_future(over(scope, receive)),
+            asyncio.ensure_future(self._service.life.closing.wait()),
+        }
+        try:
+            await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for reason in reasons:
+                reason.cancel()
 
 
 def _seconds(text: str) -> float:
@@ -156,20 +171,14 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 async def unless_left(
-    receive: Receive, answer: Callable[[asyncio.Future[Any]], Awaitable[Any]]
+    leaving: Coroutine[Any, Any, None], answer: Callable[[asyncio.Future[Any]], Awaitable[Any]]
 ) -> Any:
-    """The answer, which may come early once its argument is done: the caller has left. `receive`:
-    of a request whose body has been read."""
-    left = asyncio.ensure_future(_disconnected(receive))
+    """The answer, which may come early once its argument is done: `leaving` has ended."""
+    left = asyncio.ensure_future(leaving)
     try:
         return await answer(left)
     finally:
         left.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send(send: Send, answer: Any, packed: bool) -> None:

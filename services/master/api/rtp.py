@@ -23,6 +23,7 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.kv_events import short_key
 from protocol.registry import Placement, ScheduleRequest, Target
 from services.admission.ticket import Ticket
+from services.http.streams import ended_by, over
 from services.master.api.rpc import read_body, unless_left
 from services.master.api.service import MasterService
 
@@ -160,7 +161,10 @@ def rtp_routes(contract: RtpContract, max_body_bytes: int) -> APIRouter:
         body = await read_body(request.receive, max_body_bytes)
         if body is None:
             return Response(status_code=RequestAborted.status)
-        answer = await unless_left(request.receive, lambda left: contract.schedule(body, left))
+        left = over(request.scope, request.receive)
+        answer = await unless_left(left, lambda left: contract.schedule(body, left))
+        if ended := ended_by(request.scope):
+            raise ended
         if answer is None:
             return Response(status_code=RequestAborted.status)
         return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -27,6 +27,7 @@ from protocol.registry import (
 )
 from protocol.worker_views import Suspected
 from services.http.background import supervised
+from services.http.lame_duck import LameDuck
 from services.master.api.fleet_watch import FleetWatch
 from services.master.api.metrics import MasterMetrics
 from services.master.api.worker_networks import WorkerNetworks
@@ -54,6 +55,7 @@ class MasterService(MasterListener):
         self.config = config
         self._key = key
         self.networks = WorkerNetworks(config, keyed=bool(key))
+        self.life = LameDuck(config.drain_delay, config.shutdown_timeout)
         self.master = Master(config, None, self)
         self.watch = FleetWatch(self.master.registry)
         self.subscriber = Subscriber(self.master.registry, Curve.of(key))

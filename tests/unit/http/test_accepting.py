@@ -117,7 +117,6 @@ def test_what_the_kernel_has_taken_is_served_before_the_end() -> None:
             server.acceptor.take_waiting()
             server.acceptor.close()
             server.listener.close()
-            await server.acceptor.wait_closed()
             await echoed(client)
 
     on_both_loops(work)

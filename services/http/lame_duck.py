@@ -1,0 +1,76 @@
+"""How a server ends: it says so, serves on for a while, and lets what is under way finish.
+
+serving ── signal ──▶ draining ── drain delay ──▶ closing ── nothing is under way ──▶ ended
+                                                      └───── or the time is over: errors ──▶ ended
+
+A second signal ends what is under way at once, in any state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+_LOOK_S = 0.05
+_LAST_WORDS_S, _HASTY_WORDS_S = 2.0, 0.2
+
+
+class LameDuck:
+    """One server's way to its end. Signals call `signal`; the server awaits `over` and `finished`
+    in this order; whoever answers probes looks at `draining`."""
+
+    def __init__(self, drain_delay_s: float = 0.0, shutdown_timeout_s: float = 5.0) -> None:
+        self._drain_delay_s = drain_delay_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._hurry = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.closing = asyncio.Event()
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server is about to leave: it still serves, but had better get nothing new."""
+        return self.begun.is_set()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether what is under way gets no more time."""
+        return self._hurry.is_set()
+
+    def signal(self) -> None:
+        """Somebody wants the server to end; the second time, at once."""
+        if self.draining:
+            self._hurry.set()
+        self.begun.set()
+
+    async def over(self) -> None:
+        """Until the port may be closed."""
+        await self.begun.wait()
+        await self._up_to(self._drain_delay_s)
+
+    async def finished(self, busy: Callable[[], bool]) -> bool:
+        """Until nothing is under way; False if it got no more time."""
+        self.begun.set()
+        self.closing.set()
+        return await self._ends(busy, self._shutdown_timeout_s, self._hurry)
+
+    async def told(self, busy: Callable[[], bool]) -> None:
+        """Until what was under way has got its errors, for a moment at most."""
+        await self._ends(busy, _HASTY_WORDS_S if self.hurried else _LAST_WORDS_S)
+
+    @staticmethod
+    async def _ends(
+        busy: Callable[[], bool], seconds: float, hurry: asyncio.Event | None = None
+    ) -> bool:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while busy():
+            left_s = until - loop.time()
+            if left_s <= 0 or (hurry is not None and hurry.is_set()):
+                return False
+            await asyncio.sleep(min(left_s, _LOOK_S))
+        return True
+
+    async def _up_to(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds)
