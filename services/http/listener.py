@@ -123,7 +123,7 @@ class Listener(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
 
     def on_headers_complete(self) -> None:
-        super().on_headers_complete()  # raises for a target that is no URL: nobody has it then
+        super().on_headers_complete()  # raises if the target is none, as CONNECT's is
         self._cold_head = False
         if self.cycle is not None and not self._shared.keep_alive:
             self.cycle.keep_alive = False

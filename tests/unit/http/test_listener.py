@@ -62,6 +62,21 @@ def test_a_request_that_does_not_come_is_answered_408(begun: bytes) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("before", [b"", post("/x", b"1")])
+@pytest.mark.parametrize("line", [b"CONNECT a:22 HTTP/1.1", b"CONNECT : HTTP/1.1"])
+def test_a_target_that_is_no_path_is_answered_400(line: bytes, before: bytes) -> None:
+    async def work() -> None:
+        async with listening(Counted()) as address, Client(address) as client:
+            if before:
+                await client.send(before)
+                assert (await client.answer())[0] == 200
+            await client.send(line + b"\r\nhost: a:22\r\n\r\n")
+            answer = await client.rest()
+            assert answer.startswith(b"HTTP/1.1 400 ") and code_of(answer) == "invalid_value"
+
+    run(work)
+
+
 def test_a_connection_that_says_nothing_is_closed() -> None:
     async def work() -> None:
         async with listening(Counted()) as address, Client(address) as client:
