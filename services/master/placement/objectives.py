@@ -9,6 +9,7 @@ import numpy as np
 from protocol.registry import ScheduleRequest
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
+from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
 from services.master.placement.choice import Choice
 from services.master.placement.refusals import too_late
@@ -43,9 +44,19 @@ def foreseen_ttft_ms(prefill: Choice, decode: Choice | None) -> float:
     return prefill.ttft_ms + moved + float(pool.step_now[row])
 
 
-def check_objective(request: ScheduleRequest, ttft_ms: float) -> None:
-    """`TooLate` if the first token is foreseen too late."""
+def check_objective(request: ScheduleRequest, ttft_ms: float, fleet: Fleet) -> None:
+    """`TooLate` if the first token is foreseen too late, and others are in the way. A fleet with
+    workers to spare serves as well as it can: were it to refuse, its caches would never fill, and
+    a rate that was learnt wrong would never be measured again."""
     if request.ttft_slo_s:
         objective_ms = request.ttft_slo_s * 1e3
-        if ttft_ms > _MARGIN * objective_ms:
+        if ttft_ms > _MARGIN * objective_ms and not _has_spare_workers(fleet):
             raise too_late(ttft_ms, objective_ms)
+
+
+def _has_spare_workers(fleet: Fleet) -> bool:
+    """Fewer requests than workers that prefill."""
+    pools = fleet.pools
+    requests = sum(float(pools[kind].requests.sum()) for kind in ("decode", "combined"))
+    prefilling = pools["prefill"].able or pools["decode"].able
+    return requests < prefilling + pools["combined"].able

@@ -40,7 +40,7 @@ class Placer:
         `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
-        check_objective(request, foreseen_ttft_ms(prefill, decode))
+        check_objective(request, foreseen_ttft_ms(prefill, decode), fleet)
         held = Reservation(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
             placed_at=now_ms,

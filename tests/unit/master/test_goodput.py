@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.registry import Placement, ScheduleRequest
+from protocol.registry import Finished, Placement, ScheduleRequest
 from services.admission.ticket import Ticket
 from tests.support.master_fleets import asking, master, place
 from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
@@ -58,6 +58,18 @@ def test_refusals_come_at_once_and_say_when_to_come_back() -> None:
     assert getattr(caught.value, "retry_after_s", 0) >= 1.0
     own = asking("c", blocks=0, ttft_slo_s=5.0)
     assert isinstance(made.schedule(own, 0.0), Placement), "its own objective counts"
+
+
+def test_a_fleet_with_workers_to_spare_refuses_nobody() -> None:
+    """Its caches would stay empty, and rates that were learnt wrong would stay wrong."""
+    made = master("prefill", "prefill", "decode", ttft_slo=0.05, busy_queue_ms=0)
+    for name in ("a", "b"):  # 160 ms each, wherever
+        assert isinstance(made.schedule(asking(name, blocks=0), 0.0), Placement)
+    with pytest.raises(Exception) as caught:
+        made.schedule(asking("c", blocks=0), 0.0)
+    assert getattr(caught.value, "code", "") == "slo_unreachable"
+    made.finished(Finished("a"), 1.0)
+    assert isinstance(made.schedule(asking("c", blocks=0), 1.0), Placement)
 
 
 def test_a_late_request_is_served_last_and_is_served() -> None:
