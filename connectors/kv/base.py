@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from connectors.meter import Meter, TransferStats
 from protocol.refs import KVRef
@@ -19,6 +19,14 @@ if TYPE_CHECKING:  # engines without a model have connectors too
 
 REGION = "kv"
 """The name of a pool's memory, on whatever transport."""
+
+
+class Fence(Protocol):
+    """A point in the work that a device has been asked to do. Kernels run after the call that
+    launched them, on a GPU; what reads or writes memory without its stream must wait for them."""
+
+    def passed(self) -> bool:
+        """Whether all work before it is done; never waits."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,9 @@ class KVConnector(ABC):
         """Begin to offer a request's KV, which is being computed."""
 
     @abstractmethod
-    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
-        """These blocks, from the start of the request's table, are complete."""
+    def advance(self, request_id: str, blocks: Sequence[int], written: Fence | None = None) -> None:
+        """These blocks, from the start of the request's table, are complete once `written` has
+        passed (None: they are). No peer hears of them before."""
 
     @abstractmethod
     def restart(self, request_id: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from connectors.kv.base import KVConnector, KVLoad
+from connectors.kv.base import Fence, KVConnector, KVLoad
 from connectors.meter import Meter
 from protocol.errors import IncompatiblePeer, TransferError
 from protocol.refs import KVRef
@@ -27,7 +27,7 @@ class LocalKV(KVConnector):
             "this worker has no KV connector and cannot hand over KV: set --kv-transfer-config"
         )
 
-    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int], written: Fence | None = None) -> None:
         raise AssertionError("nothing is open")
 
     def restart(self, request_id: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from connectors.kv.base import REGION, KVConnector, KVLoad
+from connectors.kv.base import REGION, Fence, KVConnector, KVLoad
 from connectors.kv.consumer import KVConsumer
 from connectors.kv.fetch import ConsumerOptions
 from connectors.kv.producer import KVProducer
@@ -58,6 +58,23 @@ class _Offered:
 
     def _pieces(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         return [(block * self._block_bytes, self._block_bytes) for block in blocks]
+
+
+class _Written(Transfer):
+    """Waits for the kernels that write what is offered."""
+
+    def __init__(self, fence: Fence) -> None:
+        self._fence = fence
+
+    def poll(self) -> bool:
+        return self._fence.passed()
+
+    def cancel(self) -> None:
+        """Kernels cannot be called back."""
+
+    @property
+    def settled(self) -> bool:
+        return self._fence.passed()
 
 
 class PullKV(KVConnector):
@@ -116,8 +133,12 @@ class PullKV(KVConnector):
         self._blocks[request_id] = ()
         self.producer.offer(request_id)
 
-    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int], written: Fence | None = None) -> None:
         known, self._blocks[request_id] = self._blocks[request_id], tuple(blocks)
+        # A staged transport copies behind the kernels by itself. Peers of a direct one read as soon
+        # as they are told, and their reads know nothing of this device's streams.
+        if written is not None:
+            self._then(request_id, _Written(written), lambda: None)
         # A transport may need time until peers can read a block, as files do; they hear of it then.
         ticket = self.offered.offer(blocks[len(known) :])
         self._then(request_id, ticket, lambda: self.producer.advance(request_id, blocks))

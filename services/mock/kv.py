@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from connectors.kv.base import KVConnector, KVLoad
+from connectors.kv.base import Fence, KVConnector, KVLoad
 from connectors.meter import Meter
 from protocol.errors import IncompatiblePeer
 from protocol.refs import KVRef
@@ -42,7 +42,7 @@ class CountedKV(KVConnector):
     def offer(self, request_id: str) -> None:
         self._offers.open(request_id)
 
-    def advance(self, request_id: str, blocks: Sequence[int]) -> None:
+    def advance(self, request_id: str, blocks: Sequence[int], written: Fence | None = None) -> None:
         """Nothing: a consumer copies once all is computed."""
 
     def restart(self, request_id: str) -> None:

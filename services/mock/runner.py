@@ -37,6 +37,9 @@ class TimedRunner:
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         return [self._sample(r, chunk.steps) for chunk in chunks for r in chunk.samplers]
 
+    def fence(self) -> None:
+        """Nothing is written behind a step."""
+
     def _sample(self, request: Request, count: int) -> Sampled:
         tokens = self._words.tokens(
             request.rope_delta, seed_of(request.sampling), request.index, request.num_output, count

@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from connectors.base import EC_TENSOR
+from connectors.kv.base import Fence
 from protocol.errors import TriptychError
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.language import Inputs, LanguageModel
+from services.engine.model.step_fence import fence_on
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -42,6 +44,10 @@ class Runner:
         """Compute the chunks' tokens; one sampled token for each choice that reached its end, and a
         failure for each choice of a chunk that cannot be computed."""
         return contained(self._run, chunks, _failed)
+
+    def fence(self) -> Fence | None:
+        """See `services.engine.scheduling.seams.Runner`."""
+        return fence_on(self._model.device)
 
     @torch.inference_mode()
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:

@@ -116,12 +116,16 @@ class GenerateCore:
         """Advance transfers, then run one batch; returns what the requests gained."""
         self._in_step = self._live.names()
         outputs = self.advance()
-        chunks = self.begin()
-        if chunks:
-            with self._meanwhile():
-                sampled = self._runner.run(chunks)
-            outputs += self.complete(chunks, sampled)
+        if chunks := self.begin():
+            outputs += self.complete(chunks, self._run(chunks))
         return outputs
+
+    def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        try:
+            with self._meanwhile():
+                return self._runner.run(chunks)
+        finally:  # a step that raised has launched kernels, too
+            self.transfers.stepped(self._runner.fence())
 
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from connectors.base import Tensors
+from connectors.kv.base import Fence
 from connectors.meter import TransferStats
 from protocol.errors import TriptychError
 from protocol.registry import Rates
@@ -40,7 +41,11 @@ class Runner(Protocol):
     """The model, one step at a time."""
 
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """Compute the chunks; what each of their samplers gained."""
+        """Compute the chunks; what each of their samplers gained. KV may still be on its way into
+        the cache then, see `fence`."""
+
+    def fence(self) -> Fence | None:
+        """Passes once the device has done all that `run` has asked of it so far; None if it has."""
 
 
 class Admission(Protocol):

@@ -5,29 +5,16 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from connectors.kv.base import KVArrival, KVConnector, KVLoad
+from connectors.kv.base import Fence, KVArrival, KVConnector, KVLoad
 from protocol.errors import TransferError
 from protocol.refs import KVRef
 from services.engine.scheduling.request import Request, RequestKey, Status
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.transfers.kv_offers import KVOffers
+from services.engine.transfers.placed_fetch import Fetch, check_ref
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Fetch:
-    """`num_blocks` of the request's table come from elsewhere."""
-
-    request: Request
-    num_blocks: int
-    load: KVLoad
-
-    @property
-    def placed(self) -> bool:
-        return self.request.status is Status.LOADING
 
 
 class KVFetches:
@@ -48,10 +35,11 @@ class KVFetches:
         self.offers = KVOffers(connector, scheduler)
         self._vocabulary = vocabulary
         self._fail_on_error = fail_on_error
-        self._fetches: dict[RequestKey, _Fetch] = {}
+        self._fetches: dict[RequestKey, Fetch] = {}
         self.arrived: list[tuple[Request, KVArrival]] = []
         self._quarantine: list[tuple[KVLoad, list[int]]] = []
         self._refused: list[tuple[Request, TransferError]] = []
+        self._fence: Fence | None = None
         self.fetched = 0
         self.failed = 0
 
@@ -70,11 +58,16 @@ class KVFetches:
         insort(self._scheduler.remote, request, key=lambda r: r.order)
         try:
             self._connector.check(ref)
-            _check_ref(ref, request, self._scheduler.blocks.block_size)
-            self._fetches[request.key] = _Fetch(request, needed, self._connector.fetch(ref, needed))
+            check_ref(ref, request, self._scheduler.blocks.block_size)
+            self._fetches[request.key] = Fetch(request, needed, self._connector.fetch(ref, needed))
         except TransferError as error:
             self._fall_back(request, error)
             self._refused.append((request, error))
+
+    def stepped(self, fence: Fence | None) -> None:
+        """A step was launched; `fence` passes once it writes to no block any more."""
+        self._fence = fence
+        self.offers.stepped(fence)
 
     def begin(self) -> None:
         """Give blocks to requests whose KV comes from elsewhere: those that can be copied now, then
@@ -108,7 +101,7 @@ class KVFetches:
     def unplace(self, request: Request) -> None:
         """A load gives its blocks up and waits for others."""
         fetch = self._fetches[request.key]
-        fetch.load.unplace()
+        fetch.unplace()
         self._scheduler.loading.remove(request)
         self._retire(fetch.load, request)
         request.status = Status.WAITING
@@ -122,7 +115,7 @@ class KVFetches:
             self._quarantine.append((load, request.blocks))
         request.reset()
 
-    def _place(self, fetch: _Fetch) -> bool:
+    def _place(self, fetch: Fetch) -> bool:
         """False if there are no blocks, or too many requests."""
         request, blocks = fetch.request, self._scheduler.blocks
         total = blocks.blocks_for(len(request.tokens))
@@ -137,7 +130,7 @@ class KVFetches:
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
         held = min(len(matched), fetch.num_blocks)  # these are here and need no copy
-        fetch.load.place(held, request.blocks[held : fetch.num_blocks])
+        fetch.place(held, self._fence)
         return True
 
     def serve(self) -> None:
@@ -153,6 +146,7 @@ class KVFetches:
         self._refused.clear()
         for fetch in list(self._fetches.values()):
             try:
+                fetch.advance()
                 arrival = fetch.load.poll()
                 if arrival is not None:
                     self._arrived(fetch, arrival)
@@ -161,7 +155,7 @@ class KVFetches:
                 failed.append((fetch.request, error))
         return failed if self._fail_on_error else []
 
-    def _give_up(self, fetch: _Fetch, error: TransferError) -> None:
+    def _give_up(self, fetch: Fetch, error: TransferError) -> None:
         """The load has failed: its blocks wait until nothing writes to them, its request computes
         its KV in others."""
         del self._fetches[fetch.request.key]
@@ -169,7 +163,7 @@ class KVFetches:
         self._retire(fetch.load, fetch.request)
         self._fall_back(fetch.request, error)
 
-    def _arrived(self, fetch: _Fetch, arrival: KVArrival) -> None:
+    def _arrived(self, fetch: Fetch, arrival: KVArrival) -> None:
         request = fetch.request
         self._check_arrival(fetch, arrival)
         del self._fetches[request.key]
@@ -182,7 +176,7 @@ class KVFetches:
         self._scheduler.start(request)
         self.arrived.append((request, arrival))
 
-    def _check_arrival(self, fetch: _Fetch, arrival: KVArrival) -> None:
+    def _check_arrival(self, fetch: Fetch, arrival: KVArrival) -> None:
         """`TransferError` if the producer has computed another prompt, or speaks of tokens that
         there are none of. It has put out exactly one of each choice that it names."""
         tokens = [token for output in arrival.outputs.values() for token in output]
@@ -227,16 +221,3 @@ class KVFetches:
 
     def owned_blocks(self) -> Sequence[list[int]]:
         return [*self.offers.owned_blocks(), *(blocks for _, blocks in self._quarantine)]
-
-
-def _check_ref(ref: KVRef, request: Request, block_size: int) -> None:
-    if ref.growing:
-        return
-    if not 0 < ref.num_tokens <= request.num_prompt:
-        raise TransferError(
-            f"kv_transfer_params offer {ref.num_tokens} tokens for a prompt of {request.num_prompt}"
-        )
-    if len(ref.block_ids) != -(-ref.num_tokens // block_size):
-        raise TransferError(
-            f"kv_transfer_params: {len(ref.block_ids)} blocks for {ref.num_tokens} tokens"
-        )

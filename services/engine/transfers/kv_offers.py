@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from connectors.kv.base import KVConnector
+from connectors.kv.base import Fence, KVConnector
 from protocol.refs import KVRef
 from protocol.types import RequestOutput
 from services.engine.scheduling.request import Request
@@ -34,6 +34,7 @@ class KVOffers:
         self._open: set[str] = set()
         self._held: dict[str, _Held] = {}
         self._published: dict[str, list[int]] = {}
+        self._fence: Fence | None = None
 
     def __len__(self) -> int:
         """Offers that wait for their consumers."""
@@ -45,11 +46,16 @@ class KVOffers:
         self._open.add(request.source.request_id)
         self._connector.offer(request.source.request_id)
 
+    def stepped(self, fence: Fence | None) -> None:
+        """A step was launched: what it writes is complete once `fence` has passed."""
+        self._fence = fence
+
     def advance(self, request: Request) -> None:
-        """Tell the worker that will decode a request which of its blocks are complete."""
+        """Tell the worker that will decode a request which of its blocks are complete, as soon as
+        the last step has written them."""
         if request.source.request_id in self._open:
             full = request.num_computed // self._scheduler.blocks.block_size
-            self._connector.advance(request.source.request_id, request.blocks[:full])
+            self._connector.advance(request.source.request_id, request.blocks[:full], self._fence)
 
     def hold(self, request: Request) -> None:
         """A request that hands over has put out its token: keep its KV until `seal`. That of one
@@ -86,7 +92,7 @@ class KVOffers:
         self._scheduler.blocks.release(blocks[kept:])
         self._published[request_id] = blocks[:kept]
         self._open.discard(request_id)
-        self._connector.advance(request_id, blocks[:kept])
+        self._connector.advance(request_id, blocks[:kept], self._fence)
         return self._connector.seal(request_id, request.num_prompt, request.rope_delta, outputs)
 
     def restart(self, request_id: str) -> None:
