@@ -23,6 +23,7 @@ from services.engine.model.language import LanguageModel
 from services.engine.model.loader import parameter_bytes
 from services.engine.model.runner import Runner
 from services.engine.model.vision import VisionModel
+from services.engine.model.vouching import check_positions
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
@@ -70,6 +71,7 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
     layout = model.kv_layout(config.block_size)
     num_blocks = num_blocks_of(config, block_bytes(layout))
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
+    check_positions(model.module, model.config.model_type, max_model_len)
     with contextlib.ExitStack() as opened:
         kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
         opened.callback(kv.close)

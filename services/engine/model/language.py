@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from protocol.errors import ConfigError
 from protocol.refs import KVGroup, KVLayout
@@ -15,19 +15,12 @@ from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.loader import LANGUAGE_MODEL, has_vision, load_part, read_config
+from services.engine.model.probe import LayerShape, Recording
+from services.engine.model.trial import TOLERANCE, prompts, worst_error
+from services.engine.model.vouching import refused_by_name
 
-_PROBE = "triptych_probe"
+_TRIAL_BLOCK = 16  # tokens: the smallest block that every attention backend takes
 _KV_LAYERS = ("full_attention", "sliding_attention")
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What one attention layer keeps per token; `window` in tokens, 0 for none."""
-
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    window: int
 
 
 @dataclass(frozen=True)
@@ -62,8 +55,9 @@ class LanguageModel:
             getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
-        self.shapes = self._probe()
-        self._text_model.set_attn_implementation(paged.PAGED)
+        with refused_by_name(self.config.model_type):
+            self.shapes = self._probe()
+            self._try()
 
     @property
     def module(self) -> torch.nn.Module:
@@ -112,7 +106,11 @@ class LanguageModel:
             keywords["visual_pos_masks"] = inputs.media_mask.unsqueeze(0)
             keywords["deepstack_visual_embeds"] = list(inputs.deepstack)
         hidden = self._text_model(**keywords).last_hidden_state[0]
-        logits = self._model.lm_head(hidden[inputs.rows]).float()
+        return self._logits(hidden[inputs.rows])
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, hidden] → float[S, vocabulary], for a model whose language part has no head."""
+        logits = self._model.lm_head(hidden).float()
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits  # type: ignore[no-any-return]
@@ -122,23 +120,43 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, LayerShape]:
-        """Run two tokens and record what each attention layer brings.
-
-        `ConfigError` if a layer never reaches the attention interface: its state would be lost.
-        """
-        shapes: dict[int, LayerShape] = {}
-        AttentionInterface.register(_PROBE, _recorder(shapes))
-        self._text_model.set_attn_implementation(_PROBE)
+        """Run two tokens and record what each attention layer brings; see `Recording.shapes`."""
+        recording = Recording()
+        recording.attach(self._text_model)
         ids = torch.zeros(2, dtype=torch.int64, device=self.device)
-        positions = torch.arange(2, device=self.device).expand(3 if self.uses_mrope else 1, 2)
-        self._run(Inputs(self.embed(ids), positions, rows=ids[:1]), paged=None)
-        layers = self.text_config.num_hidden_layers
-        if sorted(shapes) != list(range(layers)):
+        self._run(Inputs(self.embed(ids), self._text_positions(torch.arange(2)), ids[:1]), None)
+        return recording.shapes(self.text_config)
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """Compare the paged path, which is set from here on, with the model's own."""
+        tokens = prompts(self.text_config.vocab_size, self.device)
+        self._text_model.set_attn_implementation("eager")
+        expected = [self._own_logits(prompt) for prompt in tokens]
+        self._text_model.set_attn_implementation(paged.PAGED)
+
+        def run(ids: torch.Tensor, positions: torch.Tensor, batch: PagedBatch) -> torch.Tensor:
+            rows = torch.arange(len(ids), device=self.device)
+            return self._run(Inputs(self.embed(ids), self._text_positions(positions), rows), batch)
+
+        error = worst_error(tokens, expected, run, self.kv_layout(_TRIAL_BLOCK))
+        if error > TOLERANCE[self.dtype]:
             raise ConfigError(
-                f"model type '{self.config.model_type}': {len(shapes)} of {layers} layers use "
-                "attention with a KV cache; models with other state cannot be served"
+                f"with paged attention its logits differ by {error:.2g} from the model's own"
             )
-        return shapes
+
+    def _own_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64[T] → float[T, vocabulary], as transformers computes them for a prompt."""
+        output = self._text_model(input_ids=ids[None], use_cache=False)
+        return (
+            self._logits(output.last_hidden_state[0])
+            if self._vision_language
+            else (output.logits[0].float())
+        )
+
+    def _text_positions(self, index: torch.Tensor) -> torch.Tensor:
+        """Rotary positions int64[1 or 3, T] of text tokens."""
+        return index.to(self.device).expand(3 if self.uses_mrope else 1, len(index))
 
     @property
     def embedding_layout(self) -> EmbeddingLayout:
@@ -170,22 +188,3 @@ def _refuse_state(config: PreTrainedConfig) -> None:
             f"model type '{config.model_type}' has layers of type {', '.join(sorted(kinds))}, "
             "whose state is not a KV cache; it cannot be served"
         )
-
-
-def _recorder(shapes: dict[int, LayerShape]) -> Any:
-    def record(
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *,
-        sliding_window: int | None = None,
-        **_: Any,
-    ) -> tuple[torch.Tensor, None]:
-        shapes[int(module.layer_idx)] = LayerShape(
-            key.shape[1], key.shape[3], value.shape[3], sliding_window or 0
-        )
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-
-    return record

@@ -1,0 +1,84 @@
+"""Whether the paged path of a model computes what the model computes by itself.
+
+Two prompts of random tokens run once through transformers' own attention, each alone and whole, and
+once as an engine would run them: packed beside one another, in two chunks and then token by token,
+through blocks of a small cache. What no inspection of a family foresees shows up as other logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from protocol.refs import KVLayout
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+
+_TOKENS = 20  # of each prompt: more than a block, so that it spans two
+_STARTS = ((0, 9, 18, 19), (0, 14, 18, 19))  # of its chunks, for either prompt
+_TABLES = ((3, 1), (0, 2))
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+"""Relative error of a token's logits, the median over a step: where experts are chosen, rounding
+may send a single token another way."""
+
+Own = Callable[[torch.Tensor], torch.Tensor]
+"""int64[T] → float[T, vocabulary], by the model alone."""
+Paged = Callable[[torch.Tensor, torch.Tensor, PagedBatch], torch.Tensor]
+"""int64[T] tokens and int64[T] positions of a step → float[T, vocabulary]."""
+
+
+def prompts(vocabulary: int, device: str) -> list[torch.Tensor]:
+    """Two of int64[_TOKENS], always the same ones."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randint(vocabulary, (2, _TOKENS), generator=generator)
+    return [tokens.to(device) for tokens in made]
+
+
+def worst_error(
+    tokens: list[torch.Tensor], expected: list[torch.Tensor], run: Paged, layout: KVLayout
+) -> float:
+    """The largest relative error of any step, infinite if a logit is not finite where the model's
+    own is. `expected`: float[_TOKENS, vocabulary] of each prompt."""
+    device, dtype = tokens[0].device, DTYPES[layout.dtype]
+    pool = torch.zeros(4, block_elements(layout), dtype=dtype, device=device)
+    cache = KVCache(layout, pool)
+    return max(
+        _error(run(_packed(tokens, spans), batch.positions, batch), _packed(expected, spans))
+        for spans in _steps()
+        for batch in [_batch(cache, spans, device)]
+    )
+
+
+def _steps() -> Iterator[list[range]]:
+    """The tokens of each prompt that a step computes."""
+    ends = [(*starts[1:], _TOKENS) for starts in _STARTS]
+    for step in range(len(_STARTS[0])):
+        yield [range(s[step], e[step]) for s, e in zip(_STARTS, ends, strict=True)]
+
+
+def _packed(values: list[torch.Tensor], spans: list[range]) -> torch.Tensor:
+    return torch.cat([v[s.start : s.stop] for v, s in zip(values, spans, strict=True)])
+
+
+def _batch(cache: KVCache, spans: list[range], device: torch.device) -> PagedBatch:
+    size = cache.block_size
+    places = [(row, index) for row, span in enumerate(spans) for index in span]
+
+    def on_device(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return PagedBatch(
+        cache=cache,
+        slot_blocks=on_device([_TABLES[row][index // size] for row, index in places]),
+        slot_offsets=on_device([index % size for _, index in places]),
+        block_tables=on_device(_TABLES),
+        query_starts=[0, len(spans[0]), len(places)],
+        context_lens=[span.stop for span in spans],
+        positions=on_device([index for _, index in places]),
+    )
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    distance = (found - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    return float(distance.nan_to_num(float("inf")).median())
