@@ -84,6 +84,18 @@ def test_integrity_check_finds_a_leak_and_a_double_owner() -> None:
     assert len(manager.check_integrity([blocks, blocks])) == 2
 
 
+def test_the_last_block_can_be_had_and_no_more() -> None:
+    blocks = BlockManager(3, 4)
+    held = blocks.allocate(1)
+    assert held is not None and blocks.store(held[0], b"k")
+    blocks.release(held)
+    assert blocks.can_allocate(3) and not blocks.can_allocate(4)
+    assert blocks.can_allocate(2, held) and not blocks.can_allocate(3, held), "matched are taken"
+    assert blocks.allocate(4) is None and blocks.num_free == 3
+    assert sorted(blocks.allocate(3) or []) == [0, 1, 2] and blocks.num_free == 0
+    assert blocks.match([b"k"]) == [] and blocks.usage == 1.0
+
+
 def test_cached_prefixes_leave_least_recently_used_first() -> None:
     manager = BlockManager(3, 4)
     first = manager.allocate(1) or []

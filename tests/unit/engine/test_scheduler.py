@@ -70,6 +70,19 @@ def prompts(chunks: list[Chunk]) -> int:
     return sum(chunk.count for chunk in chunks if not chunk.decodes)
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_the_last_token_is_computed_though_the_whole_prompt_is_cached(blocks: int) -> None:
+    """The cache has no logits to draw the first token from."""
+    case = Case(Limits(64, 256))
+    case.add(blocks * SIZE, 1)
+    assert [(c.start, c.end) for c in case.step()] == [(0, blocks * SIZE)]
+    case.arrivals -= 1  # the same prompt again
+    again = case.add(blocks * SIZE, 1)
+    assert [(c.start, c.end) for c in case.step()] == [((blocks - 1) * SIZE, blocks * SIZE)]
+    assert again.num_cached == (blocks - 1) * SIZE and again.num_output == 1
+    case.check()
+
+
 def test_a_late_picture_of_an_old_request_holds_up_nobody() -> None:
     """Its prompt takes 13 steps and more, in each of which all others get their token."""
     case = Case(Limits(64, 256))

@@ -42,6 +42,17 @@ def test_an_encode_that_failed_is_not_joined() -> None:
     ]
 
 
+def test_an_encode_that_is_long_overdue_is_not_joined() -> None:
+    made = master("encode", "prefill", "decode")
+    place(made, asking("a", items=[picture("x")]))
+    expires_s = made.registry.fleet("m").pending["x"].expires_at / 1000
+    before, after = expires_s - 0.001, expires_s + 0.001
+    joined = place(made, asking("b", blocks=0, items=[picture("x")]), before)
+    assert sources(joined) == [("pending", "e0")]
+    again = place(made, asking("c", blocks=0, items=[picture("x")]), after)
+    assert sources(again) == [("encode", "e0")]
+
+
 def test_an_encoder_that_leaves_takes_its_pending_pictures_along() -> None:
     made = master("encode", "prefill", "decode")
     place(made, asking("a", items=[picture("x")]))
