@@ -60,9 +60,9 @@ def informing(
 
 
 def passed_on(request: Request) -> dict[str, str]:
-    """The client's `Authorization`."""
-    given = request.headers.get("authorization")
-    return {"authorization": given} if given else {}
+    """The client's `Authorization`, if servers agree about what it says."""
+    given = request.headers.get("authorization", "")
+    return {"authorization": given} if given.isascii() and given.isprintable() and given else {}
 
 
 def kept_here(request: Request) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,12 +12,16 @@ from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, s
 
 _PASSED_ON = (b"authorization", b"traceparent", b"tracestate")
 _MAX_ID = 128
+# Servers disagree about what other bytes say, and some fail at them: a client's header must not be
+# what a worker is charged with.
+_PLAIN = re.compile(rb"[\x20-\x7e]+").fullmatch
 _SESSION = SESSION_HEADER.encode()
 
 
 @dataclass
 class ClientRequest:
-    """`headers` by lower-case name; the request id is the client's, or one is drawn."""
+    """`headers` by lower-case name; the request id is the client's, or one is drawn. Of a header
+    that is not of printable ASCII nothing goes on to workers."""
 
     CHAT: ClassVar[str] = CHAT_PATH
 
@@ -28,11 +33,11 @@ class ClientRequest:
 
     def __post_init__(self) -> None:
         given = self.headers.get(b"x-request-id", b"")[:_MAX_ID]
-        self.request_id = given or b"%032x" % random.getrandbits(128)
+        self.request_id = given if _PLAIN(given) else b"%032x" % random.getrandbits(128)
         self._fields = b"".join(
             b"%b: %b\r\n" % (name, self.headers[name])
             for name in _PASSED_ON
-            if self.headers.get(name)
+            if _PLAIN(self.headers.get(name, b""))
         )
 
     @property

@@ -169,6 +169,15 @@ def test_what_goes_on_with_a_call() -> None:
     assert len(drawn) == 100
 
 
+@pytest.mark.parametrize("odd", [b"\xff", "é".encode(), b"a\tb", b"a\x7f"])
+def test_headers_that_servers_read_differently_go_nowhere(odd: bytes) -> None:
+    """A worker that fails at them would be charged with what a client sends."""
+    names = (b"x-request-id", b"authorization", b"traceparent", b"tracestate")
+    call = ClientRequest("/v1/chat/completions", dict.fromkeys(names, odd), b"")
+    assert odd not in call.fields()
+    assert call.request_id.isalnum() and call.fields() == b"x-request-id: %b\r\n" % call.request_id
+
+
 def test_a_client_may_shorten_its_deadline() -> None:
     def timeout_s(value: bytes) -> float:
         return ClientRequest("/", {b"x-request-timeout": value}, b"").timeout_s(60.0)
