@@ -43,14 +43,14 @@ class Answering:
         self.body = b""
         self._fault: Fault | None = None
         self._headers = {INSTANCE_HEADER: instance.settings.instance_id}
-        given = request.headers.get("x-request-id")
+        given = _plain(request.headers.get("x-request-id", ""))
         if given and instance.config.enable_request_id_headers:
             self._headers["x-request-id"] = given
 
     @property
     def request_id(self) -> str:
         """Unique even if clients repeat theirs."""
-        given = self.request.headers.get("x-request-id")
+        given = _plain(self.request.headers.get("x-request-id", ""))
         name = uuid.uuid4().hex
         return f"{given[:128]}-{name[:8]}" if given else name
 
@@ -194,3 +194,8 @@ class EventWriter:
                 await self.response.write(DONE)
             await self.response.write_eof()
         return self.response
+
+
+def _plain(value: str) -> str:
+    """A header's value, empty if it is not of ASCII: it would come back in answers."""
+    return value if value.isascii() else ""

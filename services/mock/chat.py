@@ -31,7 +31,7 @@ class Rendered:
 
 
 def text_of(tokens: list[int]) -> str:
-    return "".join(chr(token) if token < 128 else f"<{token}>" for token in tokens)
+    return "".join(chr(token) if 0 <= token < 128 else f"<{token}>" for token in tokens)
 
 
 def render_chat(instance: Instance, request: ChatCompletionRequest, request_id: str) -> Rendered:

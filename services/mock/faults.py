@@ -97,6 +97,6 @@ def parse_faults(data: bytes | str) -> list[Fault]:
     """A rule or a list of rules; `InvalidRequest` names what is wrong."""
     try:
         found = msgspec.json.decode(data, type=Fault | list[Fault])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"faults: {error}", param="faults") from None
     return found if isinstance(found, list) else [found]

@@ -7,7 +7,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from protocol.errors import InvalidRequest
+from protocol.bounds import Int64
+from protocol.decoding import accepted
 from services.http.server import version
 from services.mock.answering import Answering
 from services.mock.chat import text_of
@@ -23,14 +24,11 @@ class _Tokenize(msgspec.Struct):
 
 
 class _Detokenize(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Int64]
 
 
 def _decoded(body: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(str(error)) from None
+    return accepted(lambda data: msgspec.json.decode(data, type=kind), body)
 
 
 async def health(instance: Instance, answering: Answering) -> web.StreamResponse:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
+from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.generate import decode_abort, decode_encode, decode_generate
 from protocol.generate_answers import EncodeAnswer, GenerateAnswer, TokenCounts, whole_answer
@@ -137,10 +138,7 @@ async def kv_release(instance: Instance, answering: Answering) -> web.StreamResp
 
 
 def _question(body: bytes) -> KVQuestion:
-    try:
-        return msgspec.json.decode(body, type=KVQuestion)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(str(error)) from None
+    return accepted(lambda data: msgspec.json.decode(data, type=KVQuestion), body)
 
 
 async def embedding(instance: Instance, answering: Answering) -> web.StreamResponse:

@@ -10,8 +10,10 @@ import pytest
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.openai import decode_chat, decode_completion
 from protocol.settings import resolve
+from services.mock import status_api, tokens_api
 from services.mock.chat import PLACEHOLDER, default_grid, render_chat, render_completion, text_of
 from services.mock.config import MockConfig
+from services.mock.faults import parse_faults
 from services.mock.instance import Instance
 from services.mock.main import main
 from services.mock.peers import Peers
@@ -110,8 +112,18 @@ async def test_completions_have_one_request_for_each_prompt(instance: Instance) 
             ids(wrong)
 
 
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 5000, b'"\xff"', b"", b"[1]"])
+def test_bodies_that_make_no_sense_are_refused(body: bytes) -> None:
+    for kind in (status_api._Tokenize, status_api._Detokenize):
+        with pytest.raises(InvalidRequest):
+            status_api._decoded(body, kind)
+    for decode in (tokens_api._question, parse_faults):
+        with pytest.raises(InvalidRequest):
+            decode(body)
+
+
 def test_text_is_ascii_or_numbers() -> None:
-    assert text_of([104, 105, 300]) == "hi<300>"
+    assert text_of([104, 105, 300, -1]) == "hi<300><-1>"
 
 
 @pytest.mark.parametrize("tokens", [1, 6, 7, 64, 100])
