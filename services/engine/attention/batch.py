@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from services.engine.attention.decode_groups import DecodeGroup, decode_groups
 from services.engine.attention.kv_cache import KVCache
 
 
@@ -75,6 +76,29 @@ class PagedBatch:
             return self.context_lens
         starts = self.query_starts
         return [c for r, c in enumerate(self.context_lens) if starts[r + 1] - starts[r] == 1]
+
+    @cached_property
+    def prompts(self) -> list[int]:
+        """Requests that are attended on their own: those that bring several tokens, and all of a
+        step with media spans, in which a single token may see further than its own place."""
+        if self.decode_only:
+            return []
+        starts = self.query_starts
+        every = self.span_starts is not None
+        return [r for r in range(self.num_requests) if every or starts[r + 1] - starts[r] > 1]
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """All other requests, see `prompts`."""
+        prompts = set(self.prompts)
+        chosen = [r for r in range(self.num_requests) if r not in prompts]
+        return decode_groups(
+            [self.query_starts[r] for r in chosen],
+            [self.context_lens[r] for r in chosen],
+            self.block_tables[chosen],
+            self.positions,
+            self.cache.block_size,
+        )
 
     @cached_property
     def starts_tensor(self) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from services.engine.attention.batch import AttentionBackend, PagedBatch
+from services.engine.attention.decode_groups import DecodeGroup
 from services.engine.attention.kv_cache import KVCache
 
 PAGED = "triptych_paged"
@@ -82,59 +83,67 @@ class TorchAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        attend = _attend_decode if batch.decode_only else _attend_packed
-        return attend(query, layer, batch, scale, softcap, sinks)
+        value = batch.cache.value(layer)
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
+        for group in batch.decode_groups:
+            out[group.rows] = _attend_group(query, layer, batch.cache, group, scale, softcap, sinks)
+        for request in batch.prompts:
+            tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
+            out[tokens] = _attend_prompt(query, layer, batch, request, scale, softcap, sinks)
+        return out
 
 
-def _attend_packed(
+def _attend_prompt(
     query: torch.Tensor,
     layer: int,
     batch: PagedBatch,
+    request: int,
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One request at a time. query [heads, T, k_dim] → [T, heads, v_dim]."""
-    outputs = []
-    for r, context in enumerate(batch.context_lens):
-        tokens = slice(batch.query_starts[r], batch.query_starts[r + 1])
-        key, value = _gather(batch.cache, layer, batch.block_tables[r : r + 1], context)
-        mask = _visible(batch, tokens, context, batch.cache.window(layer))
-        out = _attend(query[None, :, tokens], key, value, mask[None, None], scale, softcap, sinks)
-        outputs.append(out[0].transpose(0, 1))
-    return torch.cat(outputs)
+    """One request's T tokens of query [heads, all tokens, k_dim] → [T, heads, v_dim]."""
+    tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
+    context = batch.context_lens[request]
+    blocks = batch.block_tables[request, : -(-context // batch.cache.block_size)]
+    key, value = _gather(batch.cache, layer, blocks, 1, context)
+    mask = _visible(batch, tokens, context, batch.cache.window(layer))[None, None]
+    out = _attend(query[None, :, tokens], key, value, mask, scale, softcap, sinks)
+    return out[0].transpose(0, 1)
 
 
-def _attend_decode(
+def _attend_group(
     query: torch.Tensor,
     layer: int,
-    batch: PagedBatch,
+    cache: KVCache,
+    group: DecodeGroup,
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """All requests at once, one token each. query [heads, R, k_dim] → [R, heads, v_dim]."""
-    longest = max(batch.context_lens)
-    key, value = _gather(batch.cache, layer, batch.block_tables, longest)
-    index = torch.arange(longest, device=query.device)
-    last = batch.positions[:, None]
-    mask = index <= last
-    window = batch.cache.window(layer)
-    if window:
-        mask &= index > last - window
-    out = _attend(
-        query.transpose(0, 1).unsqueeze(2), key, value, mask[:, None, None], scale, softcap, sinks
-    )
-    return out.squeeze(2)
+    """G single tokens of query [heads, all tokens, k_dim] → [G, heads, v_dim]."""
+    mine = query.transpose(0, 1)[group.rows]
+    key, value = _gather(cache, layer, group.blocks, len(group.contexts), group.longest)
+    mask = group.mask(cache.window(layer))
+    if softcap is not None or sinks is not None:
+        out = _attend(mine.unsqueeze(2), key, value, mask, scale, softcap, sinks)
+        return out.squeeze(2)
+    # The heads that share a KV head are its queries: with a query for each head PyTorch's CPU
+    # kernel repacks the keys for every one of them, which took 9 times as long in bfloat16.
+    folded = mine.unflatten(1, (key.shape[1], -1))
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.flatten(1, 2)
 
 
 def _gather(
-    cache: KVCache, layer: int, tables: torch.Tensor, length: int
+    cache: KVCache, layer: int, blocks: torch.Tensor, requests: int, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """First `length` keys and values of each of R requests: [R, kv_heads, length, dim] each."""
-    blocks = tables[:, : -(-length // cache.block_size)]
-    key = cache.key(layer)[blocks].flatten(1, 2)[:, :length]
-    value = cache.value(layer)[blocks].flatten(1, 2)[:, :length]
+    """First `length` keys and values of so many requests, which have equally many of `blocks`:
+    [requests, kv_heads, length, dim] each."""
+    key, value = (
+        tensor.index_select(0, blocks).view(requests, -1, *tensor.shape[2:])[:, :length]
+        for tensor in (cache.key(layer), cache.value(layer))
+    )
     return key.transpose(1, 2), value.transpose(1, 2)
 
 
@@ -154,7 +163,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -162,7 +171,7 @@ def _attend(
     """Softmax attention with grouped heads.
 
     query [R, heads, Q, k_dim], key and value [R, kv_heads, K, dim], mask broadcastable to
-    [R, heads, Q, K]. Returns [R, heads, Q, v_dim].
+    [R, heads, Q, K], None if all is seen. Returns [R, heads, Q, v_dim].
     """
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
@@ -173,7 +182,8 @@ def _attend(
     scores = (query @ key.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         sink = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sink.to(scores.dtype)), dim=-1)

@@ -1,0 +1,86 @@
+"""Which requests of a step PyTorch attends together: they bring one token each and see contexts of
+about the same length. Worked out once a step and used in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+_PADDING = 0.25  # of what a group reads at most, since its shorter contexts are read in full
+_FREE_PADDING = 256  # tokens of a group that cost less than a call of their own
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """G requests, one token each; contexts are padded to the longest one.
+
+    rows: int64[G], where their tokens are among those of the step
+    blocks: int64[G * B], the blocks of the contexts, one request after the other
+    last: int64[G], index of each token within its request
+    contexts: G, tokens of each context
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    last: torch.Tensor
+    contexts: tuple[int, ...]
+    _masks: dict[int, torch.Tensor | None] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        return max(self.contexts)
+
+    def mask(self, window: int) -> torch.Tensor | None:
+        """bool[G, 1, 1, longest]: the keys that each token sees; None if it sees all."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int) -> torch.Tensor | None:
+        cut = 0 < window < self.longest
+        if not cut and min(self.contexts) == self.longest:
+            return None
+        index = torch.arange(self.longest, device=self.last.device)
+        mask = index <= self.last[:, None]
+        if cut:
+            mask &= index > self.last[:, None] - window
+        return mask[:, None, None]
+
+
+def decode_groups(
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+) -> list[DecodeGroup]:
+    """Groups of the requests whose single tokens are at `rows`.
+
+    contexts: tokens of each; tables: int64[len(rows), B] blocks of each; positions: int64[T] index
+    of every token of the step within its request
+    """
+    groups = []
+    for members in _alike(contexts):
+        chosen = torch.tensor([rows[m] for m in members], device=positions.device)
+        lengths = tuple(contexts[m] for m in members)
+        width = -(-max(lengths) // block_size)
+        blocks = tables[members, :width].flatten()
+        groups.append(DecodeGroup(chosen, blocks, positions[chosen], lengths))
+    return groups
+
+
+def _alike(contexts: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of contexts that are read together, the shortest first."""
+    members: list[int] = []
+    read = 0
+    for index in sorted(range(len(contexts)), key=lambda i: contexts[i]):
+        padded = contexts[index] * (len(members) + 1)
+        read += contexts[index]
+        if members and padded - read > max(_FREE_PADDING, _PADDING * padded):
+            yield members
+            members, read = [], contexts[index]
+        members.append(index)
+    if members:
+        yield members
