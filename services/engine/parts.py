@@ -67,7 +67,9 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
     """Load the model and allocate its KV pool. `changed` is told what the cache of embeddings
     gains and loses."""
     config = shared.config
-    model = LanguageModel(Path(config.model_dir), DTYPES[config.dtype], config.device)
+    model = LanguageModel(
+        Path(config.model_dir), DTYPES[config.dtype], config.device, config.weight_layout
+    )
     layout = model.kv_layout(config.block_size)
     num_blocks = num_blocks_of(config, block_bytes(layout))
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
@@ -99,8 +101,9 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
             shared.connectors.meanwhile,
         )
         opened.pop_all()
-    size = parameter_bytes(model.module)
-    return LanguagePart(core, kv, grammars, layout, max_model_len, model.takes_media, size)
+    return LanguagePart(
+        core, kv, grammars, layout, max_model_len, model.takes_media, model.parameter_bytes
+    )
 
 
 def _scheduler(

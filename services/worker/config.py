@@ -54,6 +54,13 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         "Element type of weights and KV cache. auto: bfloat16 on a GPU, float32 on a CPU.",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
+    weight_layout: str = option(
+        "auto",
+        "Order of the language model's weights in memory. packed: as oneDNN reads them on a CPU,"
+        " projections of one input merged. plain: as they are in the files. auto: packed on a CPU"
+        " in bfloat16, else plain.",
+        choices=("auto", "plain", "packed"),
+    )
     device: str = option(
         "auto",
         "Device of the model: auto, cpu, cuda or cuda:N. auto: a GPU if there is one.",

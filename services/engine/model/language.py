@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,19 @@ from protocol.refs import KVGroup, KVLayout
 from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
 from services.engine.model.embedding_layout import EmbeddingLayout
-from services.engine.model.loader import LANGUAGE_MODEL, has_vision, load_part, read_config
+from services.engine.model.loader import (
+    LANGUAGE_MODEL,
+    has_vision,
+    load_part,
+    parameter_bytes,
+    read_config,
+)
+from services.engine.model.packed_linear import InputsSeen, pack, packs
 from services.engine.model.probe import LayerShape, Recording
 from services.engine.model.trial import TOLERANCE, prompts, worst_error
 from services.engine.model.vouching import refused_by_name
 
+logger = logging.getLogger(__name__)
 _TRIAL_BLOCK = 16  # tokens: the smallest block that every attention backend takes
 _KV_LAYERS = ("full_attention", "sliding_attention")
 
@@ -42,7 +51,10 @@ class Inputs:
 class LanguageModel:
     """Weights of the language part only, run through the paged attention."""
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, model_dir: Path, dtype: torch.dtype, device: str, weight_layout: str = "plain"
+    ) -> None:
+        """`weight_layout`: plain, packed or auto, see `packed_linear.packs`."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
@@ -55,8 +67,13 @@ class LanguageModel:
             getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
-        with refused_by_name(self.config.model_type):
+        self.parameter_bytes = parameter_bytes(self._model)
+        inputs = InputsSeen(self._model)
+        with refused_by_name(self.config.model_type), inputs.recording():
             self.shapes = self._probe()
+        if packs(weight_layout, dtype, device):
+            self._pack(inputs)
+        with refused_by_name(self.config.model_type):
             self._try()
 
     @property
@@ -114,6 +131,17 @@ class LanguageModel:
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits  # type: ignore[no-any-return]
+
+    def _pack(self, inputs: InputsSeen) -> None:
+        """`ConfigError` if the model's own code reads a weight that its layer no longer has."""
+        products = pack(self._model, inputs)
+        try:
+            self._probe()
+        except AttributeError as error:
+            raise ConfigError(
+                f"--weight-layout: model type '{self.config.model_type}' takes plain only: {error}"
+            ) from error
+        logger.info("weights are packed for oneDNN, as %d products", products)
 
     def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         return positions.unsqueeze(1) if positions.shape[0] == 3 else positions

@@ -1,0 +1,101 @@
+"""Packed and merged linear layers compute what the layers that they replace compute."""
+
+import weakref
+from itertools import permutations
+
+import pytest
+import torch
+from torch import nn
+
+from protocol.errors import ConfigError
+from services.engine.model.language import LanguageModel
+from services.engine.model.packed_linear import InputsSeen, PackedLinear, pack, packs
+from tests.conftest import ModelDir
+
+IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Block(nn.Module):
+    """Three projections of one input, one of their results, and an unused one."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        for name, size in OUT.items():
+            setattr(self, name, nn.Linear(IN if name != "o" else 64, size, bias=bias))
+        self.unused = nn.Linear(IN, 8)
+        self.order = ("q", "k", "v")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = {name: self.get_submodule(name)(x) for name in self.order}
+        joined = torch.cat([parts[name] for name in ("q", "k", "v")], dim=-1)
+        return self.get_submodule("o")(joined)  # type: ignore[no-any-return]
+
+
+def packed_block(block: Block) -> int:
+    inputs = InputsSeen(block)
+    with inputs.recording():
+        block(torch.randn(2, IN, dtype=next(block.parameters()).dtype))
+    return pack(block, inputs)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 3, 8, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_equals_the_plain_one(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    torch.manual_seed(rows)
+    layer = nn.Linear(200, 72, bias=bias).to(dtype).requires_grad_(False)
+    x = torch.randn(1, rows, 200).to(dtype)
+    actual = PackedLinear(layer.weight, layer.bias)(x)
+    assert actual.shape == (1, rows, 72)
+    torch.testing.assert_close(actual, layer(x), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_one_input_become_one_product(bias: bool) -> None:
+    block = Block(bias=bias).requires_grad_(False)
+    first, second = torch.randn(5, IN), torch.randn(1, IN)
+    expected = [block(first), block(second)]
+    weights = [weakref.ref(block.get_submodule(name).weight) for name in OUT]
+    assert packed_block(block) == 3  # q·k·v, o and the unused one
+    assert [weight() for weight in weights] == [None] * 4
+    for order in permutations(("q", "k", "v")):
+        block.order = order  # type: ignore[assignment]
+        for x, wanted in zip((first, second), expected, strict=True):
+            torch.testing.assert_close(block(x), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_go_with_the_input_that_they_were_computed_from() -> None:
+    block = Block().requires_grad_(False)
+    q, k = (block.get_submodule(name) for name in ("q", "k"))
+    first, second = torch.randn(2, IN), torch.randn(2, IN)
+    expected = [q(first), k(second), q(first), q(first)]
+    packed_block(block)
+    q, k = (block.get_submodule(name) for name in ("q", "k"))
+    for actual, wanted in zip([q(first), k(second), q(first), q(first)], expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "products"), [("llama", 3 * 4 + 1), ("qwen3", 3 * 4)])
+def test_a_model_is_merged_and_tied_embeddings_are_not_copied(
+    family: str, products: int, model_dir: ModelDir
+) -> None:
+    path = model_dir(family)
+    plain, packed = (
+        LanguageModel(path, torch.float32, "cpu", layout) for layout in ("plain", "packed")
+    )
+    assert plain.parameter_bytes == packed.parameter_bytes
+    modules = list(packed._model.modules())
+    assert len([m for m in modules if isinstance(m, PackedLinear)]) < products
+    left = [name for name, m in packed._model.named_modules() if type(m) is nn.Linear]
+    assert left == ([] if family == "llama" else ["lm_head"])
+
+
+def test_where_weights_are_packed() -> None:
+    assert packs("auto", torch.bfloat16, "cpu")
+    assert packs("packed", torch.float32, "cpu")
+    assert not packs("auto", torch.float32, "cpu")
+    assert not packs("plain", torch.bfloat16, "cpu")
+    assert not packs("auto", torch.bfloat16, "cuda")
+    with pytest.raises(ConfigError, match="--weight-layout"):
+        packs("packed", torch.bfloat16, "cuda")
