@@ -1,0 +1,70 @@
+"""The fuzzer: its requests come again, and what it calls a defect is one."""
+
+import pytest
+
+from benchmarks.fuzz.cases import Case, Target, case
+from benchmarks.fuzz.client import _complete, _wrong
+from benchmarks.fuzz.samples import SAMPLES
+from benchmarks.fuzz.values import Raw, as_json, as_msgpack
+
+TARGETS = [Target("worker", "127.0.0.1", 1, [(path, "POST") for path in SAMPLES], {})]
+SENT = Case(0, TARGETS[0], b"", cut=False, mangled=False, told="")
+
+
+def test_a_request_comes_again_by_its_seed_and_number() -> None:
+    drawn = [case(7, number, TARGETS) for number in range(200)]
+    assert drawn == [case(7, number, TARGETS) for number in range(200)]
+    assert len({one.sent for one in drawn}) > 190
+    assert drawn[0].sent != case(8, 0, TARGETS).sent
+    assert any(one.cut for one in drawn) and any(not one.mangled for one in drawn)
+
+
+def test_no_worker_is_told_to_drain() -> None:
+    routes = [("/drain", "POST")]
+    worker, master = (Target(name, "h", 1, routes, {}) for name in ("worker", "master"))
+    assert not any("POST" in case(1, number, [worker]).told for number in range(50))
+    assert any("POST" in case(1, number, [master]).told for number in range(50))
+
+
+def answer(status: int, body: bytes, kind: bytes = b"application/json") -> bytes:
+    head = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, kind, len(body)) + body
+
+
+ERROR = b'{"error":{"message":"m","code":"c"}}'
+
+
+@pytest.mark.parametrize(
+    ("statuses", "data", "ended", "defect"),
+    [
+        ([200], answer(200, b"{}"), True, ""),
+        ([400], answer(400, ERROR), True, ""),
+        ([503], answer(503, ERROR), True, ""),
+        ([500], answer(500, ERROR), True, "HTTP [500]"),
+        ([502], answer(502, ERROR), True, "HTTP [502]"),
+        ([200], answer(200, b'data: {"error":{"code":"internal_error"}}'), True, "HTTP [200]"),
+        ([200], answer(200, b'errors{code="internal_error"} 1', b"text/plain"), True, ""),
+        ([400], answer(400, b"Invalid HTTP request.", b"text/plain"), True, "not an error's form"),
+        ([404], answer(404, b'{"detail":"Not Found"}'), True, "not an error's form"),
+        ([], b"", True, "no answer"),
+        ([200], b"HTTP/1.1 200 OK\r\n", False, "no end"),
+    ],
+)
+def test_what_is_a_defect(statuses: list[int], data: bytes, ended: bool, defect: str) -> None:
+    said = _wrong(SENT, statuses, data, ended)
+    assert said.startswith(defect) and bool(said) == bool(defect)
+
+
+def test_an_answer_is_whole_by_its_framing() -> None:
+    whole = answer(200, b"{}")
+    assert _complete(bytearray(whole)) and not _complete(bytearray(whole[:-1]))
+    again = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert not _complete(bytearray(again)) and _complete(bytearray(again + whole))
+    chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+    assert not _complete(bytearray(chunks)) and _complete(bytearray(chunks + b"0\r\n\r\n"))
+
+
+def test_values_that_no_encoder_writes() -> None:
+    value = {"a": [Raw(b"NaN"), Raw(b'"\\ud800"')], "b": 10**30}
+    assert as_json(value) == b'{"a":[NaN,"\\ud800"],"b":%d}' % 10**30
+    assert b"NaN" in as_msgpack(value)
