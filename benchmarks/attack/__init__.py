@@ -1,0 +1,1 @@
+"""What one client does to the others: requests that cost more than they should."""

@@ -1,0 +1,109 @@
+"""One client attacks, the others ask as before: what their p99 becomes.
+
+    python -m benchmarks.attack [--quick] [--json FILE]
+
+A proxy before mock workers (timing model, three roles), on one machine. Other clients stream short
+answers to texts and pictures at a third of what the workers can take; first alone, before and after
+all attacks (`peer`), then under each attack (`ours`), which comes from a process of its own. All
+share the machine's cores, so that what the attacker itself computes counts against us. The workers
+decode no picture: what a real encoder does with one that the proxy lets in is not in here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import uvloop
+
+from benchmarks.attack.loads import ATTACKS, under
+from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
+from benchmarks.overload import Client, Reply, serving
+from benchmarks.soak.books import private_bytes
+from benchmarks.soak.stack import Service
+from services.http.open_files import raise_limit
+
+SEED = 5
+RATE = 15.0  # requests/s of the others: 16 places, 20 ms a token, 16 tokens
+BAR = 1.5
+WHOLE_S, QUICK_S = 20.0, 2.5
+_TIMEOUT_S = 60.0
+
+
+async def others(url: str, seconds: float) -> list[Reply]:
+    """What the clients who mean no harm get."""
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(limit=0)
+    headers = {"authorization": "Bearer somebody-else"}
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers
+    ) as session:
+        return await Client(session, url).opened(RATE, seconds)
+
+
+def compare(stack: Sequence[Service], seconds: float) -> list[Row]:
+    """Alone, under each attack, alone again."""
+    proxy = stack[0]
+    uvloop.run(others(proxy.url, 2.0))
+    calm = uvloop.run(others(proxy.url, seconds))
+    found: dict[str, list[Reply]] = {}
+    for name in ATTACKS:
+        with under(name, proxy.url):
+            found[name] = uvloop.run(others(proxy.url, seconds))
+            memory = sum(map(private_bytes, proxy.pids())) >> 20
+        print(f"{name}: {_said(found[name])}, the proxy holds {memory} MiB", flush=True)
+    calm += uvloop.run(others(proxy.url, seconds))
+    print(f"alone: {_said(calm)}", flush=True)
+    return [row for name, replies in found.items() for row in _rows(name, replies, calm)]
+
+
+def _said(replies: Sequence[Reply]) -> str:
+    statuses = dict(Counter(reply.status for reply in replies))
+    return f"{statuses}, first token p50 {_at(50, replies, 'first_s'):.0f} ms"
+
+
+def _at(percent: float, replies: Sequence[Reply], name: str) -> float:
+    """ms"""
+    return 1e3 * float(np.percentile([getattr(reply, name) for reply in replies], percent))
+
+
+def _rows(name: str, replies: Sequence[Reply], calm: Sequence[Reply]) -> list[Row]:
+    failed = sum(reply.status != 200 for reply in replies)
+    told = (("first token", "first_s"), ("whole answer", "whole_s"))
+    return [
+        at_most(f"{name}: others' requests that failed", failed, 0, 1),
+        *(
+            at_most(f"{name}: {what} p99, ms", _at(99, replies, one), _at(99, calm, one), BAR)
+            for what, one in told
+        ),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 1 if a row does not hold."""
+    args = _arguments(argv)
+    raise_limit()
+    print(hardware(("aiohttp", "uvloop", "uvicorn"), SEED), flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="attack-") as name,
+        serving(Path(name), master=False) as stack,
+    ):
+        rows = compare(stack, QUICK_S if args.quick else args.seconds)
+    print("\n".join([head(), *map(line, rows)]))
+    return finish(rows, args.json)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments("attack", __doc__)
+    parser.add_argument("--seconds", type=float, default=WHOLE_S, help="of each attack")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
