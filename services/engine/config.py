@@ -21,7 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]  # parts of the model to load
     dtype: str = "auto"  # of weights and KV cache; auto: bfloat16 on a GPU, float32 on a CPU
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU in bfloat16
+    weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 0  # KV blocks, 0 to size the pool by bytes
     # bytes of the KV pool; 0: by `gpu_memory_utilization`, on a CPU a default

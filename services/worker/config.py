@@ -58,7 +58,7 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         "auto",
         "Order of the language model's weights in memory. packed: as oneDNN reads them on a CPU,"
         " projections of one input merged. plain: as they are in the files. auto: packed on a CPU"
-        " in bfloat16, else plain.",
+        " that oneDNN can pack for, plain elsewhere.",
         choices=("auto", "plain", "packed"),
     )
     device: str = option(

@@ -1,15 +1,18 @@
 """Linear layers on a CPU: weights in the order in which oneDNN reads them, and one product for all
 layers that read the same input, such as the projections to queries, keys and values.
 
-A step that decodes few tokens is as fast as the weights are read. Of two threads, `linear` reads
-bfloat16 at 16 to 20 GB/s, oneDNN its own order at 32 to 38.
+A step that decodes few tokens is as fast as the weights are read. With two threads `linear` reads
+bfloat16 at 16 to 20 GB/s, oneDNN its own order at 32 to 38; in float32 batches gain most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,15 +108,14 @@ def plain(module: nn.Module) -> bool:
 
 
 def packs(layout: str, dtype: torch.dtype, device: str) -> bool:
-    """Whether weights are packed: by `auto` bfloat16 on a CPU that computes it.
+    """Whether weights are packed: by `auto` on a CPU that oneDNN packs this type for.
 
-    In float32 only batches gain by it, and a token alone may lose. `ConfigError` if `packed` is
-    asked for where it cannot be.
+    `ConfigError` if `packed` is asked for where it cannot be.
     """
-    ready = _supported(dtype) if device == "cpu" else False
+    ready = device == "cpu" and _supported(dtype)
     if layout == "packed" and not ready:
         raise ConfigError(f"--weight-layout packed: oneDNN has none for {dtype} on {device}")
-    return layout == "packed" or (layout == "auto" and ready and dtype is torch.bfloat16)
+    return layout != "plain" and ready
 
 
 def _supported(dtype: torch.dtype) -> bool:
@@ -136,6 +138,7 @@ def pack(model: nn.Module, inputs: InputsSeen) -> int:
         for module in model.modules()
         for weight in module.parameters(recurse=False)
     )
+    mapped = _MappedFiles()
     count = 0
     for parent in [module for module in model.modules() if not plain(module)]:
         for names in inputs.groups(parent):
@@ -143,18 +146,55 @@ def pack(model: nn.Module, inputs: InputsSeen) -> int:
             if all(held[layer.weight.data_ptr()] == 1 for layer in layers):
                 for name, packed in zip(names, _packed(layers), strict=True):
                     setattr(parent, name, packed)
+                for layer in layers:
+                    mapped.leave(layer.weight)
                 count += 1
             layers.clear()
     return count
+
+
+class _MappedFiles:
+    """Weights that are mapped from files: their pages can be taken out of this process."""
+
+    def __init__(self) -> None:
+        self._ranges = [r for line in _maps() if (r := _file_range(line)) is not None]
+
+    def leave(self, weight: torch.Tensor) -> None:
+        """Of a weight that nothing reads any more. Its mapping lasts as long as any tensor of the
+        file, so all weights would count twice. Pages read again come back from the file."""
+        first, last = weight.data_ptr(), weight.data_ptr() + weight.nbytes
+        if not any(begin <= first and last <= end for begin, end in self._ranges):
+            return
+        begin = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = last // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if length > 0:
+            address, size = ctypes.c_void_p(begin), ctypes.c_size_t(length)
+            ctypes.CDLL(None).madvise(address, size, mmap.MADV_DONTNEED)  # it may be refused
+
+
+def _maps() -> list[str]:
+    """Memory mappings of this process, one a line; none where the system does not tell."""
+    try:
+        return Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _file_range(line: str) -> tuple[int, int] | None:
+    """First and past-the-end address of a mapped file of weights."""
+    fields = line.split(maxsplit=5)
+    if len(fields) < 6 or not fields[5].endswith(".safetensors"):
+        return None
+    first, _, last = fields[0].partition("-")
+    return int(first, 16), int(last, 16)
 
 
 def _packed(layers: Sequence[Any]) -> list[nn.Module]:
     """What stands for layers that read one input."""
     if len(layers) == 1:
         return [PackedLinear(layers[0].weight, layers[0].bias)]
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    product = PackedLinear(
-        torch.cat([layer.weight for layer in layers]), torch.cat(biases) if biases else None
-    )
+    biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    weights: list[torch.Tensor] = [layer.weight for layer in layers]
+    product = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
     shared = _Shared(product, [layer.out_features for layer in layers])
     return [SharedLinear(shared, index) for index in range(len(layers))]

@@ -1,10 +1,14 @@
 """Packed and merged linear layers compute what the layers that they replace compute."""
 
+import subprocess
+import sys
 import weakref
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from protocol.errors import ConfigError
@@ -16,6 +20,35 @@ IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
+MAPPED = """
+import sys, torch
+from safetensors.torch import load_file
+from services.engine.model.packed_linear import InputsSeen, pack
+
+def mapped():
+    with open("/proc/self/smaps") as lines:
+        ours, found = False, 0
+        for line in lines:
+            if "-" in line.split(" ")[0]:
+                ours = line.rstrip().endswith(".safetensors")
+            elif ours and line.startswith("Rss:"):
+                found += int(line.split()[1])
+    return found
+
+weights = load_file(sys.argv[1])
+layer = torch.nn.Linear(4096, 2048, bias=False, device="meta").requires_grad_(False)
+layer.weight = torch.nn.Parameter(weights.pop("big.weight"), requires_grad=False)
+model = torch.nn.Sequential(layer)
+inputs = InputsSeen(model)
+with inputs.recording():
+    model(torch.randn(2, 4096))
+before = mapped()
+del layer
+pack(model, inputs)
+print(before, mapped())
+"""
+
+
 class Block(nn.Module):
     """Three projections of one input, one of their results, and an unused one."""
 
@@ -24,7 +57,7 @@ class Block(nn.Module):
         for name, size in OUT.items():
             setattr(self, name, nn.Linear(IN if name != "o" else 64, size, bias=bias))
         self.unused = nn.Linear(IN, 8)
-        self.order = ("q", "k", "v")
+        self.order: tuple[str, ...] = ("q", "k", "v")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = {name: self.get_submodule(name)(x) for name in self.order}
@@ -60,7 +93,7 @@ def test_layers_of_one_input_become_one_product(bias: bool) -> None:
     assert packed_block(block) == 3  # q·k·v, o and the unused one
     assert [weight() for weight in weights] == [None] * 4
     for order in permutations(("q", "k", "v")):
-        block.order = order  # type: ignore[assignment]
+        block.order = order
         for x, wanted in zip((first, second), expected, strict=True):
             torch.testing.assert_close(block(x), wanted, atol=1e-5, rtol=1e-5)
 
@@ -91,10 +124,21 @@ def test_a_model_is_merged_and_tied_embeddings_are_not_copied(
     assert left == ([] if family == "llama" else ["lm_head"])
 
 
+def test_packed_weights_are_not_held_beside_the_mapped_file(tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    save_file({"big.weight": torch.randn(2048, 4096), "kept": torch.randn(4)}, file)
+    result = subprocess.run(
+        [sys.executable, "-c", MAPPED, str(file)], capture_output=True, text=True, check=True
+    )
+    before, packed = map(int, result.stdout.split())
+    assert before > 32_000  # kB of the file, all read
+    assert packed < 1_000
+
+
 def test_where_weights_are_packed() -> None:
     assert packs("auto", torch.bfloat16, "cpu")
     assert packs("packed", torch.float32, "cpu")
-    assert not packs("auto", torch.float32, "cpu")
+    assert packs("auto", torch.float32, "cpu")
     assert not packs("plain", torch.bfloat16, "cpu")
     assert not packs("auto", torch.bfloat16, "cuda")
     with pytest.raises(ConfigError, match="--weight-layout"):

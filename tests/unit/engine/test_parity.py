@@ -41,10 +41,10 @@ def test_every_family_equals_generate(family: str, model_dir: ModelDir) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_weights_give_the_same_tokens(family: str, model_dir: ModelDir) -> None:
+def test_plain_weights_give_the_same_tokens(family: str, model_dir: ModelDir) -> None:
     path = model_dir(family)
     cases = text_cases() if family in TEXT_FAMILIES else picture_cases()
-    worker = engine(path, max_num_batched_tokens=96, max_num_seqs=8, weight_layout="packed")
+    worker = engine(path, max_num_batched_tokens=96, max_num_seqs=8, weight_layout="plain")
     assert served(worker, path, cases) == expected(path, cases)
     worker.close()
 
