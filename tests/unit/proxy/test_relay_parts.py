@@ -6,10 +6,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.relay.data_urls import DataUrls
+from proxy.relay.passthrough import passed_on
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_parser import RequestParser
 from proxy.upstream.answer import size_of
@@ -176,6 +178,14 @@ def test_headers_that_servers_read_differently_go_nowhere(odd: bytes) -> None:
     call = ClientRequest("/v1/chat/completions", dict.fromkeys(names, odd), b"")
     assert odd not in call.fields()
     assert call.request_id.isalnum() and call.fields() == b"x-request-id: %b\r\n" % call.request_id
+    asked = Request({"type": "http", "headers": [(b"authorization", odd)]})
+    assert passed_on(asked) == {}
+
+
+def test_a_clients_key_goes_on_to_a_tokenizer() -> None:
+    asked = Request({"type": "http", "headers": [(b"authorization", b"Bearer x")]})
+    assert passed_on(asked) == {"authorization": "Bearer x"}
+    assert passed_on(Request({"type": "http", "headers": []})) == {}
 
 
 def test_a_client_may_shorten_its_deadline() -> None:
