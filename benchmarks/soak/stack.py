@@ -173,10 +173,10 @@ def running(
     *,
     master: bool = False,
     proxies: int = 1,
-    dtype: str = "auto",
+    dtype: str = "float32",
 ) -> Iterator[Stack]:
     """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
-    or have lists."""
+    or have lists. In float32 an answer does not depend on what is computed beside it."""
     namespace = f"soak-{uuid.uuid4().hex[:8]}"
     os.environ["TRIPTYCH_NAMESPACE"] = namespace
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -19,7 +19,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # name of the model in content keys
     revision: str  # name of the weights in content keys
     parts: tuple[Part, ...]  # parts of the model to load
-    dtype: str = "auto"  # of weights and KV cache; auto: bfloat16 on a GPU, float32 on a CPU
+    # of weights and KV cache; auto: bfloat16 on a GPU or a CPU with instructions for it, or float32
+    dtype: str = "auto"
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
     block_size: int = 16  # tokens in one KV block

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import torch
 
@@ -10,21 +12,30 @@ from protocol.errors import ConfigError
 from services.engine.attention.kv_cache import DTYPES
 from services.engine.config import EngineConfig
 
+logger = logging.getLogger(__name__)
 _CPU_KV_BYTES = 256 << 20
 
 
 def resolved(config: EngineConfig) -> EngineConfig:
-    """`config` with `auto` replaced: a GPU if there is one, bfloat16 there and float32 on a CPU."""
+    """`config` with `auto` replaced: a GPU if there is one; bfloat16 there and on a CPU that has
+    instructions for it, float32 on another."""
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        dtype = "bfloat16" if device != "cpu" or computes_bfloat16() else "float32"
+        logger.info("--dtype auto: %s on %s", dtype, device)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(config, device=device, dtype=dtype)
+
+
+def computes_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own (AVX-512 or AMX)."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def _check_device(device: str) -> None:

@@ -51,7 +51,9 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.")
     dtype: str = option(
         "auto",
-        "Element type of weights and KV cache. auto: bfloat16 on a GPU, float32 on a CPU.",
+        "Element type of weights and KV cache; workers that share embeddings or KV need the same."
+        " auto: bfloat16 on a GPU and on a CPU with AVX-512 or AMX instructions for it, float32 on"
+        " other CPUs.",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     weight_layout: str = option(

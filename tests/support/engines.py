@@ -32,7 +32,8 @@ def engine(model_dir: Path, clock: Clock = time.monotonic, **options: Any) -> En
     """An engine with every part that the model has."""
     reference = load(model_dir)
     parts = ("language",) if reference.image_processor is None else ("language", "vision")
-    values = {"parts": parts, "num_blocks": 256, "eos_token_ids": reference.eos, **options}
+    defaults = {"dtype": "float32", "num_blocks": 256, "eos_token_ids": reference.eos}
+    values = {"parts": parts, **defaults, **options}
     config = EngineConfig(model_dir=str(model_dir), model=model_dir.name, revision="test", **values)
     return Engine(config, lambda: None, clock)
 

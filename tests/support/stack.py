@@ -126,7 +126,11 @@ class Stack:
     namespace: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:12]}")
 
     def start(self, module: str, *flags: str, files: str = "") -> Process:
-        env = {"TRIPTYCH_NAMESPACE": self.namespace, "OMP_NUM_THREADS": "1"}
+        env = {
+            "TRIPTYCH_NAMESPACE": self.namespace,
+            "TRIPTYCH_DTYPE": "float32",  # that of the reference; a flag of a test wins
+            "OMP_NUM_THREADS": "1",
+        }
         named = ("--model", str(self.model), "--served-model-name", "tiny")
         process = Process(module, *named, *flags, env=env, forked=self.forked, files=files)
         self.processes.append(process)
