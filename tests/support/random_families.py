@@ -99,7 +99,12 @@ def served(model: PreTrainedModel, folder: Path, **options: Any) -> list[list[in
         "num_blocks": 64, "max_num_batched_tokens": 16, "max_model_len": 64, **options
     }  # fmt: skip
     config = EngineConfig(
-        model_dir=str(folder), model="random", revision="test", parts=("language",), **values
+        dtype="float32",
+        model_dir=str(folder),
+        model="random",
+        revision="test",
+        parts=("language",),
+        **values,
     )
     engine = Engine(config, lambda: None)
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)

@@ -16,8 +16,8 @@ from connectors.side_channel import SideClient, SideServer
 from tests.support.links import Link, linked
 from tests.support.raw_peers import RawConsumer
 
-SILENCE_S = 2.0
-STEP_S = 1.5 * SILENCE_S
+SILENCE_S = 1.5
+STEP_S = 1.4 * SILENCE_S
 BOUND_S = 30.0
 PEER = """
 from connectors.side_channel import SideServer
