@@ -31,7 +31,7 @@ from benchmarks.chaos import CLIENTS, SEED, TOKENS, Act, left_rows, meets, tell
 from benchmarks.common.rows import Row, arguments, at_most, finish, hardware, head, line
 from benchmarks.soak.books import settle
 from benchmarks.soak.load import Load, Outcome
-from benchmarks.soak.stack import MODEL, Service, Stack, service
+from benchmarks.soak.stack import MODEL, Service, Stack, service, started
 
 _ROLES = ("encoder", "prefill", "decode")
 _CUTS = (("cut", 8.0), ("cut", 25.0), ("half-cut", 12.0))
@@ -127,17 +127,8 @@ def running(transport: str, lists: bool, hosts: Network, folder: Path) -> Iterat
     doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(2)]
     stack = Stack(workers, doors, masters, folder / "shared", folder / "segments")
     stack.root.mkdir()
-    try:
-        for group in (masters, workers, doors):
-            for one in group:
-                one.start()
-            for one in group:
-                one.wait_ready()
+    with started(stack):
         yield stack
-    finally:
-        for one in (*doors, *workers, *masters):
-            if hasattr(one, "process") and one.process.poll() is None:
-                one.stop()
 
 
 def _worker(

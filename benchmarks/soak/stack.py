@@ -194,16 +194,23 @@ def running(
     ]
     flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
     doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
-    stack = Stack(workers, doors, masters, root, namespace_dir(namespace))
+    with started(Stack(workers, doors, masters, root, namespace_dir(namespace))) as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def started(stack: Stack) -> Iterator[Stack]:
+    """Masters, then workers, then proxies, each group ready before the next; whatever runs on
+    leaving is ended."""
     try:
-        for group in (masters, workers, doors):
+        for group in (stack.masters, stack.workers, stack.proxies):
             for one in group:
                 one.start()
             for one in group:
                 one.wait_ready()
         yield stack
     finally:
-        for one in (*doors, *workers, *masters):
+        for one in (*stack.proxies, *stack.workers, *stack.masters):
             if hasattr(one, "process") and one.process.poll() is None:
                 one.stop()
 

@@ -76,21 +76,7 @@ def _status(worker: Worker) -> APIRouter:
     @routes.get("/server_info")
     async def info() -> dict[str, Any]:
         """What a proxy or master needs to know of this worker."""
-        facts = worker.engine.ready
-        return {
-            "instance_id": worker.instance_id,
-            "role": worker.role.name,
-            "dialect": "tokens",
-            "model": worker.model,
-            "revision": worker.frontend.info.revision,
-            "parameter_bytes": facts.parameter_bytes,
-            "num_blocks": facts.num_blocks,
-            "block_size": facts.block_size,
-            "max_model_len": facts.max_model_len,
-            "max_num_seqs": worker.config.max_num_seqs,
-            "kv_transfer_params": facts.kv_endpoint or None,
-            "ec_transfer_params": facts.ec_endpoint or None,
-        }
+        return _facts(worker)
 
     @routes.get("/integrity")
     async def integrity() -> dict[str, Any]:
@@ -104,6 +90,24 @@ def _status(worker: Worker) -> APIRouter:
         }
 
     return routes
+
+
+def _facts(worker: Worker) -> dict[str, Any]:
+    engine = worker.engine.ready
+    return {
+        "instance_id": worker.instance_id,
+        "role": worker.role.name,
+        "dialect": "tokens",
+        "model": worker.model,
+        "revision": worker.frontend.info.revision,
+        "parameter_bytes": engine.parameter_bytes,
+        "num_blocks": engine.num_blocks,
+        "block_size": engine.block_size,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": worker.config.max_num_seqs,
+        "kv_transfer_params": engine.kv_endpoint or None,
+        "ec_transfer_params": engine.ec_endpoint or None,
+    }
 
 
 def _control(worker: Worker) -> APIRouter:
