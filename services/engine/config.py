@@ -33,6 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 2048  # tokens of one step
     # prompt tokens of a step in which requests decode, 0: up to `max_num_batched_tokens`
     max_prefill_beside_decode: int = 512
+    # s that pictures and prompts may add to a step in which requests decode, 0: no bound
+    max_decode_delay_s: float = 0.1
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine

@@ -25,6 +25,7 @@ from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
 from services.engine.reports import counters_of, gauges_of
 from services.engine.sampling.grammar import Grammars
+from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
@@ -44,6 +45,7 @@ class Engine:
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
         self.meter = RateMeter()
+        self._delay = DecodeDelay(config.max_decode_delay_s, config.max_num_batched_tokens)
         self._log = CacheLog(config.block_size) if config.events is not None else None
         self._curve = Curve.of(FleetKey(config.fleet_key))
         self._connectors = Connectors(config.ec, config.kv, config.device, self._curve)
@@ -74,7 +76,7 @@ class Engine:
 
     def _build(self, wake: Callable[[], None]) -> None:
         shared = Surroundings(
-            self.config, self._connectors, self.ec, self.meter, self._log, self._clock
+            self.config, self._connectors, self.ec, self.meter, self._log, self._clock, self._delay
         )
         if "language" in self.config.parts:
             part = language_part(shared, self._changes(of_store=False))
@@ -92,7 +94,7 @@ class Engine:
         queue, core = self.encode, self.generate
         self._polling: StepGuard[None] = StepGuard(self._poll, lambda _: [], lambda: [])
         self._encoding = (
-            StepGuard(queue.step, queue.fail_all, lambda: []) if queue is not None else None
+            StepGuard(self._encode, queue.fail_all, lambda: []) if queue is not None else None
         )
         self._generating = (
             StepGuard(core.step, core.fail_all, core.check_integrity) if core is not None else None
@@ -101,6 +103,14 @@ class Engine:
     def _poll(self) -> list[None]:
         self.ec.poll(self.encode if self.encode is not None else ())
         return []
+
+    def _encode(self) -> list[EncodeOutput]:
+        """As much of a run as does not hold up requests that decode for too long."""
+        assert self.encode is not None
+        begun = self._clock()
+        outputs = self.encode.step(self._delay.for_pictures_s)
+        self._delay.spent(self._clock() - begun)
+        return outputs
 
     def _publish(self) -> EventThread | None:
         """Blocks if tokens are generated here, embeddings if they are made or taken here."""
@@ -130,6 +140,8 @@ class Engine:
         """Encode one batch and run one batch of tokens, as far as there is work. What raises ends
         requests, see `StepGuard`."""
         self._polling.step()
+        decoding = self.generate is not None and self.generate.scheduler.decoding
+        self._delay.begin(decoding=decoding)
         encoded = self._encoding.step() if self._encoding is not None else []
         outputs = self._generating.step() if self._generating is not None else []
         if self._log is not None and self._events is not None:

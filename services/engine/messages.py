@@ -45,11 +45,12 @@ class Abort(msgspec.Struct, tag=True):
 
 class Query(msgspec.Struct, tag=True):
     """Ask for statistics; `check` adds an integrity report, `keys_since` the keys of the prefix
-    cache if its version is another one."""
+    cache if its version is another one, `awaited` what is kept for other workers."""
 
     query_id: int
     check: bool = False
     keys_since: int | None = None
+    awaited: bool = False
 
 
 class ResetCaches(msgspec.Struct, tag=True):
@@ -95,6 +96,8 @@ class Statistics(msgspec.Struct, tag=True):
     cache_version: int = 0  # version of the prefix cache
     # short keys of the prefix cache as of `cache_version`, if they were asked for
     cached_keys: list[int] | None = None
+    # KV offers and embeddings that other workers have yet to fetch, if they were asked for
+    awaited: int = 0
 
 
 class Fatal(msgspec.Struct, tag=True):

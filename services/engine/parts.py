@@ -20,13 +20,14 @@ from services.engine.config import EngineConfig
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.language import LanguageModel
-from services.engine.model.loader import parameter_bytes
 from services.engine.model.runner import Runner
+from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.vision import VisionModel
 from services.engine.model.vouching import check_positions
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
@@ -48,6 +49,7 @@ class Surroundings:
     meter: Meter
     log: CacheLog | None
     clock: Clock
+    delay: DecodeDelay
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
             shared.meter,
             shared.clock,
             shared.connectors.meanwhile,
+            delay=shared.delay,
         )
         opened.pop_all()
     return LanguagePart(
@@ -127,9 +130,14 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQ
     is called from the threads that prepare pictures."""
     config = shared.config
     vision = VisionModel(
-        Path(config.model_dir), DTYPES[config.dtype], config.device, config.max_media_pixels
+        Path(config.model_dir),
+        DTYPES[config.dtype],
+        config.device,
+        config.max_media_pixels,
+        config.weight_layout,
     )
     patches = config.max_encoder_patches
+    sliced = "language" in config.parts and config.max_decode_delay_s > 0
     queue = EncodeQueue(
         vision,
         ImagePrefetch(vision.prepare, tokens_ahead(patches), wake),
@@ -138,8 +146,9 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQ
         shared.meter,
         shared.clock,
         shared.connectors.meanwhile,
+        SlicedVision(vision, shared.clock) if sliced else None,
     )
-    return queue, parameter_bytes(vision.module)
+    return queue, vision.parameter_bytes
 
 
 def _compatibility(config: EngineConfig, layout: KVLayout) -> str:

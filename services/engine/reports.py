@@ -8,6 +8,7 @@ from connectors.base import ECConnector
 from connectors.meter import TransferStats
 from protocol.kv_events import short_key
 from protocol.registry import Load
+from protocol.types import RequestOutput
 from services.engine.messages import Query, Statistics
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
@@ -54,6 +55,23 @@ def answer(engine: Reporting, query: Query) -> Statistics:
         load_of(engine),
         version,
         keys,
+        awaited_of(engine) if query.awaited else 0,
+    )
+
+
+def awaited_of(engine: Reporting) -> int:
+    """KV offers and embeddings that requests on other workers still need."""
+    offers = len(engine.generate.transfers.offers) if engine.generate is not None else 0
+    return offers + engine.ec.awaited
+
+
+def success(output: RequestOutput, *, hands_over: bool) -> str:
+    """How a choice has ended well, "" if it has not: an error is counted as one. `hands_over`:
+    another worker decodes, unless the choice ends by itself at its first token."""
+    if output.finish_reason in (None, "error"):
+        return ""
+    return (
+        "handed_over" if hands_over and output.finish_reason == "length" else output.finish_reason
     )
 
 

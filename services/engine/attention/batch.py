@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from services.engine.attention.decode_groups import DecodeGroup, decode_groups
 from services.engine.attention.kv_cache import KVCache
+
+_T = TypeVar("_T")
 
 
 class AttentionBackend(Protocol):
@@ -59,6 +62,7 @@ class PagedBatch:
     span_starts: torch.Tensor | None = None
     span_ends: torch.Tensor | None = None
     backend: AttentionBackend | None = None
+    _plans: dict[object, Any] = field(default_factory=dict)
 
     @property
     def num_requests(self) -> int:
@@ -99,6 +103,12 @@ class PagedBatch:
             self.positions,
             self.cache.block_size,
         )
+
+    def planned(self, key: object, make: Callable[[], _T]) -> _T:
+        """What a backend works out once a step and uses in every layer; `make` makes it."""
+        if key not in self._plans:
+            self._plans[key] = make()
+        return self._plans[key]  # type: ignore[no-any-return]
 
     @cached_property
     def starts_tensor(self) -> torch.Tensor:

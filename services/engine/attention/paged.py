@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.decode_groups import DecodeGroup
 from services.engine.attention.kv_cache import KVCache
+from services.engine.attention.prompt_tiles import LEAST_QUERIES, attend_tiles, computes_tiles
 
 PAGED = "triptych_paged"
 
@@ -105,11 +106,30 @@ def _attend_prompt(
     """One request's T tokens of query [heads, all tokens, k_dim] → [T, heads, v_dim]."""
     tokens = slice(batch.query_starts[request], batch.query_starts[request + 1])
     context = batch.context_lens[request]
+    window = batch.cache.window(layer)
     blocks = batch.block_tables[request, : -(-context // batch.cache.block_size)]
     key, value = _gather(batch.cache, layer, blocks, 1, context)
-    mask = _visible(batch, tokens, context, batch.cache.window(layer))[None, None]
-    out = _attend(query[None, :, tokens], key, value, mask, scale, softcap, sinks)
+    mine = query[None, :, tokens]
+    causal = batch.span_starts is None and softcap is None and sinks is None
+    causal = causal and not 0 < window < context
+    count = mine.shape[2]
+    if causal and count >= LEAST_QUERIES and _as_tiles(query):
+        return attend_tiles(mine[0], key[0], value[0], scale)
+    if causal and count == context:
+        # Without a mask PyTorch leaves out much of what is not seen.
+        out = F.scaled_dot_product_attention(
+            mine, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+    else:
+        mask = batch.planned(
+            ("mask", request, window), lambda: _visible(batch, tokens, context, window)[None, None]
+        )
+        out = _attend(mine, key, value, mask, scale, softcap, sinks)
     return out[0].transpose(0, 1)
+
+
+def _as_tiles(query: torch.Tensor) -> bool:
+    return query.dtype is torch.bfloat16 and computes_tiles(query.device)
 
 
 def _attend_group(

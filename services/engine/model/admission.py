@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from protocol.types import GenerateRequest
+from protocol.types import GenerateRequest, SamplingParams
 from services.engine.model.language import LanguageModel
 from services.engine.model.positions import Positions, mrope_positions, text_positions
-from services.engine.sampling.grammar import Constraint, Grammars
+from services.engine.sampling.grammar import Grammars
+from services.engine.sampling.token_rules import restricted
+from services.engine.scheduling.request import Constraint
 
 
 class ModelAdmission:
@@ -23,6 +25,7 @@ class ModelAdmission:
             return mrope_positions(length, source.mm_items, self._model.merge_size)
         return text_positions(length), 0
 
-    def constraint(self, grammar: str) -> Constraint | None:
-        """See `Grammars.constraint`."""
-        return self._grammars.constraint(grammar)
+    def constraint(self, sampling: SamplingParams) -> Constraint | None:
+        """See `Grammars.constraint`, `restricted`."""
+        grammar = self._grammars.constraint(sampling.grammar)
+        return restricted(grammar, sampling, self.vocabulary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_fence import fence_on
+from services.engine.model.step_tokens import BlockTables, StepTokens, rotary_positions
+from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -39,6 +42,7 @@ class Runner:
         self._cache = cache
         self._embeddings = embeddings
         self._sampler = sampler
+        self._tables = BlockTables()
 
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         """Compute the chunks' tokens; one sampled token for each choice that reached its end, and a
@@ -51,34 +55,31 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        batch = self._batch(chunks)
+        tokens = StepTokens.of(chunks)
+        batch = self._batch(chunks, tokens)
         rows, samplers = _sampling_rows(chunks)
-        inputs = self._inputs(chunks, rows)
+        inputs = self._inputs(chunks, tokens, rows + scored_rows(chunks))
         logits = self._model.forward(inputs, batch)
+        score_prompts(logits[len(rows) :], chunks)
         if not samplers:
             return []
-        return self._sampler.sample(logits, samplers)
+        return self._sampler.sample(logits[: len(rows)], samplers)
 
     def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.as_tensor(np.asarray(values), dtype=dtype, device=self._model.device)
 
-    def _batch(self, chunks: Sequence[Chunk]) -> PagedBatch:
+    def _batch(self, chunks: Sequence[Chunk], tokens: StepTokens) -> PagedBatch:
         size = self._cache.block_size
-        positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
-        width = max(len(c.request.blocks) for c in chunks)
-        tables = np.zeros((len(chunks), width), dtype=np.int64)
-        for row, chunk in zip(tables, chunks, strict=True):
-            row[: len(chunk.request.blocks)] = chunk.request.blocks
-        owner = np.repeat(np.arange(len(chunks)), [c.count for c in chunks])
+        tables = self._tables.of([chunk.request for chunk in chunks])
         spans = self._spans(chunks)
         return PagedBatch(
             cache=self._cache,
-            slot_blocks=self._tensor(tables[owner, positions // size]),
-            slot_offsets=self._tensor(positions % size),
+            slot_blocks=self._tensor(tables[tokens.owner, tokens.index // size]),
+            slot_offsets=self._tensor(tokens.index % size),
             block_tables=self._tensor(tables),
-            query_starts=[0, *np.cumsum([c.count for c in chunks]).tolist()],
-            context_lens=[c.end for c in chunks],
-            positions=self._tensor(positions),
+            query_starts=tokens.starts,
+            context_lens=[chunk.end for chunk in chunks],
+            positions=self._tensor(tokens.index),
             span_starts=None if spans is None else self._tensor(spans[0]),
             span_ends=None if spans is None else self._tensor(spans[1]),
         )
@@ -97,17 +98,17 @@ class Runner:
             base += chunk.count
         return spans if spans.any() else None
 
-    def _inputs(self, chunks: Sequence[Chunk], rows: list[int]) -> Inputs:
-        tokens = np.concatenate([c.request.tokens[c.start : c.end] for c in chunks])
+    def _inputs(self, chunks: Sequence[Chunk], tokens: StepTokens, rows: list[int]) -> Inputs:
+        ids = np.array(list(chain.from_iterable(c.request.tokens[c.start : c.end] for c in chunks)))
         media = self._media(chunks)
         places = np.concatenate([place for place, _ in media]) if media else None
         if places is not None:
-            tokens[places] = 0
-        embeds = self._model.embed(self._tensor(tokens))
-        positions = self._tensor(np.concatenate([_positions(c) for c in chunks], axis=1))
+            ids[places] = 0
+        embeds = self._model.embed(self._tensor(ids))
+        positions = self._tensor(rotary_positions(chunks, tokens))
         if places is None:
             return Inputs(embeds, positions, self._tensor(rows))
-        mask = np.zeros(len(tokens), dtype=bool)
+        mask = np.zeros(len(ids), dtype=bool)
         mask[places] = True
         embeds[self._tensor(places)] = torch.cat([t[EC_TENSOR] for _, t in media]).to(embeds.dtype)
         extra = sorted(set(media[0][1]) - {EC_TENSOR})
@@ -124,7 +125,8 @@ class Runner:
         media = []
         base = 0
         for chunk in chunks:
-            for item in chunk.request.items_in(chunk.start, chunk.end):
+            items = () if chunk.decodes else chunk.request.items_in(chunk.start, chunk.end)
+            for item in items:
                 first, last = max(item.offset, chunk.start), min(item.end, chunk.end)
                 places = np.arange(base + first - chunk.start, base + last - chunk.start)
                 rows = slice(first - item.offset, last - item.offset)
@@ -149,14 +151,3 @@ def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request]]:
         rows += [last] * len(chunk.samplers)
         samplers += chunk.samplers
     return rows, samplers
-
-
-def _positions(chunk: Chunk) -> IntArray:
-    """Rotary positions int64[1 or 3, count] of a chunk."""
-    request = chunk.request
-    known = request.positions[:, chunk.start : chunk.end]
-    start = max(chunk.start, request.num_prompt)
-    if start >= chunk.end:
-        return known
-    later = np.arange(start, chunk.end, dtype=np.int64) + request.rope_delta
-    return np.concatenate([known, np.broadcast_to(later, (len(known), len(later)))], axis=1)

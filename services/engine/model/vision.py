@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
 from protocol.types import EncodeItem
+from services.engine.attention import segments
 from services.engine.containment import contained
 from services.engine.model.embedding_layout import deepstack_name
-from services.engine.model.loader import load_part
+from services.engine.model.loader import load_part, parameter_bytes
+from services.engine.model.packed_linear import InputsSeen, pack, packs
+from services.engine.model.picture_processor import picture_processor
 from services.engine.scheduling.seams import Prepared
 from services.frontend.image import load_rgb
 
@@ -24,16 +26,32 @@ Pixels = dict[str, torch.Tensor]
 class VisionModel:
     """Weights of the vision part only, with the media processor that goes with them."""
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, max_pixels: int) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: str,
+        max_pixels: int,
+        weight_layout: str = "plain",
+    ) -> None:
+        """`max_pixels` of a picture; `weight_layout`: plain, packed or auto, see
+        `packed_linear.packs`."""
         self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
-        self._processor = AutoImageProcessor.from_pretrained(model_dir)
+        self.parameter_bytes = parameter_bytes(self._model)
+        self._processor = picture_processor(model_dir)
         self._device = device
         kind = self._model.config.model_type
         try:
             self._encode = _ENCODERS[kind]
         except KeyError:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'") from None
+        if self._encode is _encode_qwen:
+            segments.register()
+            self._model.model.visual.config._attn_implementation = segments.SEGMENTED
+        if packs(weight_layout, dtype, device):
+            # Nothing is merged: a picture has so many patches that one product is no faster.
+            pack(self._model, InputsSeen(self._model))
 
     @property
     def module(self) -> torch.nn.Module:
@@ -93,6 +111,7 @@ def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
     output = model.get_image_features(
         torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
         torch.cat([pixels["image_grid_thw"] for pixels in batch]),
+        segments=segments.Segments(),
     )
     entries = [{EC_TENSOR: embeds} for embeds in output.pooler_output]
     for level, features in enumerate(getattr(output, "deepstack_features", None) or ()):

@@ -88,7 +88,7 @@ class AdmissionChecks:
             keys=self._make_keys(source),
             deadline=None if deadline is None else self._clock() + deadline,
             siblings=tuple(others),
-            constraint=self._model.constraint(source.sampling.grammar),
+            constraint=self._model.constraint(source.sampling),
         )
 
     def _keys(self, source: GenerateRequest) -> BlockKeyChain:

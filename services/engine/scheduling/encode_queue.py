@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from connectors.base import ECConnector, Entry, Tensors
+from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
+from services.engine.scheduling.encode_run import EncodeRun, Results
 from services.engine.scheduling.run_bound import RunBound
-from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Vision
+from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
 
 
 class EncodeQueue:
@@ -34,10 +36,11 @@ class EncodeQueue:
         meter: Meter,
         clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+        slices: Slices | None = None,
     ) -> None:
-        """`meanwhile` is entered while the model computes."""
-        self._vision = vision
-        self._meanwhile = meanwhile
+        """`meanwhile` is entered while the model computes. With `slices` a run may take several
+        steps."""
+        self._run = EncodeRun(vision, slices, clock, meanwhile)
         self._store = store
         self.bound = RunBound(max_patches)
         self._meter = meter
@@ -106,16 +109,18 @@ class EncodeQueue:
         for mm_hash in self._jobs.leave(set(request_ids)):
             self._pictures.discard(mm_hash)
 
-    def step(self) -> list[EncodeOutput]:
-        """Encode one batch of what is prepared; returns every answer that is due."""
+    def step(self, most_s: float = math.inf) -> list[EncodeOutput]:
+        """Encode one batch of what is prepared, or, in slices, as much of it as `most_s` allows;
+        returns every answer that is due."""
         outputs = self.advance()
-        batch, failed = self.begin()
-        if batch:
-            with self._meanwhile():
-                results = self._vision.encode(batch)
-            failed += self.complete(batch, results)
+        if not self._run.batch:
+            batch, failed = self.begin()
+            self._run.begin(batch)
+            outputs += failed
+        if self._run.batch and (results := self._run.go_on(most_s)) is not None:
+            outputs += self.complete(self._run.end(), results, self._run.seconds)
         self._prepare()
-        return outputs + failed
+        return outputs
 
     def advance(self) -> list[EncodeOutput]:
         """What is late, and what finds room in the store by now."""
@@ -145,7 +150,7 @@ class EncodeQueue:
 
     @property
     def runnable(self) -> bool:
-        return bool(self._runnable())
+        return bool(self._run.batch) or bool(self._runnable())
 
     @property
     def blocked(self) -> bool:
@@ -153,13 +158,14 @@ class EncodeQueue:
         return bool(self._unstored)
 
     def complete(
-        self, batch: Sequence[Prepared], results: Sequence[Tensors | TriptychError]
+        self, batch: Sequence[Prepared], results: Results, seconds: float | None = None
     ) -> list[EncodeOutput]:
-        """Account for a run that has ended; the answers that are due."""
+        """Account for a run that has ended; the answers that are due. `seconds` is what it took,
+        without them all the time since `begin`."""
         self.runs += 1
         outputs: list[EncodeOutput] = []
         tokens = sum(prepared.item.length for prepared in batch)
-        seconds = self._clock() - self._begun
+        seconds = self._clock() - self._begun if seconds is None else seconds
         self._meter.encoded(tokens, seconds)
         self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
@@ -230,6 +236,7 @@ class EncodeQueue:
 
     def fail_all(self, error: TriptychError) -> list[EncodeOutput]:
         """After a step that raised: nobody waits for anything any more."""
+        self._run.end()
         return [output for mm_hash in self._jobs.names() for output in self._fail(mm_hash, error)]
 
     def _expire(self) -> list[EncodeOutput]:
@@ -242,6 +249,7 @@ class EncodeQueue:
         return [_failed(waiter, mm_hash, error) for mm_hash, waiter in late]
 
     def close(self) -> None:
+        self._run.close()
         self._pictures.close()
 
 

@@ -10,6 +10,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
 from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKeys, remote_kv
 from services.engine.scheduling.chunks import Chunk, Work, work_of
+from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.endings import ending
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of
@@ -37,9 +38,10 @@ class GenerateCore:
         clock: Clock,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_keys: MakeKeys | None = None,
+        delay: DecodeDelay | None = None,
     ) -> None:
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
-        without it they are named by the configuration."""
+        without it they are named by the configuration. `delay` bounds prompts in time."""
         self._config = config
         self._meter = meter
         self.scheduler = scheduler
@@ -47,6 +49,7 @@ class GenerateCore:
         self._runner = runner
         self._meanwhile = meanwhile
         self._clock = clock
+        self._delay = delay or DecodeDelay()
         self._checks = AdmissionChecks(
             config, model, scheduler, clock, make_keys, shares_kv=transfers.shares
         )
@@ -56,7 +59,8 @@ class GenerateCore:
         self._in_step: list[str] = []
         self._begun = 0.0
         self._work = Work()
-        self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "cached_tokens": 0, "steps": 0}
+        names = ("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps")
+        self.counters = dict.fromkeys(names, 0)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -78,6 +82,8 @@ class GenerateCore:
             raise InvalidRequest(f"request id '{name}' is in use", param="request_id")
         request = self._checks.request(source)
         ref = remote_kv(source)
+        if request.scores_prompt:
+            ref = None  # KV has no logits: the prompt is computed here, the handle's lease runs out
         self._live.add(request)
         if ref is not None:
             self.transfers.fetch(request, ref)
@@ -130,7 +136,7 @@ class GenerateCore:
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
         self._begun = self._clock()
-        chunks = self.scheduler.schedule(self.transfers.unplace)
+        chunks = self.scheduler.schedule(self.transfers.unplace, self._delay.prompt_tokens)
         self._tell_of_preemptions()
         self._progressed = bool(chunks)
         if chunks:
@@ -159,7 +165,9 @@ class GenerateCore:
             if one.request.status is not Status.FINISHED
         ]
         self.transfers.offers.seal(gained)
-        self._meter.stepped(self._work, self._clock() - self._begun)
+        seconds = self._clock() - self._begun
+        self._meter.stepped(self._work, seconds)
+        self._delay.computed(self._work, seconds)
         return gained
 
     @property
@@ -177,7 +185,8 @@ class GenerateCore:
             if request is not None:
                 outputs.append(self._fail(request, error))
         for request, arrival in self.transfers.arrived:
-            outputs += [self._gained(one) for one in self._choices.adopted(request, arrival)]
+            taken = self._choices.adopted(request, arrival)
+            outputs += [self._gained(one, adopted=True) for one in taken]
         self.transfers.arrived.clear()
         self.transfers.begin()
         return outputs
@@ -202,7 +211,8 @@ class GenerateCore:
         info = error_info(error)
         return [RequestOutput(name, finish_reason="error", error=info) for name in self._in_step]
 
-    def _gained(self, sampled: Sampled) -> RequestOutput:
+    def _gained(self, sampled: Sampled, *, adopted: bool = False) -> RequestOutput:
+        """What a choice puts out; tokens that are `adopted` were counted where they were made."""
         request = sampled.request
         first = request.num_output == len(request.source.emitted.get(request.index, ()))
         reason, stop, count = ending(request, sampled.token_ids, self._config.eos_token_ids)
@@ -221,16 +231,21 @@ class GenerateCore:
         )
         if first:
             self._count_prompt(request, output)
-        self.counters["generation_tokens"] += count
+        self.counters["generation_tokens"] += 0 if adopted else count
         if reason is not None:
             self._finish(request)
         return output
 
     def _count_prompt(self, request: Request, output: RequestOutput) -> None:
         output.cached_tokens = request.num_cached or 0
-        if request.index == choices_of(request.source)[0]:
-            self.counters["prompt_tokens"] += request.num_prompt
-            self.counters["cached_tokens"] += output.cached_tokens
+        if request.index != choices_of(request.source)[0]:
+            return
+        output.prompt_logprobs = request.prompt_logprobs or None
+        if request.received:  # its prompt is counted where it was computed
+            self.counters["received_tokens"] += request.num_prompt
+            return
+        self.counters["prompt_tokens"] += request.num_prompt
+        self.counters["cached_tokens"] += output.cached_tokens
 
     def _finish(self, request: Request) -> None:
         self._live.remove(request)

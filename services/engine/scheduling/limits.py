@@ -24,6 +24,9 @@ class Limits:
     max_prefill_beside_decode: int = 0
     decode_steps: int = 1
     """Tokens that a choice may gain in one step while all decode and none waits."""
+    scored_tokens: int = 512
+    """Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
+    is 0.6 MB for a vocabulary of 150,000 tokens."""
 
     def __post_init__(self) -> None:
         """`ConfigError` names the flag at fault: with less than this, some requests never run."""
@@ -47,11 +50,13 @@ class Limits:
 
 @dataclass
 class Step:
-    """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts.
+    """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts,
+    `scored` of those for prompts that are scored.
     `unplace` takes the blocks of a loading request back."""
 
     left: int
     unplace: Unplace
+    scored: int
     prompts: int = 0
     chunks: list[Chunk] = field(default_factory=list)
 
@@ -59,6 +64,12 @@ class Step:
         self.chunks.append(chunk)
         self.left -= chunk.count
         self.prompts -= chunk.count
+        if chunk.request.scores_prompt:
+            self.scored -= chunk.count
+
+    def for_prompt(self, request: Request) -> int:
+        """Tokens that the request's prompt may take."""
+        return min(self.prompts, self.scored) if request.scores_prompt else self.prompts
 
     def remove(self, request: Request) -> None:
         """A request has lost its blocks to one that is older."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from protocol.keys import BlockKeyChain
 from protocol.refs import wants_remote_decode
-from protocol.types import GenerateRequest, MMItem, SamplingParams
+from protocol.types import GenerateRequest, MMItem, PositionLogprobs, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,12 +59,20 @@ class Request:
     num_computed: int = 0  # tokens, from the first, that have KV in `blocks`
     num_stored: int = 0  # tokens of those in blocks that other requests may find
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
+    received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
+    # of the prompt's tokens from the second on, as far as they are scored
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
     @property
     def may_sample(self) -> bool:
         """Whether it is known what the next token is held to."""
         return self.constraint is None or self.constraint.ready
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt's own tokens are scored: all of it is computed here then."""
+        return self.sampling.prompt_logprobs is not None and self.num_output == 0
 
     @property
     def key(self) -> RequestKey:

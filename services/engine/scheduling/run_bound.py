@@ -1,4 +1,4 @@
-"""How many patches one run of the vision model takes."""
+"""How much one run of a model takes, as its speed turns out."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ _RUN_S = 0.1
 
 
 class RunBound:
-    """At most `max_patches`, and no more than it should take `_RUN_S` for, as the first picture of
-    a run is held up by all others."""
+    """At most `most` units (patches of pictures, tokens of prompts), and no more than should take
+    the time that a run may take."""
 
-    def __init__(self, max_patches: int) -> None:
-        self.max_patches = max_patches
-        self.patches_per_s = 0.0  # of the runs so far, 0 before the first
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.units_per_s = 0.0  # of the runs so far, 0 before the first
 
     @property
     def room(self) -> float:
-        """Patches; a run takes its first picture however large that is."""
-        return min(self.max_patches, self.patches_per_s * _RUN_S)
+        """Units of a run that holds its first picture up, by all others, for 0.1 s at most; a run
+        takes that picture however large it is."""
+        return self.room_in(_RUN_S)
 
-    def learn(self, patches: int, seconds: float) -> None:
+    def room_in(self, seconds: float) -> float:
+        return min(self.most, self.units_per_s * seconds)
+
+    def learn(self, units: int, seconds: float) -> None:
         """A small run says little of how fast a large one is: the rate rises at once and falls
         slowly."""
-        rate = patches / max(seconds, 1e-6)
-        self.patches_per_s = max((self.patches_per_s + rate) / 2, rate)
+        rate = units / max(seconds, 1e-6)
+        self.units_per_s = max((self.units_per_s + rate) / 2, rate)

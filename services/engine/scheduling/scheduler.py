@@ -51,22 +51,23 @@ class Scheduler:
         yield from self.waiting
         yield from self.remote
 
-    def schedule(self, unplace: Unplace) -> list[Chunk]:
+    def schedule(self, unplace: Unplace, prompt_tokens: int | None = None) -> list[Chunk]:
         """The next step's chunks; their blocks are allocated. None is admitted in a step that
-        preempts. `unplace` takes the blocks of a loading request back."""
+        preempts. `unplace` takes the blocks of a loading request back; `prompt_tokens` bounds
+        prompts beside requests that decode further than the limits do."""
         if not (self.running or self.waiting):
             self.starved = None
             return []
-        step = Step(self.limits.max_num_batched_tokens, unplace)
+        step = Step(self.limits.max_num_batched_tokens, unplace, self.limits.scored_tokens)
         preemptions = self.preemptions
         running = sorted(self.running, key=lambda r: r.order)
         decodes = [request for request in running if request.num_left == 1]
         for request in decodes:
             self._schedule_running(request, 1, step)
-        step.prompts = self._for_prompts(step)
+        step.prompts = self._for_prompts(step, prompt_tokens)
         for request in running if len(decodes) < len(running) else ():
             if request.num_left > 1 and step.prompts > 0:
-                self._schedule_running(request, step.prompts, step)
+                self._schedule_running(request, step.for_prompt(request), step)
         # Whoever started in a step without blocks to spare would be the youngest, and next to go.
         if self.preemptions == preemptions:
             self._admit_waiting(step)
@@ -74,9 +75,11 @@ class Scheduler:
             self._lengthen(step)
         return step.chunks
 
-    def _for_prompts(self, step: Step) -> int:
-        bound = self.limits.max_prefill_beside_decode
-        return min(step.left, bound) if bound and step.chunks else step.left
+    def _for_prompts(self, step: Step, most: int | None) -> int:
+        if not step.chunks:
+            return step.left
+        bounds = [bound for bound in (self.limits.max_prefill_beside_decode, most) if bound]
+        return min([step.left, *bounds])
 
     def _schedule_running(self, request: Request, budget: int, step: Step) -> None:
         if request.status is not Status.RUNNING:
@@ -121,6 +124,11 @@ class Scheduler:
                 self.starved = request
                 break
 
+    @property
+    def decoding(self) -> bool:
+        """Whether a request waits for the next token of its output."""
+        return any(request.num_left == 1 for request in self.running)
+
     def has_room(self) -> bool:
         return len(self.running) + len(self.loading) < self.limits.max_running
 
@@ -133,7 +141,7 @@ class Scheduler:
         request.num_computed = len(matched) * self.blocks.block_size
         # Pinned before it is known whether it starts: its embeddings come meanwhile.
         self.embeddings.pin(request)
-        count = self._chunk_size(request, step.prompts, step.left)
+        count = self._chunk_size(request, step.for_prompt(request), step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
         if count == 0 or not self.blocks.can_allocate(needed, matched):
             request.num_computed = 0
@@ -146,7 +154,10 @@ class Scheduler:
         return True
 
     def match_prefix(self, request: Request) -> list[int]:
-        """Cached blocks that `request` can start from; its last token is always computed."""
+        """Cached blocks that `request` can start from; its last token is always computed, and all
+        of a prompt that is scored."""
+        if request.scores_prompt:
+            return []
         keys = request.keys.extend(request.tokens)
         # KV holds no logits: the next token is drawn from those of the last one.
         usable = (len(request.tokens) - 1) // self.blocks.block_size

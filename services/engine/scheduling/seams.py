@@ -14,7 +14,7 @@ from connectors.kv.base import Fence
 from connectors.meter import TransferStats
 from protocol.errors import TriptychError
 from protocol.registry import Rates
-from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs
+from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, SamplingParams
 from services.engine.scheduling.chunks import Chunk, Work
 from services.engine.scheduling.request import Constraint, Request
 
@@ -58,9 +58,9 @@ class Admission(Protocol):
     def positions(self, source: GenerateRequest) -> tuple[NDArray[np.int64], int]:
         """Rotary positions int64[1 or 3, prompt] and what to add to a later token's index."""
 
-    def constraint(self, grammar: str) -> Constraint | None:
-        """For a request's first choice, None without a grammar. `InvalidRequest` or `Unavailable`
-        if there cannot be one."""
+    def constraint(self, sampling: SamplingParams) -> Constraint | None:
+        """For a request's first choice, None if any token may come next. `InvalidRequest` or
+        `Unavailable` if there cannot be one."""
 
 
 class Meter(Protocol):
@@ -114,3 +114,18 @@ class Vision(Protocol):
 
     def encode(self, batch: Sequence[Prepared]) -> Sequence[Tensors | TriptychError]:
         """Embeddings of each picture, or why one cannot be used."""
+
+
+class Slices(Protocol):
+    """The vision model, part of a run at a time."""
+
+    def run(
+        self, batch: Sequence[Prepared], most_s: float
+    ) -> Sequence[Tensors | TriptychError] | None:
+        """Go on with the run of `batch`, or begin it, for about `most_s`; its embeddings, None
+        while it has not ended."""
+
+    def abandon(self) -> None:
+        """Leave the run under way, if there is one."""
+
+    def close(self) -> None: ...

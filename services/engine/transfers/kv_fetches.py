@@ -126,7 +126,7 @@ class KVFetches:
         self._scheduler.remote.remove(request)
         self._scheduler.take_prefix(request, matched)
         request.blocks += blocks.allocate(total - len(matched)) or []
-        request.num_cached = request.num_prompt
+        request.num_cached, request.received = request.num_prompt, True
         request.status = Status.LOADING
         self._scheduler.loading.append(request)
         held = min(len(matched), fetch.num_blocks)  # these are here and need no copy
@@ -201,7 +201,7 @@ class KVFetches:
         for queue in (self._scheduler.loading, self._scheduler.remote):
             if request in queue:
                 queue.remove(request)
-        request.num_cached = None
+        request.num_cached, request.received = None, False
         self._scheduler.add(request)
 
     def abort(self, request: Request) -> None:

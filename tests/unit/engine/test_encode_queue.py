@@ -102,15 +102,15 @@ def test_the_first_run_is_one_picture(case: Case) -> None:
 
 def test_a_run_is_no_longer_than_its_first_picture_may_be_held_up(case: Case) -> None:
     case.add(0, 1, 2, 3)
-    case.queue.bound.patches_per_s = 25.0 * case.patches  # 2.5 pictures in 0.1 s
+    case.queue.bound.units_per_s = 25.0 * case.patches  # 2.5 pictures in 0.1 s
     assert sorted(case.answered()) == [0, 1]
-    case.queue.bound.patches_per_s = 1.0
+    case.queue.bound.units_per_s = 1.0
     assert case.answered() == [2], "one at least"
 
 
 def test_a_run_has_no_more_patches_than_it_may(case: Case) -> None:
-    case.queue.bound.patches_per_s = 1e9
-    case.queue.bound.max_patches = 3 * case.patches
+    case.queue.bound.units_per_s = 1e9
+    case.queue.bound.most = 3 * case.patches
     case.add(0, 1, 2, 3)
     assert sorted(case.answered()) == [0, 1, 2]
     assert case.answered() == [3]
@@ -170,7 +170,7 @@ def test_what_was_pushed_out_is_dropped_once_its_lease_has_lapsed(
 
 def test_what_nobody_asks_for_any_more_is_dropped(tight: Case) -> None:
     tight.add(0, 1)
-    tight.queue.bound.patches_per_s = 1e9
+    tight.queue.bound.units_per_s = 1e9
     assert tight.answered() == [0] and tight.queue.blocked
     tight.queue.abort(["e1-r"])
     tight.answered()

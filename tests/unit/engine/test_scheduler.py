@@ -50,9 +50,9 @@ class Case:
     def store_picture(self, item: MMItem) -> None:
         self.store.offer(item.mm_hash, Entry({EC_TENSOR: torch.zeros(item.length, 1)}, ("",)))
 
-    def step(self) -> list[Chunk]:
+    def step(self, most: int | None = None) -> list[Chunk]:
         assert self.scheduler.embeddings.poll() == []
-        chunks = self.scheduler.schedule(lambda request: None)
+        chunks = self.scheduler.schedule(lambda request: None, most)
         for chunk in chunks:
             self.scheduler.computed(chunk.request, chunk.end)
             for request in chunk.samplers:
@@ -126,6 +126,18 @@ def test_the_oldest_prompt_gets_on_however_many_decode() -> None:
         assert len(case.step()) <= 8
     assert long.num_output >= 1
     assert all(request in case.scheduler.waiting for request in late), "there are no more slots"
+
+
+def test_beside_requests_that_decode_prompts_get_no_more_than_there_is_time_for() -> None:
+    case = Case(Limits(64, 256, max_prefill_beside_decode=40))
+    first = case.add(300)
+    assert prompts(case.step(most=7)) == 256, "there is nobody to hold up"
+    case.step()
+    long = case.add(100)
+    assert first.num_left == 1 and prompts(case.step(most=7)) == 7
+    assert prompts(case.step(most=70)) == 40, "the limit holds as well"
+    while not long.num_output:
+        assert prompts(case.step(most=7)) <= 7
 
 
 @pytest.mark.parametrize("wrong", [(0, 8, 0), (8, 0, 0), (8, 8, -1)])

@@ -5,7 +5,9 @@ import torch
 
 from services.engine.attention.decode_groups import decode_groups
 from services.engine.attention.paged import TorchAttention
-from tests.support.paged_cases import LAYER, Case, Step, make
+from services.engine.attention.prompt_tiles import computes_tiles
+from tests.support.attention_calls import AttentionCalls
+from tests.support.paged_cases import LAYER, Case, Step, check, make
 
 CASES = [
     Case("decode, equal contexts", (1, 1, 1), (40, 40, 40)),
@@ -52,6 +54,38 @@ def test_attention_equals_sums_written_out(case: Case) -> None:
     backend.write(step.key, step.value, LAYER, step.batch)
     out = backend.attend(step.query, LAYER, step.batch, 0.3, case.softcap, step.sinks)
     torch.testing.assert_close(out.double(), naive(case, step), atol=1e-5, rtol=1e-5)
+
+
+PROMPTS = [
+    Case("whole prompts", (100, 33), (100, 33), group=4, dtype="bfloat16"),
+    Case("a scale that is no power of two", (70,), (300,), k_dim=24, v_dim=8, dtype="bfloat16"),
+    Case("continued, beside decoding", (1, 32, 31), (50, 700, 31), dtype="bfloat16"),
+    Case("a window that cuts", (40,), (300,), window=64, dtype="bfloat16"),
+    Case("a window that does not", (40,), (60,), window=64, dtype="bfloat16"),
+    Case("whole, float32", (100, 33), (100, 33), group=4),
+]
+
+
+@pytest.mark.parametrize("case", PROMPTS, ids=lambda case: case.name)
+def test_prompts_equal_the_reference(case: Case) -> None:
+    check(case, TorchAttention())
+
+
+@pytest.mark.skipif(not computes_tiles(torch.device("cpu")), reason="no bfloat16 in this CPU")
+@pytest.mark.parametrize("precision", ["ieee", "none"])
+def test_prompts_in_bfloat16_are_left_to_matrix_products(precision: str) -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision
+    case = Case("prompts", (100, 32), (100, 700), dtype="bfloat16")
+    step = make(case)
+    try:
+        with AttentionCalls() as calls:
+            TorchAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
+        assert calls.count == 0
+        assert matmul.fp32_precision == precision
+    finally:
+        matmul.fp32_precision = before
 
 
 def grouped(*contexts: int) -> list[list[int]]:

@@ -1,0 +1,103 @@
+"""What a step takes on the device: the model, its paged cache and the sampler, without a queue."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from connectors.ec.local import LocalEC
+from protocol.keys import BlockKeyChain
+from protocol.types import GenerateRequest, SamplingParams
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+from services.engine.config import EngineConfig
+from services.engine.hardware import resolved
+from services.engine.model.admission import ModelAdmission
+from services.engine.model.language import LanguageModel
+from services.engine.model.runner import Runner
+from services.engine.sampling.grammar import Grammars
+from services.engine.sampling.sampler import Sampler
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.request import Request
+
+BLOCK = 16
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`batch` requests of `context` tokens each, the last `count` of them new."""
+
+    batch: int
+    context: int
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        if self.count == 1:
+            return f"decode, batch {self.batch}, context {self.context}"
+        return f"prefill, batch {self.batch}, {self.count} tokens after {self.context - self.count}"
+
+    @property
+    def blocks(self) -> int:
+        return self.batch * -(-self.context // BLOCK)
+
+
+class Steps:
+    """Runs steps of one model. KV is what the pool happens to hold, for its values take no time,
+    and every request has blocks of its own, scattered as after hours of service."""
+
+    def __init__(self, model_dir: Path, dtype: str, device: str, shapes: Sequence[Shape]) -> None:
+        config = resolved(
+            EngineConfig(
+                model_dir=str(model_dir), model="", revision="", parts=("language",),
+                dtype=dtype, device=device,
+            )
+        )  # fmt: skip
+        self.about = f"{model_dir.name}, {config.dtype} on {config.device}"
+        self._model = LanguageModel(
+            model_dir, DTYPES[config.dtype], config.device, config.weight_layout
+        )
+        grammars = Grammars(None, self._model.text_config.vocab_size)
+        self._admission = ModelAdmission(self._model, grammars)
+        self._num_blocks = max(shape.blocks for shape in shapes)
+        layout = self._model.kv_layout(BLOCK)
+        pool = torch.zeros(
+            self._num_blocks, block_elements(layout), dtype=DTYPES[config.dtype],
+            device=config.device,
+        )  # fmt: skip
+        embeddings = EmbeddingCache(LocalEC(1, 1.0, 1.0), 1, self._model.embedding_layout)
+        self._runner = Runner(self._model, KVCache(layout, pool), embeddings, Sampler(()))
+
+    def measure(self, shape: Shape, steps: int) -> float:
+        """Median time of a step in ms, from chunks on the host to token ids there."""
+        chunks = self._chunks(shape)
+        times = []
+        for _ in range(WARM_STEPS + steps):
+            begun = time.perf_counter()
+            sampled = self._runner.run(chunks)
+            times.append((time.perf_counter() - begun) * 1e3)
+            assert not any(one.failure for one in sampled), "the step does not fit the memory"
+        return statistics.median(times[WARM_STEPS:])
+
+    def _chunks(self, shape: Shape) -> list[Chunk]:
+        random = np.random.default_rng(0)
+        blocks = random.permutation(self._num_blocks)[: shape.blocks].reshape(shape.batch, -1)
+        vocabulary = min(1000, self._model.text_config.vocab_size)
+        chunks = []
+        for row in range(shape.batch):
+            tokens = random.integers(vocabulary, size=shape.context).tolist()
+            source = GenerateRequest(f"{row}", tokens, SamplingParams(temperature=0.0))
+            positions, delta = self._admission.positions(source)
+            request = Request(
+                source, 0, row, tokens, positions, delta, BlockKeyChain(b"", BLOCK, ())
+            )
+            request.blocks = blocks[row].tolist()
+            chunks.append(Chunk(request, shape.context - shape.count, shape.count, (request,)))
+        return chunks

@@ -1,0 +1,96 @@
+"""Attention of a vision tower over packed patches, where a patch sees only those of its segment: of
+its picture, or of its window of a picture.
+
+transformers calls attention once per segment, which for a picture of 1080p are about 180 in a layer
+with windows. Only attention of a name with "flash" is handed the boundaries instead. `register()`
+puts such a one into transformers' `AttentionInterface` under `SEGMENTED`; it computes all segments
+of one length together, and windows have four lengths at most: whole ones and those of the edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+SEGMENTED = "triptych_flash_segments"
+
+
+def register() -> None:
+    """Make `SEGMENTED` known to transformers. Safe to call more than once."""
+    AttentionInterface.register(SEGMENTED, segmented_attention)
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """`count` segments of `length` patches each. rows: int64[count * length], their patches, one
+    segment after the other; None if these are all patches in order."""
+
+    count: int
+    length: int
+    rows: torch.Tensor | None
+
+
+class Segments:
+    """The segments of one run of the tower. Layers that share boundaries share the groups; the run
+    passes this on to them as keyword `segments`."""
+
+    def __init__(self) -> None:
+        # The boundaries are kept, so that no two have one identity.
+        self._groups: dict[int, tuple[torch.Tensor, list[SegmentGroup]]] = {}
+
+    def groups(self, starts: torch.Tensor) -> list[SegmentGroup]:
+        """starts: int[S + 1], the first patch of each of S segments, and the number of patches."""
+        if id(starts) not in self._groups:
+            self._groups[id(starts)] = starts, _grouped(starts)
+        return self._groups[id(starts)][1]
+
+
+def _grouped(starts: torch.Tensor) -> list[SegmentGroup]:
+    firsts, lengths = starts[:-1].long(), starts.diff().long()
+    found = sorted(set(lengths.tolist()) - {0})
+    if len(found) == 1 and bool((lengths > 0).all()):
+        return [SegmentGroup(len(lengths), found[0], None)]
+    return [_group(firsts[lengths == length], length) for length in found]
+
+
+def _group(firsts: torch.Tensor, length: int) -> SegmentGroup:
+    rows = firsts[:, None] + torch.arange(length, device=firsts.device)
+    return SegmentGroup(len(firsts), length, rows.flatten())
+
+
+def segmented_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    segments: Segments,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query, key and value [1, heads, patches, dim] → [1, patches, heads, dim]."""
+    patches = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    groups = segments.groups(cu_seq_lens_q)
+    if len(groups) == 1 and groups[0].rows is None:
+        return _attend(patches, groups[0], scaling)[None], None
+    out = torch.empty_like(patches[0], memory_format=torch.contiguous_format)
+    for group in groups:
+        out[group.rows] = _attend([tensor[group.rows] for tensor in patches], group, scaling)
+    return out[None], None
+
+
+def _attend(
+    patches: list[torch.Tensor], group: SegmentGroup, scaling: float | None
+) -> torch.Tensor:
+    """Query, key and value, [count * length, heads, dim] each → the same shape."""
+    query, key, value = (
+        tensor.unflatten(0, (group.count, group.length)).transpose(1, 2) for tensor in patches
+    )
+    out = F.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return out.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,85 @@
+"""Where the tokens of a step stand, as arrays: what a step asks of Python does not grow with the
+length of contexts, and hardly with the number of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.request import Request
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """T tokens of R chunks, packed.
+
+    starts: R + 1 offsets into the T tokens
+    owner: int64[T], the chunk of each token
+    index: int64[T], its place within its request
+    """
+
+    starts: list[int]
+    owner: IntArray
+    index: IntArray
+
+    @staticmethod
+    def of(chunks: Sequence[Chunk]) -> StepTokens:
+        counts = np.array([chunk.count for chunk in chunks])
+        firsts = np.array([chunk.start for chunk in chunks])
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        owner = np.repeat(np.arange(len(chunks)), counts)
+        index = np.arange(starts[-1]) + (firsts - starts[:-1])[owner]
+        return StepTokens(starts.tolist(), owner, index)
+
+
+def rotary_positions(chunks: Sequence[Chunk], tokens: StepTokens) -> IntArray:
+    """int64[1 or 3, T] rotary positions of the chunks' tokens."""
+    dimensions = len(chunks[0].request.positions)
+    deltas = np.array([chunk.request.rope_delta for chunk in chunks])
+    found = np.tile(tokens.index + deltas[tokens.owner], (dimensions, 1))
+    for chunk, first in zip(chunks, tokens.starts, strict=False):
+        known = min(chunk.end, chunk.request.num_prompt) - chunk.start
+        if known > 0:  # those of a prompt are not told by their place where pictures are
+            last = chunk.start + known
+            found[:, first : first + known] = chunk.request.positions[:, chunk.start : last]
+    return found
+
+
+class BlockTables:
+    """The blocks of a step's requests as rows of an array that is kept from step to step: only what
+    has changed is written. Relies on a request's list of blocks being appended to or replaced."""
+
+    def __init__(self) -> None:
+        self._array: IntArray = np.zeros((0, 0), dtype=np.int64)
+        self._lists: list[list[int]] = []  # whose blocks each row holds, kept for their identity
+        self._filled: list[int] = []
+
+    def of(self, requests: Sequence[Request]) -> IntArray:
+        """int64[R, B], padded with 0."""
+        width = max(len(request.blocks) for request in requests)
+        if len(requests) > self._array.shape[0] or width > self._array.shape[1]:
+            self._grow(len(requests), width)
+        for row, request in enumerate(requests):
+            blocks = request.blocks
+            same = self._lists[row] is blocks
+            if not same or self._filled[row] != len(blocks):
+                self._fill(row, blocks, self._filled[row] if same else 0)
+        return self._array[: len(requests), :width].copy()
+
+    def _fill(self, row: int, blocks: list[int], first: int) -> None:
+        self._array[row, first : len(blocks)] = blocks[first:]
+        self._array[row, len(blocks) : self._filled[row]] = 0
+        self._lists[row] = blocks
+        self._filled[row] = len(blocks)
+
+    def _grow(self, rows: int, width: int) -> None:
+        """Twice what is needed, so that it is seldom. All rows are written again."""
+        self._array = np.zeros((2 * rows, 2 * width), dtype=np.int64)
+        self._lists = [[] for _ in range(2 * rows)]
+        self._filled = [0] * (2 * rows)
