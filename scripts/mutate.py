@@ -1,198 +1,223 @@
 """Mutation run: does a test fail when a line of the code says something else?
 
-`python scripts/mutate.py MODULE... [--sample N] [--seed N] [--limit SECONDS] [--tests PATH...]`
-changes one comparison, operator, constant, branch or return value of a module at a time and runs
-the unit tests of its package, those that name the module first. A mutant that no test notices is a
-survivor. Files are left alone: the changed code is put in at import, in child processes as well.
+`python -m scripts.mutate TARGET... [--sample N] [--seed N] [--minutes M] [--json FILE] [--again]`
+changes one comparison, operator, constant, branch or return value at a time and runs the unit tests
+that call the changed function. A mutant that no test notices is a survivor. A target is a package
+(connectors, engine, master, protocol, proxy) or a file; N mutants of each are drawn. A run that
+stops after M minutes goes on where FILE ends; --again tries its survivors once more.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
+import hashlib
+import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.mutation.forks import Change, Forks, preload
+from scripts.mutation.mutants import Mutant, mutant, sites
+from scripts.mutation.reach import Reach, Reached, Recorder
+
 ROOT = Path(__file__).parents[1]
-_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-    ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv,
-    ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
-}  # fmt: skip
-_AT_IMPORT = """
-import importlib.machinery, os
-_changed, _source = os.environ["MUTANT_OF"], os.environ["MUTANT"]
-_get_code = importlib.machinery.SourceFileLoader.get_code
-def get_code(self, fullname):
-    path = self.get_filename(fullname)
-    if os.path.realpath(path) != _changed:
-        return _get_code(self, fullname)
-    with open(_source) as file:
-        return compile(file.read(), path, "exec")
-importlib.machinery.SourceFileLoader.get_code = get_code
-"""
+PACKAGES = {
+    "connectors": ("connectors",),
+    "engine": ("services/engine/scheduling", "services/engine/transfers", "services/engine/*.py"),
+    "master": ("services/master",),
+    "protocol": ("protocol",),
+    "proxy": ("proxy",),
+}
+TESTS_S = 40.0
+"""Seconds that the tests of one mutant may take together, by what they took when nothing was
+changed: the quickest that call the changed function."""
+RECORD_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A module's source with one change, and where it is."""
+class Result:
+    """`status`: killed, survived, or unsure where the tests fail or hang without the change."""
 
+    target: str
+    module: str
     line: int
     change: str
-    source: str
+    status: str
+    by: str
+    tests: int
+    digest: str
 
 
-def mutants(source: str) -> list[Mutant]:
-    """All that can be made of a module, in the order of its lines."""
-    tree = ast.parse(source)
-    found = []
-    for number, node in enumerate(ast.walk(tree)):
-        for place in range(len(list(_changes(node)))):
-            changed = copy.deepcopy(tree)
-            target = next(n for k, n in enumerate(ast.walk(changed)) if k == number)
-            before = ast.unparse(node)
-            list(_changes(target))[place](target)
-            after = ast.unparse(target)
-            line = getattr(node, "lineno", 0)
-            text = f"{before.splitlines()[0]} -> {after.splitlines()[0]}"
-            found.append(Mutant(line, text, ast.unparse(ast.fix_missing_locations(changed))))
-    unique = {mutant.source: mutant for mutant in reversed(found)}
-    return sorted(unique.values(), key=lambda mutant: (mutant.line, mutant.change))
+class Tried:
+    """Results, kept in a file line by line; the last one of a mutant counts."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.results: dict[str, Result] = {}
+        if file is not None and file.exists():
+            for line in file.read_text().splitlines():
+                result = Result(**json.loads(line))
+                self.results[result.digest] = result
+
+    def add(self, result: Result) -> None:
+        self.results[result.digest] = result
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
 
 
-def _changes(node: ast.AST) -> Iterator[_Change]:
-    match node:
-        case ast.Compare(ops=ops):
-            yield from (_Operator("ops", k) for k, op in enumerate(ops) if type(op) in _OPERATORS)
-        case ast.BoolOp() | ast.BinOp() | ast.AugAssign() if type(node.op) in _OPERATORS:
-            yield _Operator("op")
-        case ast.UnaryOp(op=ast.Not()):
-            yield _Without()
-        case ast.If() | ast.IfExp() | ast.While():
-            yield _Negated()
-        case ast.Return(value=ast.expr() as value) if not _is_none(value):
-            yield _ReturnNone()
-        case ast.Constant(value=bool() | int() | float()):
-            yield _OtherConstant()
+class Judge:
+    """Says whether the tests notice a mutant."""
+
+    def __init__(self, forks: Forks, limit_s: float) -> None:
+        self._forks, self._limit_s = forks, limit_s
+        self._sound: dict[str, bool] = {}  # failing tests, by whether they pass without a change
+
+    def judge(self, module: Path, made: Mutant, tests: dict[str, float]) -> tuple[str, str]:
+        """(status, the test that failed). A test that fails anyway does not count."""
+        left = dict(tests)
+        while left:
+            limit_s = self._limit_s + 5 * sum(left.values())
+            ended = self._forks.chosen(list(left), limit_s, Change(module, made.source))
+            if ended.status == 0:
+                return "survived", ""
+            if ended.status is None:
+                again = self._forks.chosen(list(left), limit_s)
+                return ("unsure" if again.status is None else "killed"), "time"
+            if not ended.failed:
+                return "killed", "import" if ended.status > 0 else f"signal {-ended.status}"
+            if self._passes(ended.failed):
+                return "killed", ended.failed
+            del left[ended.failed]
+        return "survived", ""
+
+    def _passes(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self._forks.chosen([test], self._limit_s).status == 0
+        return self._sound[test]
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
+def modules_of(target: str) -> list[Path]:
+    """The files that a package or a path stands for."""
+    found: set[Path] = set()
+    for pattern in PACKAGES.get(target, (target,)):
+        for path in ROOT.glob(pattern):
+            found.update(path.rglob("*.py") if path.is_dir() else [path])
+    if not found:
+        raise SystemExit(f"error: no code at {target}")
+    return sorted(found)
 
 
-class _Change:
-    def __call__(self, node: ast.AST) -> None:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class _Operator(_Change):
-    name: str
-    place: int | None = None
-
-    def __call__(self, node: ast.AST) -> None:
-        held = getattr(node, self.name)
-        if self.place is None:
-            setattr(node, self.name, _OPERATORS[type(held)]())
-        else:
-            held[self.place] = _OPERATORS[type(held[self.place])]()
-
-
-class _Without(_Change):
-    def __call__(self, node: ast.AST) -> None:
-        assert isinstance(node, ast.UnaryOp)
-        node.operand = ast.UnaryOp(ast.Not(), node.operand)
-
-
-class _Negated(_Change):
-    def __call__(self, node: ast.AST) -> None:
-        assert isinstance(node, ast.If | ast.IfExp | ast.While)
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-
-
-class _ReturnNone(_Change):
-    def __call__(self, node: ast.AST) -> None:
-        assert isinstance(node, ast.Return)
-        node.value = ast.Constant(None)
-
-
-class _OtherConstant(_Change):
-    def __call__(self, node: ast.AST) -> None:
-        assert isinstance(node, ast.Constant)
-        old = node.value
-        node.value = not old if isinstance(old, bool) else old + 1  # type: ignore[operator]
-
-
-def tests_of(module: Path) -> list[str]:
-    """Unit tests of a module's package, those that name the module first."""
-    parts = module.relative_to(ROOT).with_suffix("").parts
+def test_files(module: Path) -> list[str]:
+    """Unit tests of a module's package, below the root."""
+    parts = module.relative_to(ROOT).parts
     package = parts[1] if parts[0] == "services" else parts[0]
-    folder = ROOT / "tests" / "unit" / package
-    files = sorted(folder.rglob("test_*.py"))
-    naming = [file for file in files if ".".join(parts) in file.read_text()]
-    return [str(file) for file in (*naming, *(f for f in files if f not in naming))]
+    files = sorted((ROOT / "tests" / "unit" / package).rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
-def survives(module: Path, source: str, tests: Sequence[str], limit_s: float) -> bool:
-    """Whether the tests pass with `source` in the place of a module. One that hangs does not."""
-    with tempfile.TemporaryDirectory() as folder:
-        mutant = Path(folder, "mutant.py")
-        mutant.write_text(source)
-        Path(folder, "sitecustomize.py").write_text(_AT_IMPORT)
-        environment = {
-            **os.environ,
-            "MUTANT": str(mutant),
-            "MUTANT_OF": str(module.resolve()),
-            "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-        child = subprocess.Popen(
-            command, cwd=ROOT, env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            return child.wait(limit_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, 9)
-                child.wait()
+def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Path, Mutant]]:
+    """Mutants of all modules together, of which every one is as likely."""
+    every = [(module, site) for module in modules for site in sites(module.read_text())]
+    for module, site in random.Random(seed).sample(every, min(number, len(every))):
+        yield module, mutant(module.read_text(), site)
+
+
+def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, float]:
+    """Seconds of the tests that a change of `function` may concern, quickest first, within TESTS_S:
+    those that call it or, of what runs on import, any function of its module. What no test calls
+    may run in processes that tests start: then all tests of the files that name the module."""
+    path = str(module.relative_to(ROOT))
+    calling = {
+        name: test.seconds
+        for name, test in known.items()
+        if ((path, function) in test.functions)
+        or (not function and any(file == path for file, _ in test.functions))
+    }
+    dotted = path.removesuffix(".py").replace("/", ".")
+    naming = {
+        name: test.seconds
+        for name, test in known.items()
+        if dotted in (ROOT / name.partition("::")[0]).read_text()
+    }
+    found: dict[str, float] = {}
+    spent = 0.0
+    for name, seconds in sorted((calling or naming).items(), key=lambda item: item[1]):
+        spent += seconds
+        if found and spent > TESTS_S:
+            break
+        found[name] = seconds
+    return found
+
+
+def recorded(forks: Forks, reach: Reach, files: Sequence[str]) -> None:
+    """Look at the tests of which nothing is known."""
+    new = reach.unknown(files)
+    if not new:
+        return
+    with tempfile.TemporaryDirectory(prefix="reach-") as folder:
+        written = Path(folder, "reached.json")
+        forks.run(new, Recorder(ROOT, written), RECORD_S, folder)
+        reach.add(new, written)
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A line for each target."""
+    lines = []
+    for target in sorted({result.target for result in results}):
+        own = [result.status for result in results if result.target == target]
+        killed, survived = own.count("killed"), own.count("survived")
+        rate = killed / max(1, killed + survived)
+        unsure = f", {own.count('unsure')} unsure" if "unsure" in own else ""
+        lines.append(f"{target}: killed {killed} of {killed + survived} ({rate:.0%}){unsure}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("modules", nargs="+", type=Path, help="files of the code to change")
-    parser.add_argument("--sample", type=int, default=20, help="mutants of each module")
+    parser.add_argument("targets", nargs="+", help="packages or files of the code to change")
+    parser.add_argument("--sample", type=int, default=20, help="mutants of each target")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one mutant's tests")
-    parser.add_argument("--tests", nargs="+", default=[], help="in the place of the package's")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which to stop")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds more than tests take")
+    parser.add_argument(
+        "--json", type=Path, help="results so far, and of this run; a line for each"
+    )
+    parser.add_argument("--again", action="store_true", help="try survivors of FILE once more")
     options = parser.parse_args(arguments)
-    tried = left = 0
-    for module in (path.resolve() for path in options.modules):
-        tests = options.tests or tests_of(module)
-        source = module.read_text()
-        name = module.relative_to(ROOT)
-        if not survives(module, ast.unparse(ast.parse(source)), tests, options.limit):
-            print(f"{name}: its tests fail as it is, or take longer than --limit", flush=True)
-            return 2
-        every = mutants(source)
-        for mutant in random.Random(options.seed).sample(every, min(options.sample, len(every))):
-            survivor = survives(module, mutant.source, tests, options.limit)
-            tried, left = tried + 1, left + survivor
-            if survivor:
-                print(f"SURVIVED {name}:{mutant.line}: {mutant.change}", flush=True)
-    print(f"killed {tried - left} of {tried}")
+    deadline = time.monotonic() + options.minutes * 60
+    kept = options.json.with_suffix(".reach") if options.json else Path(tempfile.mkdtemp(), "reach")
+    forks, reach, tried = Forks(ROOT), Reach(ROOT, kept), Tried(options.json)
+    judge = Judge(forks, options.limit)
+    for target in options.targets:
+        modules = modules_of(target)
+        files = sorted({file for module in modules for file in test_files(module)})
+        recorded(forks, reach, files)
+        preload(reach.imported)
+        known = reach.tests(files)
+        for module, made in drawn(modules, options.sample, options.seed):
+            digest = hashlib.sha256(f"{module}{made.source}".encode()).hexdigest()[:16]
+            before = tried.results.get(digest)
+            if before and not (options.again and before.status == "survived"):
+                continue
+            if time.monotonic() > deadline:
+                break
+            tests = chosen(module, made.function, known)
+            status, by = judge.judge(module, made, tests)
+            name = str(module.relative_to(ROOT))
+            result = Result(target, name, made.line, made.change, status, by, len(tests), digest)
+            tried.add(result)
+            if status != "killed":
+                print(f"{status} {name}:{made.line}: {made.change}", flush=True)
+    print(summary(list(tried.results.values())))
     return 0
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main(sys.argv[1:]))

@@ -2,65 +2,155 @@
 not."""
 
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts import mutate
-from scripts.mutate import ROOT, mutants, survives
+from scripts.mutate import PACKAGES, ROOT, Result, Tried, chosen, drawn, modules_of, summary
+from scripts.mutation.mutants import Mutant, mutant, sites
+from scripts.mutation.reach import Reached
 
 SOURCE = '''
-def larger(a: int, b: int) -> int:
+LIMIT = 3
+def larger(a: int, b: int = 7) -> int:
     """Of two."""
     if not a < b and a:
         return a
     return b + 0
+class Kept:
+    def inner(self) -> bool:
+        def deep() -> bool:
+            return True
+        return deep()
 '''
+
+PROJECT = {
+    "limits.py": "def limit():\n    return 3\n\ndef unused():\n    return 4\n",
+    "test_looks.py": "from limits import limit\ndef test_it():\n    assert limit() == 3\n",
+    "test_blind.py": "from limits import limit\ndef test_it():\n    assert limit()\n",
+    "test_child.py": (
+        "import subprocess, sys\ndef test_it():\n"
+        "    command = 'import limits, sys; sys.exit(limits.limit())'\n"
+        "    assert subprocess.run([sys.executable, '-c', command]).returncode == 3\n"
+    ),
+    "test_slow.py": "import time\ndef test_it():\n    time.sleep(60)\n",
+}
+
+CHECK = """
+import json, sys
+from pathlib import Path
+from scripts.mutation.forks import Change, Forks
+from scripts.mutation.reach import Reach, Recorder
+
+root = Path(sys.argv[1])
+forks, module = Forks(root), root / "limits.py"
+four = Change(module, "def limit():\\n    return 4\\n")
+found = {
+    name: forks.chosen([f"test_{name}.py::test_it"], limit_s, four)
+    for name, limit_s in (("looks", 60.0), ("blind", 60.0), ("child", 60.0), ("slow", 1.0))
+}
+unchanged = forks.chosen(["test_looks.py::test_it"], 60.0).status
+files = ["test_looks.py", "test_blind.py"]
+forks.run(files, Recorder(root, root / "reached"), 60.0, str(root))
+reach = Reach(root, root / "kept")
+reach.add(files, root / "reached")
+(root / "test_blind.py").write_text("def test_it():\\n    pass\\n")
+print(json.dumps({
+    "ended": {name: (ended.status, ended.failed) for name, ended in found.items()},
+    "unchanged": unchanged,
+    "called": {name: sorted(test.functions) for name, test in reach.tests(files).items()},
+    "unknown": reach.unknown(files),
+}))
+"""
+
+
+def made(source: str) -> list[Mutant]:
+    return [mutant(source, site) for site in sites(source)]
 
 
 def test_every_mutant_compiles_and_differs_from_the_source_and_the_others() -> None:
-    made = mutants(SOURCE)
-    sources = [mutant.source for mutant in made]
+    found = made(SOURCE)
+    sources = [one.source for one in found]
     assert len(set(sources)) == len(sources)
     assert ast.unparse(ast.parse(SOURCE)) not in sources
-    for mutant in made:
-        compile(mutant.source, "mutant", "exec")
-    changes = "\n".join(mutant.change for mutant in made)
+    for one in found:
+        compile(one.source, "mutant", "exec")
+    changes = "\n".join(one.change for one in found)
     for change in ("a < b -> a <= b", "b + 0 -> b - 0", "0 -> 1", "return a -> return None"):
         assert change in changes
-    assert [mutant.line for mutant in made] == sorted(mutant.line for mutant in made)
+    assert [one.line for one in found] == sorted(one.line for one in found)
+
+
+def test_a_mutant_names_the_function_that_runs_it() -> None:
+    by_change = {one.change: one.function for one in made(SOURCE)}
+    assert by_change["3 -> 4"] == by_change["7 -> 8"] == ""
+    assert by_change["a < b -> a <= b"] == "larger"
+    assert by_change["return True -> return None"] == "Kept.inner.<locals>.deep"
 
 
 def test_what_cannot_be_changed_gives_no_mutants() -> None:
-    assert mutants("import os\n\n\ndef nothing() -> None:\n    return None\n") == []
+    assert made("import os\n\n\ndef nothing() -> None:\n    return None\n") == []
 
 
-@pytest.mark.parametrize(
-    ("looks", "left"), [("assert limit() == 3", False), ("assert limit()", True)]
-)
-def test_a_test_that_looks_kills(looks: str, left: bool, tmp_path: Path) -> None:
-    module = tmp_path / "limits_of_it.py"
-    module.write_text("def limit():\n    return 3\n")
-    test = tmp_path / "test_it.py"
-    test.write_text(
-        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
-        f"from limits_of_it import limit\ndef test_it():\n    {looks}\n"
-    )
-    (four,) = [m for m in mutants(module.read_text()) if m.change == "3 -> 4"]
-    assert survives(module, module.read_text(), [str(test)], 60.0)
-    assert survives(module, four.source, [str(test)], 60.0) is left
+def test_forks_see_the_change_and_nothing_else_does(tmp_path: Path) -> None:
+    """In a process of its own, which forks: also where tests start processes, and where one
+    hangs."""
+    for name, text in PROJECT.items():
+        (tmp_path / name).write_text(text)
+    found = subprocess.run(
+        [sys.executable, "-c", CHECK, str(tmp_path)], cwd=ROOT, text=True, check=True,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    said = json.loads(found.stdout)
+    assert said["ended"] == {
+        "looks": [1, "test_looks.py::test_it"],
+        "blind": [0, ""],
+        "child": [1, "test_child.py::test_it"],
+        "slow": [None, ""],
+    }
+    assert said["unchanged"] == 0
+    assert (tmp_path / "limits.py").read_text() == PROJECT["limits.py"]
+    assert said["called"]["test_looks.py::test_it"] == [
+        ["limits.py", "limit"], ["test_looks.py", "test_it"]
+    ]  # fmt: skip
+    assert said["unknown"] == ["test_blind.py"]
 
 
-def test_one_that_hangs_is_noticed(tmp_path: Path) -> None:
-    module = tmp_path / "waits_for_it.py"
-    module.write_text("x = 1\n")
-    test = tmp_path / "test_it.py"
-    test.write_text("import time\ndef test_it():\n    time.sleep(60)\n")
-    assert not survives(module, module.read_text(), [str(test)], 2.0)
+def test_tests_that_call_the_function_are_chosen_and_the_quickest_first() -> None:
+    module = ROOT / "services" / "engine" / "scheduling" / "block_manager.py"
+    path, file = str(module.relative_to(ROOT)), "tests/unit/engine/test_block_manager.py"
+    known = {
+        f"{file}::slow": Reached(2.0, {(path, "BlockManager.free")}),
+        f"{file}::quick": Reached(1.0, {(path, "BlockManager.free")}),
+        f"{file}::endless": Reached(1e9, {(path, "BlockManager.free")}),
+        f"{file}::other": Reached(0.1, {(path, "BlockManager.other")}),
+        "tests/unit/engine/test_process.py::x": Reached(0.1, {("other.py", "f")}),
+    }
+    assert list(chosen(module, "BlockManager.free", known)) == [f"{file}::quick", f"{file}::slow"]
+    assert list(chosen(module, "", known)) == [f"{file}::{n}" for n in ("other", "quick", "slow")]
+    assert set(chosen(module, "never", known)) == {
+        f"{file}::{n}" for n in ("other", "quick", "slow")
+    }
 
 
-def test_tests_that_name_a_module_come_first() -> None:
-    found = mutate.tests_of(ROOT / "services" / "engine" / "scheduling" / "block_manager.py")
-    assert "services.engine.scheduling.block_manager" in Path(found[0]).read_text()
-    assert {Path(path).parts[-2] for path in found} == {"engine"}
-    assert len(found) == len(set(found)) > 10
+def test_each_package_has_code_and_a_sample_is_its_seeds() -> None:
+    for package in PACKAGES:
+        assert len(modules_of(package)) > 5
+    modules = modules_of("protocol/keys.py")
+    first, again, other = (list(drawn(modules, 5, seed)) for seed in (1, 1, 2))
+    assert first == again != other and len(first) == 5
+    with pytest.raises(SystemExit, match="no code at nothing"):
+        modules_of("nothing")
+
+
+def test_results_are_kept_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    for digest, status in (("a", "survived"), ("b", "killed"), ("c", "unsure"), ("a", "killed")):
+        Tried(file).add(Result("protocol", "x.py", 1, "0 -> 1", status, "", 1, digest))
+    results = list(Tried(file).results.values())
+    assert summary(results) == "protocol: killed 2 of 2 (100%), 1 unsure"
+    assert mutate.summary([]) == ""

@@ -1,0 +1,1 @@
+"""Parts of the mutation run (scripts/mutate.py)."""
