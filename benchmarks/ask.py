@@ -1,4 +1,5 @@
-"""`python -m benchmarks.ask`: ask a server about pictures it never saw, through the OpenAI API.
+"""`python -m benchmarks.ask [QUESTION]`: ask a server through the OpenAI API, about a picture of
+yours or about drawn ones that it never saw.
 
 Exit status: 0 if the server answered every question, rightly or not; 1 if it cannot be asked.
 """
@@ -6,9 +7,11 @@ Exit status: 0 if the server answered every question, rightly or not; 1 if it ca
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import http.client
 import json
+import mimetypes
 import random
 import sys
 import textwrap
@@ -32,12 +35,14 @@ class AskError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Asks one question of each kind; returns the exit status."""
+    """Asks the question that is given, or one of each kind; returns the exit status."""
     args = _arguments(argv)
+    if args.question or args.image:
+        return _ask_own(args)
     for number, kind in enumerate(args.kinds):
         question = _question(kind, random.Random(args.seed + number))
         try:
-            answer = ask(args.base_url.rstrip("/"), args.model, question)
+            answer = ask(args.base_url.rstrip("/"), args.model, question.openai_messages())
         except AskError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -45,11 +50,51 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _ask_own(args: argparse.Namespace) -> int:
+    try:
+        messages = _own_messages(args.question or "What is in this image?", args.image)
+        answer = ask(args.base_url.rstrip("/"), args.model, messages, args.max_tokens)
+    except AskError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(answer or "(no text)")
+    return 0
+
+
+def _own_messages(text: str, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """One message with all pictures, then the text. Raises AskError."""
+    parts: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            data = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise AskError(f"--image: {path} cannot be read: {error.strerror}") from error
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"
+        parts.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ask",
-        description="Asks a server about drawn pictures and says which answers are true."
+        description="Asks a server a question, about the pictures given or none; or, without a"
+        " question and a picture, about drawn pictures, and says which answers are true."
         " A wrong answer is no failure: the exit status is 1 only if the server cannot be asked.",
+    )
+    parser.add_argument("question", nargs="?", default="", help="what to ask")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture that the question is about; may be given several times",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_MAX_TOKENS,
+        help="longest answer to QUESTION (default: %(default)s)",
     )
     parser.add_argument(
         "--base-url",
@@ -92,15 +137,15 @@ def _question(kind: str, rng: random.Random) -> Question:
     return question
 
 
-def ask(base_url: str, model: str, question: Question) -> str:
-    """The server's answer to one question, greedy; empty if it has no text. Raises AskError."""
+def ask(base_url: str, model: str, messages: Sequence[Any], max_tokens: int = _MAX_TOKENS) -> str:
+    """The server's answer to a chat, greedy; empty if it has no text. Raises AskError."""
     try:
         name = model or _call(f"{base_url}/v1/models")["data"][0]["id"]
         body = {
             "model": name,
-            "messages": question.openai_messages(),
+            "messages": messages,
             "temperature": 0,
-            "max_tokens": _MAX_TOKENS,
+            "max_tokens": max_tokens,
         }
         answer = _call(f"{base_url}/v1/chat/completions", body)
         # An answer that is all reasoning or tool calls has the content null.

@@ -40,7 +40,7 @@ async def others(url: str, seconds: float) -> list[Reply]:
     """What the clients who mean no harm get."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
-    headers = {"authorization": "Bearer somebody-else"}
+    headers = {"authorization": "Bearer another-client"}
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, headers=headers
     ) as session:

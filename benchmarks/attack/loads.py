@@ -117,15 +117,20 @@ async def _slowloris(who: Attacker) -> None:
     await asyncio.gather(*map(one, range(_SLOW)))
 
 
-async def _streams(who: Attacker) -> None:
-    """All at once; each asks again a while after it was answered or refused."""
+def _streams(within_s: float) -> Callable[[Attacker], Awaitable[None]]:
+    """All begin within so many seconds; each asks again a while after it was answered or
+    refused."""
 
-    async def one() -> None:
-        while True:
-            await who.post(stream=True, ignore_eos=True)
-            await asyncio.sleep(_AGAIN_S)
+    async def asked(who: Attacker) -> None:
+        async def one(number: int) -> None:
+            await asyncio.sleep(number / STREAMS * within_s)
+            while True:
+                await who.post(stream=True, ignore_eos=True)
+                await asyncio.sleep(_AGAIN_S)
 
-    await asyncio.gather(*(one() for _ in range(STREAMS)))
+        await asyncio.gather(*map(one, range(STREAMS)))
+
+    return asked
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,8 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         "2 x 32 hosts that have no address": Attack(lambda: _hosts, 1.0),
         "8 bodies of 120 MB, then silence": Attack(lambda: _bodies, 1.0),
         f"slowloris on {_SLOW} connections": Attack(lambda: _slowloris),
-        f"{STREAMS:,} clients that stream": Attack(lambda: _streams),
+        f"{STREAMS:,} clients that stream, at once": Attack(lambda: _streams(0.0)),
+        f"{STREAMS:,} clients that stream, in turn": Attack(lambda: _streams(_AGAIN_S)),
     }
 )
 

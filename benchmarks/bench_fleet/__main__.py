@@ -44,10 +44,10 @@ from benchmarks.common.rows import arguments, finish, hardware, head, line
 SEED = 7
 WORKERS = (3, 4, 4)
 OUTPUT_TOKENS, QUICK_TOKENS = 100, 30
-SECONDS, QUICK_SECONDS = 45.0, 3.0
-RATES, QUICK_RATES = "3,4,5,7,9,12,15,24", "4,10"
-WARM_RATE, WARM_SECONDS, QUICK_WARM_SECONDS = 2.5, 60.0, 2.0
-CACHE_PICTURES = 150
+SECONDS, QUICK_SECONDS = 30.0, 3.0
+RATES, QUICK_RATES = "3,4,5,6,8,10,13,16,20,28,40", "4,10"
+WARM_RATE, WARM_SECONDS, QUICK_WARM_SECONDS = 4.0, 75.0, 2.0
+CACHE_PICTURES = 100
 UNCOUNTED = 0.1  # of a rate's time, while it settles
 _DRAIN_S = 10.0  # for those under way once the last has been sent
 PROXY_ALONE = "proxy alone"

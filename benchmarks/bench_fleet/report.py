@@ -79,7 +79,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 def sustained(curve: Sequence[Measured]) -> float:
     """The highest rate at which 90 % of requests are good: between two measured ones in proportion,
-    below the lowest as if the share were its own throughout."""
+    0 if they are not at the lowest."""
     curve = sorted(curve, key=lambda one: one.rate)
     best = 0.0
     for before, after in zip([None, *curve], curve, strict=False):

@@ -1,1 +1,1 @@
-"""Requests that nobody means, on every route of proxy, master and workers."""
+"""Mutated requests to every route of proxy, master and workers."""

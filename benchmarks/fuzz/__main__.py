@@ -27,7 +27,7 @@ from benchmarks.soak.stack import Service
 
 REQUESTS, QUICK = 12_000, 600
 _WARM = 0.4  # of the requests: caches fill meanwhile
-_MEMORY_BAR, _MEMORY_SLACK, _FILES_SLACK, _THREADS_SLACK = 1.1, 48 << 20, 24, 8
+_MEMORY_BAR, _MEMORY_SLACK, _FILES_SLACK, _THREADS_SLACK, _TASKS_SLACK = 1.1, 48 << 20, 24, 8, 4
 _SHOWN = 40
 
 
@@ -57,7 +57,7 @@ def run(services: Sequence[Service], seed: int, count: int) -> list[Row]:
     return [
         at_least("requests sent, on all routes", first.sent + second.sent, count, 1),
         at_most("answers 5xx but 503 and 504, without an end or a form", len(defects), 0, 1),
-        at_most("exceptions that nobody caught, in logs", len(traces(services)), 0, 1),
+        at_most("uncaught exceptions in logs", len(traces(services)), 0, 1),
         at_most("processes that ended", len(services) - len(alive), 0, 1),
         at_most("problems of the workers' books", len(problems), 0, 1),
         at_most("ordinary requests answered otherwise afterwards", len(wrong), 0, 1),
@@ -75,14 +75,17 @@ def _growth(before: Sequence[Size], after: Sequence[Size]) -> list[Row]:
         now.memory > was.memory * _MEMORY_BAR + _MEMORY_SLACK
         or now.files > was.files + _FILES_SLACK
         or now.threads > was.threads + _THREADS_SLACK
+        or now.tasks > was.tasks + _TASKS_SLACK
         for was, now in zip(before, after, strict=True)
     ]
     memory = [sum(one.memory for one in sizes) / 2**20 for sizes in (after, before)]
     return [
-        at_most("services that grew in memory, open files or threads", sum(grown), 0, 1),
+        at_most("services that grew in memory, open files, threads or tasks", sum(grown), 0, 1),
         at_most("memory of all, MiB, at the end beside after 40 %", memory[0], memory[1]),
         at_most("open files of all, likewise", sum(one.files for one in after),
                 sum(one.files for one in before)),
+        at_most("tasks of event loops, likewise", sum(one.tasks for one in after),
+                sum(one.tasks for one in before)),
     ]  # fmt: skip
 
 

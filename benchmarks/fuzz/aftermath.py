@@ -21,19 +21,25 @@ _QUESTIONS = ("Hello", "What is the capital of France?")
 
 @dataclass(frozen=True)
 class Size:
-    """Of one service with its engine: private bytes, descriptors and threads."""
+    """Of one service with its engine: private bytes, descriptors and threads; of its HTTP process
+    alone, the tasks of its event loop."""
 
     memory: int
     files: int
     threads: int
+    tasks: int
 
 
 def size(one: Service) -> Size:
     pids = one.pids()
+    status, report = ask(one, "GET", "/integrity")
+    if status != 200:
+        raise RuntimeError(f"{one.name} does not say what it holds: {report}")
     return Size(
         sum(map(private_bytes, pids)),
         sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids),
         sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in pids),
+        report["process"]["tasks"],
     )
 
 

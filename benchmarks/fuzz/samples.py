@@ -23,7 +23,7 @@ from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH
 
 TOKENS = 3
-NOBODY = "http://127.0.0.1:9"  # nothing listens there
+UNREACHABLE = "http://127.0.0.1:9"  # no process listens on this port
 _SAMPLED = {"max_tokens": TOKENS, "temperature": 0}
 _NAME = {"instance_id": "fuzz-1", "generation": "g"}
 _LOAD = {"queued": 1, "running": 1, "free_blocks": 9, "rates": {"decode_base_ms": 2.0}}
@@ -57,7 +57,9 @@ def _with_a_call() -> list[dict[str, Any]]:
 
 def _chats() -> list[dict[str, Any]]:
     seen = sample("describe", 3).openai_messages()
-    elsewhere = [{"type": "image_url", "image_url": {"url": f"{NOBODY}/a.png", "detail": "low"}}]
+    elsewhere = [
+        {"type": "image_url", "image_url": {"url": f"{UNREACHABLE}/a.png", "detail": "low"}}
+    ]
     return [
         _chat(),
         _chat(stream=True, stream_options={"include_usage": True}, n=2, temperature=0.7, seed=3),
@@ -110,7 +112,7 @@ def _encode() -> list[dict[str, Any]]:
 
 def _register() -> list[dict[str, Any]]:
     info = {
-        **_NAME, "role": "decode", "url": NOBODY, "model": MODEL, "block_size": 16,
+        **_NAME, "role": "decode", "url": UNREACHABLE, "model": MODEL, "block_size": 16,
         "kv_bytes_per_token": 64, "aliases": ["other"], "adapters": ["lora"], "load": _LOAD,
     }  # fmt: skip
     group = {"layers": [0], "kv_heads": 1, "k_dim": 8, "v_dim": 8}
@@ -135,7 +137,7 @@ def _samples() -> dict[str, list[Any]]:
         "block_cache_keys": [1, -2], "seq_len": 128, "debug": True, "generate_timeout": 500,
         "request_priority": 50,
     }  # fmt: skip
-    named = [{"role": "decode", "url": NOBODY, "dp_size": 1, "ec_zmq_addrs": ["a"]}]
+    named = [{"role": "decode", "url": UNREACHABLE, "dp_size": 1, "ec_zmq_addrs": ["a"]}]
     query = {"latest_cache_version": 1, "latest_finished_version": 1}
     return {
         CHAT_PATH: _chats(), COMPLETIONS_PATH: _completions(), GENERATE_PATH: _generate(),

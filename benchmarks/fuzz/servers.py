@@ -67,7 +67,8 @@ def _groups(folder: Path) -> list[list[Service]]:
         service("proxy", "proxy", [*_LIMITS, *listed], folder),
         service("relay", "proxy", [*_LIMITS, *relay], folder),
         service("placed", "proxy",
-                [*_LIMITS, "--master-url", master.url, "--model", MODEL], folder),
+                [*_LIMITS, "--master-url", master.url, "--admin-api-key", ADMIN,
+                 "--model", MODEL], folder),
     ]  # fmt: skip
     return [[master], [*workers, *doubles], proxies]
 

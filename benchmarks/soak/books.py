@@ -14,6 +14,7 @@ from benchmarks.soak.stack import LEASE_S, Service, Stack
 # Peers let go of a dead producer's memory half a minute after its connection broke.
 _SETTLE_S = max(6 * LEASE_S, 45.0)
 _REGION = "memfd:triptych"
+_DONE, _WANT = ".done-", ".want"  # of `connectors.ec.lease_files`
 
 
 @dataclass
@@ -66,7 +67,11 @@ def _look(stack: Stack) -> Books:
     books.segment_bytes = sum(segments.values())
     if orphaned:
         books.problems.append(f"{orphaned} regions of dead owners are still mapped")
-    books.files = len(_files(stack.root))
+    files = _files(stack.root)
+    books.files = len(files)
+    marks = sum(file.name.startswith(_DONE) or file.parent.name == _WANT for file in files)
+    if marks:  # of requests that were done with what nobody had kept: they go with a lease
+        books.problems.append(f"{marks} marks of requests are left on shared storage")
     return books
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.soak.interposer import Interposer
 from connectors.config import namespace_dir
 
 TRANSPORTS = ("shm", "nixl", "ucx", "shared_storage")
@@ -59,6 +60,8 @@ class Service:
         command = ["ip", "netns", "exec", self.inside] if self.inside else []
         command += [sys.executable, "-m", self.module, "--host", self.host]
         command += ["--port", str(self.port), *self.flags]
+        if self.host != "127.0.0.1":
+            command.append("--allow-unprotected")
         self.lives += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -132,13 +135,15 @@ def _alive(pid: int) -> bool:
 
 @dataclass
 class Stack:
-    """`root` is what shared storage uses, `segments` where shared memory lies."""
+    """`root` is what shared storage uses, `segments` where shared memory lies. `interposers`: what
+    stands before workers, by their names."""
 
     workers: list[Service]
     proxies: list[Service]
     masters: list[Service]
     root: Path
     segments: Path
+    interposers: dict[str, Interposer] = field(default_factory=dict)
 
     @property
     def services(self) -> list[Service]:
@@ -174,9 +179,12 @@ def running(
     master: bool = False,
     proxies: int = 1,
     dtype: str = "float32",
+    interposed: bool = False,
+    proxy_flags: Sequence[str] = (),
 ) -> Iterator[Stack]:
     """A stack that is ready; whatever is left of it on leaving is ended. Its proxies ask a `master`
-    or have lists. In float32 an answer does not depend on what is computed beside it."""
+    or have lists. In float32 an answer does not depend on what is computed beside it. `interposed`:
+    every second worker is behind an `Interposer`, whose address masters are told."""
     namespace = f"soak-{uuid.uuid4().hex[:8]}"
     os.environ["TRIPTYCH_NAMESPACE"] = namespace
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -192,10 +200,19 @@ def running(
         for role, count in counts.items()
         for i in range(count)
     ]
+    before = {one.name: Interposer(one.port) for one in (workers[1::2] if interposed else ())}
+    for one in workers[1::2] if interposed else ():
+        one.flags = [*one.flags, "--advertise-url", before[one.name].url]
     flags = ["--model", MODEL, "--probe-interval", "0.2", *(joined or _lists(workers))]
+    flags += proxy_flags
     doors = [service(f"proxy-{i}", "proxy", flags, folder) for i in range(proxies)]
-    with started(Stack(workers, doors, masters, root, namespace_dir(namespace))) as stack:
-        yield stack
+    made = Stack(workers, doors, masters, root, namespace_dir(namespace), before)
+    try:
+        with started(made) as stack:
+            yield stack
+    finally:
+        for interposer in before.values():
+            interposer.close()
 
 
 @contextlib.contextmanager

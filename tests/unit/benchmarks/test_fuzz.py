@@ -1,7 +1,11 @@
 """The fuzzer: its requests come again, and what it calls a defect is one."""
 
+import dataclasses
+
 import pytest
 
+from benchmarks.fuzz.__main__ import _growth
+from benchmarks.fuzz.aftermath import Size
 from benchmarks.fuzz.cases import Case, Target, case
 from benchmarks.fuzz.client import _complete, _wrong
 from benchmarks.fuzz.samples import SAMPLES
@@ -68,3 +72,11 @@ def test_values_that_no_encoder_writes() -> None:
     value = {"a": [Raw(b"NaN"), Raw(b'"\\ud800"')], "b": 10**30}
     assert as_json(value) == b'{"a":[NaN,"\\ud800"],"b":%d}' % 10**30
     assert b"NaN" in as_msgpack(value)
+
+
+@pytest.mark.parametrize("field", ["memory", "files", "threads", "tasks"])
+def test_growth_is_told_of_each_thing_that_grows(field: str) -> None:
+    before = Size(memory=100 << 20, files=50, threads=9, tasks=12)
+    larger = dataclasses.replace(before, **{field: getattr(before, field) * 2})
+    (same, *_), (grown, *_) = _growth([before], [before]), _growth([before] * 2, [before, larger])
+    assert (same.ours, grown.ours) == (0, 1)
