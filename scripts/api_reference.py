@@ -1,0 +1,69 @@
+"""Write docs/api.md from the table of request fields: `python -m scripts.api_reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from protocol.request_fields import RequestField, Route, State
+from protocol.request_table import FIELDS
+
+PATH = Path(__file__).parents[1] / "docs" / "api.md"
+_ROUTES: dict[Route, str] = {"chat": "chat", "completions": "completions"}
+_SECTIONS: dict[State, tuple[str, str]] = {
+    "works": ("Honoured", "What it does"),
+    "refused": (
+        "Refused: 400 that names the field, unless its value asks for nothing",
+        "Why, and what to do instead",
+    ),
+    "harmless": ("Taken, without any effect on the answer", "Why"),
+}
+_HEAD = """\
+# Request fields
+
+<!-- Made by `python -m scripts.api_reference` from protocol/request_table.py: do not edit. -->
+
+What becomes of every field of `POST /v1/chat/completions` and `POST /v1/completions`, those of
+OpenAI and of vLLM. No field is ignored in silence. One that stands in none of these tables is
+refused as OpenAI does it: 400, code `unknown_parameter`, the field in `param`. `null` is as good as
+leaving a field out.
+
+That is what our own workers and a proxy that renders requests do (dialect `tokens`). A proxy that
+relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the
+workers judge the rest.
+
+Further members of a message's content parts, such as `source_lang_code`, reach the chat template.
+
+An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. Its code is
+`invalid_type`, `invalid_value`, `integer_below_min_value`, `integer_above_max_value`,
+`decimal_below_min_value`, `decimal_above_max_value`, `missing_required_parameter`,
+`unknown_parameter`, `unsupported_parameter`, `context_length_exceeded` or `model_not_found` where
+one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn.
+"""
+
+
+def render() -> str:
+    """The document."""
+    sections = [
+        _section(state, (row for row in FIELDS if row.state == state)) for state in _SECTIONS
+    ]
+    return "\n".join([_HEAD, *sections])
+
+
+def _section(state: State, rows: Iterable[RequestField]) -> str:
+    title, column = _SECTIONS[state]
+    lines = [f"## {title}", "", f"| field | of | {column} |", "|---|---|---|"]
+    lines += [f"| `{row.name}` | {_routes(row)} | {_cell(row)} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def _routes(row: RequestField) -> str:
+    return ", ".join(_ROUTES[route] for route in row.routes)
+
+
+def _cell(row: RequestField) -> str:
+    return (row.does[:1].upper() + row.does[1:]).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PATH.write_text(render())

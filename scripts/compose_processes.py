@@ -1,0 +1,110 @@
+"""`python -m scripts.compose_processes [PROFILE]`: start the commands of deploy/compose.yaml as
+processes of this machine, ask the proxy, end them. A check of that file without a container engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from triptych.launch.plan import Service, python, shared_environment
+from triptych.launch.processes import LaunchError, Processes
+
+FILE = Path(__file__).parents[1] / "deploy" / "compose.yaml"
+PROFILES = ("1e1p1d", "2e1p1d", "e-pd")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_READY_S, _STOP_S = 300.0, 40.0
+
+
+@dataclass(frozen=True)
+class Container:
+    """A service of the file as a profile has it, its variables replaced."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    whole: Mapping[str, Any]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.command[:1] == ("triptych",)
+
+    @property
+    def port(self) -> str:
+        return self.command[self.command.index("--port") + 1]
+
+
+def containers(profile: str, environ: Mapping[str, str]) -> list[Container]:
+    """Those that `docker compose --profile PROFILE up` starts."""
+    text = FILE.read_text(encoding="utf-8")
+    variables = {**environ, "COMPOSE_PROFILES": profile}
+    text = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", text)
+    return [
+        Container(
+            name, tuple(entry.get("command", ())), _texts(entry.get("environment", {})), entry
+        )
+        for name, entry in yaml.safe_load(text)["services"].items()
+        if profile in entry.get("profiles", [profile])
+    ]
+
+
+def _texts(environment: Mapping[str, object]) -> dict[str, str]:
+    """Values as compose has them, which replaces variables once YAML has been read."""
+    return {name: str(value) for name, value in environment.items()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 if all came up and the proxy answered."""
+    profile = argv[0] if argv else PROFILES[0]
+    found = [each for each in containers(profile, os.environ) if each.is_ours]
+    logs = Path("logs")
+    logs.mkdir(exist_ok=True)
+    processes = Processes(logs, shared_environment(len(found) - 2), print)
+    services = {each.name: _process(each) for each in found}
+    try:
+        processes.start([_redis(profile)])
+        _up(processes, [services.pop("master")])
+        _up(processes, list(services.values()))
+        print(f"{profile}: all up after {processes.age:.1f} s")
+        time.sleep(2.0)  # the proxy follows the master's view of the workers
+        url = services["proxy"].url
+        processes.run("asking", python("benchmarks.ask", "--base-url", url))
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        processes.stop(_STOP_S)
+    return 0
+
+
+def _up(processes: Processes, services: Sequence[Service]) -> None:
+    processes.start(services)
+    processes.wait_ready(services, _READY_S)
+
+
+def _process(container: Container) -> Service:
+    command = python("triptych", *container.command[1:])
+    url = f"http://127.0.0.1:{container.port}"
+    return Service(container.name, command, url, container.environment)
+
+
+def _redis(profile: str) -> Service:
+    (redis,) = (each for each in containers(profile, {}) if each.name == "redis")
+    beside = Path(sys.executable).with_name("redis-server")
+    program = shutil.which("redis-server") or shutil.which(beside)
+    if program is None:
+        raise LaunchError("no redis-server: EXTRAS=dev scripts/setup.sh brings one")
+    return Service("redis", (program, *redis.command[1:]), "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

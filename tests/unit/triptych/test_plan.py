@@ -1,0 +1,84 @@
+"""Which processes a stack consists of."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError
+from tests.conftest import ModelDir
+from tests.support.tiny_models import TEXT_FAMILIES, VISION_FAMILIES
+from triptych.launch.options import ServeConfig
+from triptych.launch.plan import Service, mock_workers, proxy, roles, takes_pictures, workers
+from triptych.launch.vllm import listings, vllm_workers
+
+
+def value(service: Service, flag: str) -> str:
+    return service.command[service.command.index(flag) + 1]
+
+
+@pytest.mark.parametrize("family", [*VISION_FAMILIES, *TEXT_FAMILIES])
+def test_the_kind_of_a_model(family: str, model_dir: ModelDir) -> None:
+    assert takes_pictures(model_dir(family)) == (family in VISION_FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "tokenizer.json"),
+        ("model.safetensors", "has no weights"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_told_in_one_line(
+    missing: str, reason: str, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    for file in model_dir("qwen2_vl").iterdir():
+        if file.name != missing:
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ConfigError) as refused:
+        takes_pictures(tmp_path)
+    (line,) = refused.value.message.splitlines()
+    assert reason in line
+
+
+def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> None:
+    config = ServeConfig(num_d=3, gpu_d="4,6", decode_port=2000, worker_flags="--dtype 'float32'")
+    parts = roles(config, pictures=True)
+    decode = [s for s in workers(config, parts) if s.name.startswith("decode")]
+    urls = [f"http://127.0.0.1:{port}" for port in (2000, 2001, 2002)]
+    assert [service.url for service in decode] == urls
+    assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in decode] == ["4", "6", "4"]
+    assert {value(service, "--dtype") for service in decode} == {"float32"}
+    assert value(proxy(config, parts), "--decode-servers-urls") == ",".join(urls)
+
+
+def test_a_text_model_gets_no_encode_worker() -> None:
+    config = ServeConfig(num_e=2)
+    parts = roles(config, pictures=False)
+    assert parts["encode"].count == 0
+    assert value(proxy(config, parts), "--encode-servers-urls") == ""
+
+
+def test_without_prefill_workers_those_that_decode_do_both() -> None:
+    config = ServeConfig(num_p=0, vllm="python3")
+    parts = roles(config, pictures=True)
+    mocked = {s.name: value(s, "--role") for s in mock_workers(config, parts)}
+    assert mocked == {"encode-0": "encode", "decode-0": "prefill_decode"}
+    assert [entry["role"] for entry in listings(config, parts)] == ["encode", "prefill_decode"]
+    (decode,) = (s for s in vllm_workers(config, parts) if s.name == "decode-0")
+    assert "--kv-transfer-config" not in decode.command
+
+
+def test_vllm_workers_tell_of_their_events_where_the_master_listens() -> None:
+    config = ServeConfig(vllm="python3", events_port=3000)
+    parts = roles(config, pictures=True)
+    encode, prefill, decode = vllm_workers(config, parts)
+    told = listings(config, parts)
+    assert [entry["url"] for entry in told] == [encode.url, prefill.url, decode.url]
+    assert "--kv-events-config" not in encode.command
+    for service, entry in ((prefill, told[1]), (decode, told[2])):
+        config_of_events = value(service, "--kv-events-config")
+        for endpoint in entry["events"][0].values():
+            assert endpoint.replace("127.0.0.1", "*") in config_of_events
+    assert told[0]["events"] == []
+    assert told[1]["events"] != told[2]["events"]

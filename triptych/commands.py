@@ -1,0 +1,135 @@
+"""What `triptych COMMAND ...` runs. A command is imported once it is asked for: a proxy and a
+master must start without what workers need."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+
+from triptych.launch.installed import missing_for_workers
+
+Main = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of the help, and how to get the function that does it."""
+
+    group: str
+    help: str
+    find: Callable[[], Main]
+    is_worker: bool = False  # needs the packages of the extra `worker`
+
+
+def _function(module: str) -> Callable[[], Main]:
+    def find() -> Main:
+        found: Main = import_module(module).main
+        return found
+
+    return find
+
+
+def _worker(role_module: str) -> Callable[[], Main]:
+    def find() -> Main:
+        role = import_module(role_module).role()
+        serve = import_module("services.worker.main").main
+        return lambda argv: int(serve(role, argv))
+
+    return find
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "serve": Command(
+            "A whole stack on this machine",
+            "workers, master and proxy for one model, and the one address to talk to",
+            _function("triptych.launch.serve"),
+        ),
+        "encode": Command(
+            "One worker", "pictures to embeddings", _worker("services.encoder.role"), True
+        ),
+        "prefill": Command(
+            "One worker",
+            "prompts to KV blocks and the first token",
+            _worker("services.prefill.role"),
+            True,
+        ),
+        "decode": Command(
+            "One worker",
+            "the tokens after the first one; prefills what it gets no KV for",
+            _worker("services.decode.role"),
+            True,
+        ),
+        "fusion": Command(
+            "One worker",
+            "all three stages in one process",
+            _worker("services.pdfusion.role"),
+            True,
+        ),
+        "mock": Command(
+            "One worker",
+            "workers without a model, on a timing model, with faults to order",
+            _function("services.mock.main"),
+        ),
+        "proxy": Command(
+            "Before the workers", "the OpenAI API over a fleet", _function("proxy.__main__")
+        ),
+        "master": Command(
+            "Before the workers",
+            "knows caches and queues, places requests",
+            _function("services.master.__main__"),
+        ),
+        "ask": Command(
+            "Try a server", "a question, with a picture of yours or drawn ones",
+            _function("benchmarks.ask"),
+        ),
+        "bench": Command(
+            "Try a server",
+            "the serving benchmark, with the options of vllm bench serve",
+            _function("benchmarks.serve.__main__"),
+        ),
+    }
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: the command's own; 2 if there is no such command or a package is missing."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"triptych {importlib.metadata.version('triptych')}")
+        return 0
+    if (command := COMMANDS.get(name)) is None:
+        print(f"error: {name!r} is not one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    if command.is_worker and (missing := missing_for_workers()):
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
+    try:
+        return command.find()(words[1:])
+    except KeyboardInterrupt:
+        return 130
+
+
+def usage() -> str:
+    """The commands by group."""
+    lines = ["usage: triptych COMMAND [OPTIONS]    triptych COMMAND --help"]
+    group = ""
+    for name, command in COMMANDS.items():
+        if command.group != group:
+            group = command.group
+            lines += ["", f"{group}:"]
+        lines.append(f"  {name:9} {command.help}")
+    lines += [
+        "",
+        "Every option is also an environment variable, TRIPTYCH_ and its name, and a line of the"
+        " YAML file of --config.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""Which processes make a stack: names, commands, variables, addresses. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import triptych
+from protocol.errors import ConfigError
+from services.frontend.config import FrontendConfig
+from services.frontend.model_folder import find_model
+from services.frontend.render import Frontend
+from triptych.launch.options import ServeConfig
+
+LOOPBACK = "127.0.0.1"
+_ROOT = Path(triptych.__file__).parents[1]
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process, up once `url`/health answers 200."""
+
+    name: str
+    command: tuple[str, ...]
+    url: str
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside the launcher's own
+
+
+@dataclass(frozen=True)
+class Role:
+    """The workers of one role."""
+
+    name: str
+    module: str
+    count: int
+    port: int  # of the first one
+    devices: tuple[str, ...]
+    memory: float  # share of a GPU's
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://{LOOPBACK}:{self.port + i}" for i in range(self.count)]
+
+    def device(self, number: int) -> str:
+        return self.devices[number % len(self.devices)]
+
+
+def takes_pictures(folder: Path) -> bool:
+    """Whether the model does; `ConfigError` if it cannot be served at all."""
+    has_media = Frontend.load(FrontendConfig(model=folder)).info.has_media
+    if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        raise ConfigError(f"--model: {folder} has no weights ({', '.join(_WEIGHTS)})")
+    return has_media
+
+
+def roles(config: ServeConfig, *, pictures: bool) -> dict[str, Role]:
+    """Encode, prefill and decode, in this order; a role may have no workers."""
+    return {
+        "encode": Role(
+            "encode", "services.encoder", config.num_e if pictures else 0, config.encode_port,
+            _listed(config.gpu_e), config.gpu_memory_e,
+        ),
+        "prefill": Role(
+            "prefill", "services.prefill", config.num_p, config.prefill_port,
+            _listed(config.gpu_p), config.gpu_memory_p,
+        ),
+        "decode": Role(
+            "decode", "services.decode", config.num_d, config.decode_port,
+            _listed(config.gpu_d), config.gpu_memory_d,
+        ),
+    }  # fmt: skip
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) or ("0",)
+
+
+def shared_environment(workers: int) -> dict[str, str]:
+    """Variables of every process that are not set yet. The processes run the launcher's own code,
+    whatever lies in the working directory."""
+    cores = os.cpu_count() or 1
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+    defaults = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TRIPTYCH_NAMESPACE": f"serve-{os.getpid()}",
+        # On a CPU the workers share the cores; threads beyond them only wait for one another.
+        "OMP_NUM_THREADS": str(max(1, cores // max(1, workers))),
+    }
+    return {**{k: v for k, v in defaults.items() if k not in os.environ}, "PYTHONPATH": path}
+
+
+def python(module: str, *flags: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", module, *flags)
+
+
+def master(config: ServeConfig, admin_key: str) -> Service:
+    flags = ("--host", LOOPBACK, "--port", str(config.master_port), *_ending(config))
+    command = python("services.master", *flags, *shlex.split(config.master_flags))
+    return Service("master", command, config.master_url, {"ADMIN_API_KEY": admin_key})
+
+
+def proxy(config: ServeConfig, parts: Mapping[str, Role]) -> Service:
+    lists = [
+        word
+        for role in parts.values()
+        for word in (f"--{role.name}-servers-urls", ",".join(role.urls))
+    ]
+    flags = (
+        "--model", config.model, "--host", config.host, "--port", str(config.port),
+        "--master-url", config.master_url, *lists, *_ending(config),
+    )  # fmt: skip
+    command = python("proxy", *flags, *shlex.split(config.proxy_flags))
+    return Service("proxy", command, address(config))
+
+
+def address(config: ServeConfig) -> str:
+    """The proxy's URL as this machine reaches it."""
+    host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(config.host, config.host)
+    return f"http://{host}:{config.port}"
+
+
+def workers(config: ServeConfig, parts: Mapping[str, Role]) -> Iterator[Service]:
+    """Those of our own engine."""
+    for role in parts.values():
+        kv = () if role.name == "encode" else ("--kv-transfer-config", config.kv_transport)
+        for i, url in enumerate(role.urls):
+            flags = (
+                "--model", config.model, "--host", LOOPBACK, "--port", str(role.port + i),
+                "--max-num-seqs", str(config.max_num_seqs),
+                "--max-model-len", str(config.max_model_len),
+                "--gpu-memory-utilization", str(role.memory),
+                "--ec-transfer-config", _ec_transport(config), *kv,
+                "--master-url", config.master_url, *_ending(config),
+            )  # fmt: skip
+            command = python(role.module, *flags, *shlex.split(config.worker_flags))
+            devices = {config.affinity: role.device(i)}
+            yield Service(f"{role.name}-{i}", command, url, devices)
+
+
+def mock_workers(config: ServeConfig, parts: Mapping[str, Role]) -> Iterator[Service]:
+    """Those without a model; content keys are the real ones."""
+    folder = find_model(config.model)
+    for role in parts.values():
+        fused = role.name == "decode" and not parts["prefill"].count
+        for i, url in enumerate(role.urls):
+            flags = (
+                "--role", "prefill_decode" if fused else role.name,
+                "--model", str(folder), "--served-model-name", config.model,
+                "--host", LOOPBACK, "--port", str(role.port + i),
+                "--max-num-seqs", str(config.max_num_seqs), "--master-url", config.master_url,
+            )  # fmt: skip
+            command = python("services.mock", *flags, *shlex.split(config.worker_flags))
+            yield Service(f"{role.name}-{i}", command, url)
+
+
+def _ec_transport(config: ServeConfig) -> str:
+    if config.ec_transport != "shared_storage":
+        return config.ec_transport
+    extra = {"shared_storage_path": config.ec_shared_storage_path}
+    return json.dumps({"ec_connector": "shared_storage", "ec_connector_extra_config": extra})
+
+
+def _ending(config: ServeConfig) -> tuple[str, ...]:
+    """How the proxy, the master and our workers end."""
+    return ("--drain-delay", str(config.drain_delay),
+            "--shutdown-timeout", str(config.shutdown_timeout))  # fmt: skip

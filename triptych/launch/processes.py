@@ -1,0 +1,166 @@
+"""Processes of a stack: started with a log each, awaited, watched, ended by their own ids."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from triptych.launch.plan import Service
+
+_POLL_S = 0.1
+_PROBE_S = 2.0
+_TAIL_LINES = 20
+
+
+class LaunchError(Exception):
+    """A process did not do what it was started for; the message says which one and shows why."""
+
+
+class Stopped(Exception):
+    """The user has asked for the end while something was awaited."""
+
+
+class Processes:
+    """Those of one stack. `stop` ends them all, in whatever state they are."""
+
+    def __init__(
+        self, logs: Path, environment: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        """`environment` is added to this process's own; `say` gets a line for each one ready."""
+        self.asked_to_stop = threading.Event()
+        self._logs = logs
+        self._environment = {**os.environ, **environment}
+        self._say = say
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._started = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._started
+
+    def start(self, services: Iterable[Service]) -> None:
+        for service in services:
+            self._start(service.name, service.command, service.environment)
+
+    def run(self, name: str, command: Sequence[str]) -> None:
+        """A command that ends by itself, on this process's terminal. LaunchError, Stopped."""
+        process = self._running[name] = subprocess.Popen(
+            command, env=self._environment, start_new_session=True
+        )
+        while process.poll() is None:
+            self._pause()
+        del self._running[name]
+        if process.returncode:
+            raise LaunchError(
+                f"{name} failed with exit status {process.returncode}; logs are in {self._logs}"
+            )
+
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        # In a session of its own, so that a Ctrl-C reaches it as this process's polite request.
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                command,
+                env={**self._environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, services: Iterable[Service], timeout_s: float) -> None:
+        """Until all answer; each that does is said. Raises LaunchError, Stopped."""
+        waiting = list(services)
+        deadline = time.monotonic() + timeout_s
+        width = max((len(service.name) for service in waiting), default=0)
+        while waiting:
+            for service in list(waiting):
+                if (status := self._running[service.name].poll()) is not None:
+                    raise LaunchError(self._failure(
+                        service.name, f"ended with exit status {status} before it was ready"
+                    ))  # fmt: skip
+                if _answers(f"{service.url}/health"):
+                    waiting.remove(service)
+                    self._say(
+                        f"  {service.name:{width}}  {service.url}  ready after {self.age:.1f} s"
+                    )
+            if waiting and time.monotonic() > deadline:
+                name, url = waiting[0].name, waiting[0].url
+                what = f"has not answered {url}/health with 200 within {timeout_s:g} s"
+                raise LaunchError(self._failure(name, f"{what} (--timeout-seconds)"))
+            if waiting:
+                self._pause()
+
+    def watch(self, needed: str) -> None:
+        """Until the end is asked for; says which processes end before. LaunchError once `needed`
+        has."""
+        ended: set[str] = set()
+        while not self.asked_to_stop.wait(_POLL_S):
+            for name, process in self._running.items():
+                if process.poll() is None or name in ended:
+                    continue
+                ended.add(name)
+                what = f"ended with exit status {process.returncode}"
+                if name == needed:
+                    raise LaunchError(self._failure(name, what))
+                self._say(f"{name} has {what}; its log is {self._log(name)}")
+
+    def stop(self, patience_s: float) -> None:
+        """End all: politely, so that requests in progress may end; by force after `patience_s`."""
+        for process in self._running.values():
+            process.terminate()
+        deadline = time.monotonic() + patience_s
+        for process in self._running.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                # Its children are in its group: an engine must not outlive its worker.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._running.clear()
+
+    def _pause(self) -> None:
+        if self.asked_to_stop.wait(_POLL_S):
+            raise Stopped
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def _failure(self, name: str, what: str) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        end = "\n".join(["The end of its log:", *lines]) if lines else "Its log is empty."
+        return f"{name} {what}; logs are in {self._logs}. {end}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_PROBE_S) as response:
+            return bool(response.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@contextlib.contextmanager
+def stopping_on_signals(processes: Processes) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks for the end; a further one interrupts the waiting for it."""
+
+    def ask(number: int, frame: object) -> None:
+        if processes.asked_to_stop.is_set():
+            raise KeyboardInterrupt
+        processes.asked_to_stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
