@@ -28,6 +28,7 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Truncation = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 Temperature = Annotated[float, Meta(ge=0.0, le=1e9)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]

@@ -46,18 +46,23 @@ def field_of(error: msgspec.ValidationError) -> str | None:
     return f"{parent}.{name}" if parent else name
 
 
+def named_field(error: msgspec.ValidationError) -> InvalidRequest:
+    return InvalidRequest(str(error), param=field_of(error))
+
+
 def accepted(
     decode: Callable[[_D], _T],
     data: _D,
     kind: str = "JSON",
+    refusal: Callable[[msgspec.ValidationError], InvalidRequest] = named_field,
 ) -> _T:
     """What `decode` makes of a request in some `kind` of encoding; `InvalidRequest` if that is
-    malformed, or names the field that is not what it must be."""
+    malformed, or `refusal` names the field that is not what it must be."""
     code = f"malformed_{kind.lower()}"
     try:
         return decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=field_of(error)) from None
+        raise refusal(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"malformed {kind}: {error}", code=code) from None
     except RecursionError:

@@ -92,7 +92,7 @@ def read_secrets(flag: str, path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """The flags by which a process is told the key."""
+    """The flags by which a process is told the key, or to do without."""
 
     fleet_key: str = option(
         "",
@@ -101,9 +101,16 @@ class FleetOptions:
         "key",
         check=check_secret,
         secret=True,
+        section="Fleet key",
     )
     fleet_key_file: str = option(
         "", "File that holds the value of --fleet-key, which it takes the place of.", "path"
+    )
+
+    allow_unprotected: bool = option(
+        False,
+        "Listen on addresses that other machines reach although no key is asked for; without this"
+        " flag such a --host is refused.",
     )
 
     def read_fleet_key(self) -> FleetKey:

@@ -43,6 +43,8 @@ class GenerateAnswer(msgspec.Struct, omit_defaults=True):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     error: ErrorInfo | None = None
+    # of the prompt's tokens but the first, if asked for; with the first tokens
+    prompt_logprobs: list[PositionLogprobs] | None = None
 
 
 class EncodeAnswer(msgspec.Struct):
@@ -63,7 +65,13 @@ def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> G
         )
         for out in outputs
     ]
-    return GenerateAnswer(outputs[0].request_id, choices, usage, kv, error=error)
+    return GenerateAnswer(
+        outputs[0].request_id, choices, usage, kv, error=error, prompt_logprobs=_scores(outputs)
+    )
+
+
+def _scores(outputs: list[RequestOutput]) -> list[PositionLogprobs] | None:
+    return next((o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None), None)
 
 
 class TokenCounts:
@@ -104,7 +112,9 @@ def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> Gene
             choice.logprobs.content += output.logprobs
     kv = next((o.kv_transfer_params for o in outputs if o.kv_transfer_params), None)
     ordered = [choices[index] for index in sorted(choices)]
-    return GenerateAnswer(request.request_id, ordered, usage.body(), kv)
+    return GenerateAnswer(
+        request.request_id, ordered, usage.body(), kv, prompt_logprobs=_scores(outputs)
+    )
 
 
 def check_spans(request: GenerateRequest) -> None:

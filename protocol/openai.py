@@ -1,20 +1,20 @@
 """OpenAI's chat and completion requests as types, with the extensions vLLM's clients use.
 
 Decoding checks types and ranges and names the field at fault; what depends on the model is the
-frontend's business. Fields that are not listed are ignored, as OpenAI and vLLM do. Answers are in
-`protocol.openai_answers`.
+frontend's business. No field is ignored in silence: `protocol.request_table` says what becomes of
+each, and one that it does not list is refused, as OpenAI does. null is as good as leaving a field
+out. Answers are in `protocol.openai_answers`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from protocol.bounds import (
     Alternatives,
-    Bias,
     Choices,
     Int64,
     MinP,
@@ -25,12 +25,18 @@ from protocol.bounds import (
     Temperature,
     TopK,
     TopP,
+    Truncation,
     check_opaque,
 )
 from protocol.decoding import accepted
+from protocol.errors import InvalidRequest
+from protocol.openai_refusals import refusal_of
+from protocol.request_parser import RequestParser
+from protocol.request_table import FIELDS
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class MediaURL(msgspec.Struct):
@@ -56,6 +62,8 @@ class ContentPart(msgspec.Struct):
     input_audio: Any = UNSET
     refusal: str | None = None
     uuid: str | None = None
+    # What else the part has: chat templates read it. Not a member of the part itself.
+    others: dict[str, Any] = {}
 
 
 class FunctionCall(msgspec.Struct):
@@ -83,9 +91,12 @@ class ChatMessage(msgspec.Struct):
     thinking: str | None = None
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`include_obfuscation` is accepted and has no effect."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SharedFields(msgspec.Struct, kw_only=True):
@@ -94,7 +105,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Natural | None = None
     n: Choices | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -106,17 +117,24 @@ class SharedFields(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Int64] | None = None
+    bad_words: list[str] | None = None
     ignore_eos: bool = False
     min_tokens: Natural = 0
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
-    user: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    service_tier: ServiceTier | None = None
+    prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     response_format: Any = None
@@ -125,13 +143,6 @@ class SharedFields(msgspec.Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    # They change the answer and no worker honours them: anything but the default is refused.
-    prompt_logprobs: Any = None
-    use_beam_search: Any = None
-    truncate_prompt_tokens: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    mm_processor_kwargs: Any = None
 
 
 class ChatCompletionRequest(SharedFields, kw_only=True):
@@ -144,12 +155,11 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: Any = None
-    modalities: Any = None
-    functions: Any = None
+    chat_template: str | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):
@@ -158,26 +168,56 @@ class CompletionRequest(SharedFields, kw_only=True):
     prompt: str | list[str | Int64 | list[Int64]]
     logprobs: Alternatives | None = None
     echo: bool | None = None
-    suffix: str | None = None
     best_of: Choices | None = None
 
 
 _R = TypeVar("_R", bound=SharedFields)
-_CHAT = msgspec.json.Decoder(ChatCompletionRequest)
-_COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_PART = frozenset(ContentPart.__struct_fields__) - {"others"}
+
+
+class _Message(ChatMessage):
+    """As it is decoded: parts keep what this module does not know."""
+
+    content: str | list[str | dict[str, Any]] | None = None  # type: ignore[assignment]
+
+
+_CHAT = RequestParser.of(ChatCompletionRequest, FIELDS, "chat", messages=list[_Message])
+_COMPLETION = RequestParser.of(CompletionRequest, FIELDS, "completions")
 
 
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _checked(accepted(_CHAT.decode, data))
+    request = _checked(_CHAT.parsed(data))
+    for number, message in enumerate(request.messages):
+        if isinstance(message.content, list):
+            where = f"messages[{number}].content"
+            message.content = [_part(p, f"{where}[{i}]") for i, p in enumerate(message.content)]
+    return request
 
 
 def decode_completion(data: bytes) -> CompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _checked(accepted(_COMPLETION.decode, data))
+    return _checked(_COMPLETION.parsed(data))
 
 
 def _checked(request: _R) -> _R:
     check_opaque(request.kv_transfer_params, "kv_transfer_params")
     check_opaque(request.ec_transfer_params, "ec_transfer_params")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     return request
+
+
+def _part(part: Any, where: str) -> str | ContentPart:
+    """A part of a message, as it was decoded."""
+    if isinstance(part, str):
+        return part
+    known = {name: value for name, value in part.items() if name in _PART}
+    found = accepted(
+        lambda fields: msgspec.convert(fields, ContentPart),
+        known,
+        refusal=lambda error: refusal_of(error, f"{where}."),
+    )
+    if len(known) < len(part):
+        found.others = {name: value for name, value in part.items() if name not in _PART}
+    return found

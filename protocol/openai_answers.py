@@ -48,12 +48,25 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    """Of completions: parallel lists; `text_offset` counts characters of the answer."""
+    """Of completions: parallel lists; `text_offset` counts characters of the answer. A prompt's
+    first token has no log-probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptChance(msgspec.Struct):
+    """vLLM's form of a token that may stand at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id as text; None for the prompt's first token.
+PromptLogprobs = list[dict[str, PromptChance] | None]
 
 
 class CalledFunction(msgspec.Struct):
@@ -71,10 +84,21 @@ class CalledTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class CalledToolDelta(CalledTool, kw_only=True):
-    """Calls of a choice are numbered from 0; each comes whole."""
+class FunctionDelta(msgspec.Struct):
+    """`arguments` is a piece of JSON text, which may be empty."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CalledToolDelta(msgspec.Struct):
+    """A piece of a call. Calls of a choice are numbered from 0; the first piece of each has id,
+    type and name."""
 
     index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -82,12 +106,16 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: str | None = None
     tool_calls: list[CalledTool] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[CalledToolDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -118,12 +146,15 @@ class TextChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class _Answer(msgspec.Struct, kw_only=True):
     id: str
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     ec_transfer_params: dict[str, Any] | UnsetType = UNSET
 
@@ -133,6 +164,7 @@ class ChatCompletion(_Answer, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatCompletionChunk(_Answer, kw_only=True):

@@ -7,6 +7,7 @@ common units. `protocol.settings` reads the values and applies `checked`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class Rule:
     pattern: str | None = None  # regular expression of a text
     check: Check | None = None  # what remains to be checked of the value
     secret: bool = False  # its value is never shown
+    repeated: bool = False  # the flag may be given again: all values, with commas between them
+    section: str = ""  # heading that starts with this option, for those that follow it too
 
     @property
     def bounded(self) -> bool:
@@ -91,24 +94,25 @@ def count(default: int, help: str, unit: str, *, minimum: int = 1, **rule: Any) 
     return option(default, help, unit, **{"minimum": minimum, "maximum": MAX_COUNT, **rule})
 
 
-def size(default: int, help: str, *, minimum: int = 1) -> Any:
-    return option(default, help, "bytes", minimum=minimum, maximum=MAX_BYTES)
+def size(default: int, help: str, *, minimum: int = 1, **rule: Any) -> Any:
+    return option(default, help, "bytes", minimum=minimum, maximum=MAX_BYTES, **rule)
 
 
 def port_option(default: int, help: str, **rule: Any) -> Any:
-    return option(default, help, "port", minimum=0, maximum=MAX_PORT, **rule)
+    return option(default, help, "port", **{"minimum": 0, "maximum": MAX_PORT, **rule})
 
 
 def log_level_option() -> Any:
     return option("info", "Least severity of the log lines that are written.", choices=LOG_LEVELS)
 
 
-def drain_delay_option() -> Any:
+def drain_delay_option(**rule: Any) -> Any:
     return seconds(
         0.0,
         "Time after SIGTERM in which new requests are still taken while /ready answers 503: as long"
         " as load balancers take to notice.",
         minimum=0,
+        **rule,
     )
 
 
@@ -122,6 +126,20 @@ def shutdown_timeout_option() -> Any:
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
     return field.metadata.get("rule") or Rule("")
+
+
+def sections(kind: type[Any]) -> dict[str, list[str]]:
+    """Names of the options of a configuration by heading; its own come before those it shares with
+    other processes."""
+    found: dict[str, list[str]] = {}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for owner in kind.__mro__:
+        heading = ""
+        for name in inspect.get_annotations(owner):
+            if (field := fields.pop(name, None)) is not None:
+                heading = rule_of(field).section or heading
+                found.setdefault(heading, []).append(name)
+    return found
 
 
 def checked(source: str, value: Any, kind: Any, rule: Rule) -> Any:

@@ -28,10 +28,12 @@ class ClientKeyOptions:
     api_key: str = option(
         "",
         "Comma-separated API keys; a client brings one as Authorization: Bearer KEY. Empty: none is"
-        " needed.",
+        " needed. May be given several times.",
         "keys",
         check=_check_keys,
         secret=True,
+        repeated=True,
+        section="API keys of clients",
     )
     api_key_file: str = option("", "File of further API keys, one in a line.", "path")
     protect_metrics: bool = option(
@@ -74,6 +76,7 @@ class CorsOptions:
         ' them; ["*"] for all. Empty: none.',
         "origins",
         check=parse_words,
+        section="Browsers",
     )
     allowed_methods: str = option(
         '["*"]', "HTTP methods that such pages may use.", "methods", check=parse_words
@@ -88,7 +91,7 @@ class CorsOptions:
 class TlsOptions:
     """How the server is spoken to, and how it speaks to others; the first three are vLLM's."""
 
-    ssl_keyfile: str = option("", "Private key of the server (PEM).", "path")
+    ssl_keyfile: str = option("", "Private key of the server (PEM).", "path", section="TLS")
     ssl_certfile: str = option(
         "", "Certificate of the server (PEM). Empty: it speaks HTTP without TLS.", "path"
     )

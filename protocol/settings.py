@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 import yaml
 
 from protocol.errors import ConfigError
-from protocol.options import Rule, checked, option, rule_of
+from protocol.options import Rule, checked, option, rule_of, sections
 
 _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
@@ -52,7 +52,7 @@ def resolve(
     """Build `kind` from all sources. Flags are the field names with dashes."""
     types = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    flags, path = _from_flags(argv, fields, types, prog)
+    flags, path = _from_flags(kind, argv, fields, types, prog)
     found = _from_file(Path(path), fields) if path else {}
     found |= _from_environment(os.environ if environ is None else environ, fields, types)
     found |= flags
@@ -86,10 +86,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _from_flags(
-    argv: Sequence[str], fields: _Fields, types: Mapping[str, Any], prog: str
+    kind: type[Any], argv: Sequence[str], fields: _Fields, types: Mapping[str, Any], prog: str
 ) -> tuple[_Values, str | None]:
     """The values of flags, and the path of the file."""
-    parser = _parser(fields, types, prog)
+    parser = _parser(kind, fields, types, prog)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
@@ -98,23 +98,32 @@ def _from_flags(
         raise ConfigError(f"unknown {what} {word}{_hint(word, known)}")
     values = vars(given)
     path = values.pop("config", None)
-    return {name: _Found(flag_of(name), value) for name, value in values.items()}, path
+    joined = {n: ",".join(v) if isinstance(v, list) else v for n, v in values.items()}
+    return {name: _Found(flag_of(name), value) for name, value in joined.items()}, path
 
 
-def _parser(fields: _Fields, types: Mapping[str, Any], prog: str) -> _Parser:
+def _parser(kind: type[Any], fields: _Fields, types: Mapping[str, Any], prog: str) -> _Parser:
     # Abbreviations would change their meaning with every option that is added.
     parser = _Parser(prog=prog or None, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--config", metavar="PATH", help="YAML file with options by name.")
-    for name, field in fields.items():
-        rule = rule_of(field)
-        text = _help(name, field, rule).replace("%", "%%")
-        if types[name] is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag_of(name), action=action, help=text)
-        else:
-            metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
-            parser.add_argument(flag_of(name), help=text, metavar=metavar)
+    for heading, names in sections(kind).items():
+        group = parser.add_argument_group(heading) if heading else parser
+        for name in names:
+            _add_flag(group, name, fields[name], types[name])
     return parser
+
+
+def _add_flag(
+    group: argparse._ActionsContainer, name: str, field: dataclasses.Field[Any], kind: Any
+) -> None:
+    rule = rule_of(field)
+    text = _help(name, field, rule).replace("%", "%%")
+    if kind is bool:
+        group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, help=text)
+    else:
+        metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
+        action = "append" if rule.repeated else "store"
+        group.add_argument(flag_of(name), help=text, metavar=metavar, action=action)
 
 
 def _help(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:
@@ -229,9 +238,9 @@ def parse_urls(flag: str, text: str) -> list[str]:
     return list(dict.fromkeys(urls))
 
 
-def urls(help: str, default: str = "", unit: str = "URLs") -> Any:
+def urls(help: str, default: str = "", unit: str = "URLs", **rule: Any) -> Any:
     """An option that is a comma-separated list of http(s) URLs; none or disable for no URL."""
-    return option(default, help, unit, check=_check_urls)
+    return option(default, help, unit, check=_check_urls, **rule)
 
 
 def _check_urls(text: str) -> None:

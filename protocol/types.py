@@ -67,11 +67,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         1.0  # divides logits of tokens of prompt and output, 1 for none
     )
     logit_bias: dict[Int64, Bias] = {}  # token id → added to its logit
+    allowed_token_ids: tuple[Int64, ...] = ()  # the only tokens of the output, () for all
+    # runs of tokens that the output does not have one after the other
+    bad_words: tuple[tuple[Int64, ...], ...] = ()
     stop: tuple[str, ...] = ()  # strings that end the text; the frontend matches them
     stop_token_ids: tuple[Int64, ...] = ()  # tokens that end the output; the engine matches them
     ignore_eos: bool = False  # go on past the end-of-sequence token
     # alternatives shown per token, 0 for the chosen one alone, None for none
     logprobs: Alternatives | None = None
+    # alternatives shown per token of the prompt, as `logprobs`
+    prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False  # show the stop string that ended the text
     grammar: str = ""  # llguidance grammar that the output must match, "" for none
@@ -132,6 +137,8 @@ class RequestOutput(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None  # handle of the KV kept for a decode worker
     error: ErrorInfo | None = None  # why the choice failed
+    # of the prompt's tokens but the first; with the request's first output, if asked for
+    prompt_logprobs: list[PositionLogprobs] | None = None
 
 
 class EncodeItem(msgspec.Struct, omit_defaults=True):

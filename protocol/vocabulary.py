@@ -18,6 +18,11 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """`InvalidRequest` names the field at fault, beyond what its type says."""
     check_token_ids(sampling.stop_token_ids, "stop_token_ids", vocab_size)
     check_token_ids(sampling.logit_bias, "logit_bias", vocab_size)
+    check_token_ids(sampling.allowed_token_ids, "allowed_token_ids", vocab_size)
+    for word in sampling.bad_words:
+        if not word:
+            raise InvalidRequest("bad_words: a word has no token", param="bad_words")
+        check_token_ids(word, "bad_words", vocab_size)
     if sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
             f"min_tokens must be at most max_tokens, {sampling.max_tokens}, not "

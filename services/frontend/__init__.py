@@ -16,18 +16,23 @@ template     chat templates, as transformers renders them
 guard        special tokens in a client's text stay plain text
 chat_text    template and guard together: a request to its prompt as text
 prompt       the prompt's text to token ids, placeholders expanded
-grammar      what an output must match, tool calls that are forced (call_grammar) included
+tool_use     which tools are shown, may be called, or must be
+grammar      what an output must match; json_schema: schemas; call_grammar: calls that are forced
 sampling     sampling parameters checked, defaults filled in
 
 Out:
 tokenizer    tokenizer and incremental detokenizer
 stopping     stop strings across token boundaries
+parsing      tool calls and reasoning out of the text, family by family
 output       `OutputAssembler`: engine outputs → text per choice, finish reasons, usage
 logprobs     log-probabilities in OpenAI's forms
 answer_form  what the answers of one request share
 chunks       `ChunkBuilder`: chunks of a stream
 answers      `AnswerBuilder`: whole answers
 answering    `Answering`: assembler and builders together, from outputs to bytes
+
+responses    OpenAI's Responses API, as chats and from what chats gain
+anthropic    Anthropic's Messages API, likewise
 
 options      the flags of every process that has a frontend
 """

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from protocol.errors import TriptychError, from_info
-from protocol.openai_answers import DONE, Answer, encode_event
+from protocol.openai_answers import DONE, Answer, Usage, encode_event
 from protocol.types import RequestOutput
 from services.frontend.answer_form import AnswerForm
 from services.frontend.answers import AnswerBuilder
@@ -35,9 +35,11 @@ class Answering:
     ) -> None:
         self._assembler = OutputAssembler(spec, tokenizer)
         self._form = AnswerForm(spec, tokenizer)
+        self._builder = ChunkBuilder(self._form)
         self._stop_choice = stop_choice
         self._stopped = False
         self._ec = ec_transfer_params
+        self._kv: dict[str, Any] | None = None
 
     @property
     def _satisfied(self) -> bool:
@@ -47,61 +49,106 @@ class Answering:
 
     async def whole(self, steps: Steps) -> Answer:
         """The whole answer, once every choice has ended. `steps` is closed."""
-        kv: dict[str, Any] | None = None
         builder = AnswerBuilder(self._form)
+        async with contextlib.aclosing(self.gains(steps)) as all_gains:
+            async for gains in all_gains:
+                for gain in gains:
+                    builder.add(gain)
+        return builder.answer(
+            self.usage(), kv_transfer_params=self._kv, ec_transfer_params=self._ec
+        )
+
+    async def gains(self, steps: Steps) -> AsyncGenerator[list[Gain], None]:
+        """What the choices gain, until every one has ended. `steps` is closed."""
         async with contextlib.aclosing(steps):
             async for outputs in steps:
                 for output in outputs:
-                    kv = output.kv_transfer_params or kv
-                    builder.add(self._feed(output))
+                    self._kv = output.kv_transfer_params or self._kv
+                yield [self._feed(output) for output in outputs]
                 if self._satisfied:
                     break
-        return builder.answer(
-            self._assembler.usage(), kv_transfer_params=kv, ec_transfer_params=self._ec
-        )
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._assembler.usage()
 
     async def events(self, first: list[RequestOutput], rest: Steps) -> AsyncGenerator[bytes, None]:
         """Server-sent events, from `first` on, which has been awaited already.
 
         An error on the way becomes one error event; the stream ends with the end mark either way.
         """
-        builder = ChunkBuilder(self._form)
         try:
-            async with contextlib.aclosing(rest):
-                yield b"".join(encode_event(chunk) for chunk in builder.first_chunks())
-                if data := self._chunks(builder, first):
+            async with contextlib.aclosing(self.chunks(first, rest)) as chunks:
+                async for data in chunks:
                     yield data
-                while not self._satisfied:
-                    outputs = await anext(rest, None)
-                    if outputs is None:
-                        break
-                    if data := self._chunks(builder, outputs):
-                        yield data
-            usage = builder.usage_chunk(self._assembler.usage())
-            yield (encode_event(usage) if usage is not None else b"") + DONE
+            yield self.end(self.usage())
         except TriptychError as error:
-            yield b"data: " + msgspec.json.encode(error.to_openai()) + b"\n\n" + DONE
+            yield failed(error)
 
-    def _chunks(self, builder: ChunkBuilder, outputs: list[RequestOutput]) -> bytes:
+    async def chunks(self, first: list[RequestOutput], rest: Steps) -> AsyncGenerator[bytes, None]:
+        """As `events`, without the stream's end; an error is raised."""
+        async with contextlib.aclosing(rest):
+            if data := b"".join(map(encode_event, self._builder.first_chunks())):
+                yield data
+            if data := self._chunks(first):
+                yield data
+            while not self._satisfied:
+                outputs = await anext(rest, None)
+                if outputs is None:
+                    break
+                if data := self._chunks(outputs):
+                    yield data
+
+    def end(self, usage: Usage) -> bytes:
+        """What a stream ends with; `usage` is shown if the client asked for it."""
+        chunk = self._builder.usage_chunk(usage)
+        return (encode_event(chunk) if chunk is not None else b"") + DONE
+
+    def _chunks(self, outputs: list[RequestOutput]) -> bytes:
         data = b""
         for output in outputs:
             gain = self._feed(output)
-            chunk = builder.chunk(
+            usage = self._assembler.usage_of(gain.index)
+            echo = self._builder.echo(gain.index, usage)
+            chunk = self._builder.chunk(
                 gain,
-                self._assembler.usage(),
+                usage,
                 kv_transfer_params=output.kv_transfer_params,
                 ec_transfer_params=self._ec if gain.finish_reason is not None else None,
             )
-            if chunk is not None:
-                data += encode_event(chunk)
+            data += b"".join(encode_event(c) for c in (echo, chunk) if c is not None)
         return data
 
     def _feed(self, output: RequestOutput) -> Gain:
         if output.error is not None:
             raise from_info(output.error)
+        if output.prompt_logprobs is not None:
+            self._form.take_prompt_scores(output.prompt_logprobs)
+        if self._form.spec.prompt_only:
+            output = RequestOutput(
+                output.request_id,
+                output.index,
+                logprobs=[],
+                finish_reason=output.finish_reason and "length",
+                cached_tokens=output.cached_tokens,
+                kv_transfer_params=output.kv_transfer_params,
+            )
         gain = self._assembler.feed(output)
         if gain.stopped:
             self._stopped = True
             if self._stop_choice is not None:
                 self._stop_choice(gain.index)
         return gain
+
+
+async def joined(first: list[RequestOutput], rest: Steps) -> Steps:
+    """`first`, which has been awaited already, and what follows. `rest` is closed."""
+    async with contextlib.aclosing(rest):
+        yield first
+        async for outputs in rest:
+            yield outputs
+
+
+def failed(error: TriptychError) -> bytes:
+    """What a stream ends with that has failed."""
+    return b"data: " + msgspec.json.encode(error.to_openai()) + b"\n\n" + DONE

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.openai_answers import (
     Answer,
+    CalledFunction,
     CalledTool,
     ChatChoice,
     ChatCompletion,
     Message,
     TextChoice,
     TextCompletion,
+    TextLogprobs,
     Usage,
 )
 from protocol.types import FinishReason, PositionLogprobs
 from services.frontend.answer_form import AnswerForm, Params, chat_finish, with_params
 from services.frontend.output import Gain
+from services.frontend.parsing.heard import CallPiece
 
 
 @dataclass
@@ -26,9 +30,14 @@ class _Whole:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    calls: list[CalledTool] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+
+    def mean_logprob(self) -> float:
+        """Per token of the output."""
+        return sum(p.logprob for p in self.logprobs) / max(1, len(self.logprobs))
 
 
 class AnswerBuilder:
@@ -43,6 +52,7 @@ class AnswerBuilder:
         """Keep what a choice gained for the whole answer."""
         whole = self._wholes[gain.index]
         whole.text.append(gain.text)
+        whole.reasoning.append(gain.reasoning)
         whole.token_ids += gain.token_ids
         whole.logprobs += gain.logprobs or []
         whole.calls += gain.calls
@@ -64,20 +74,19 @@ class AnswerBuilder:
         choices = [
             ChatChoice(
                 index=self._form.index(index),
-                message=_message("".join(whole.text), whole.calls),
+                message=_message(whole),
                 logprobs=self._form.chat_logprobs(whole.logprobs),
-                finish_reason=chat_finish(whole.finish_reason, len(whole.calls)),
+                finish_reason=chat_finish(whole.finish_reason, bool(whole.calls)),
                 stop_reason=whole.stop_reason,
                 token_ids=self._form.token_ids(whole.token_ids),
             )
             for index, whole in enumerate(self._wholes)
         ]
         return ChatCompletion(
-            id=self._form.id,
-            created=self._form.created,
-            model=self._spec.model,
+            **self._form.head(),
             choices=choices,
             usage=usage,
+            prompt_logprobs=self._form.prompt_logprobs(),
             prompt_token_ids=self._form.token_ids(self._spec.prompt_token_ids),
         )
 
@@ -85,23 +94,63 @@ class AnswerBuilder:
         choices = [
             TextChoice(
                 index=self._form.index(index),
-                text="".join(whole.text),
-                logprobs=self._form.text_logprobs(index, whole.logprobs),
+                text=self._echo + "".join(whole.text),
+                logprobs=self._text_logprobs(index, whole),
                 finish_reason=whole.finish_reason,
                 stop_reason=whole.stop_reason,
                 token_ids=self._form.token_ids(whole.token_ids),
                 prompt_token_ids=self._form.token_ids(self._spec.prompt_token_ids),
+                prompt_logprobs=self._form.prompt_logprobs(),
             )
-            for index, whole in enumerate(self._wholes)
+            for index, whole in enumerate(best(self._wholes, self._spec.kept))
         ]
-        return TextCompletion(
-            id=self._form.id,
-            created=self._form.created,
-            model=self._spec.model,
-            choices=choices,
-            usage=usage,
-        )
+        return TextCompletion(**self._form.head(), choices=choices, usage=usage)
+
+    @property
+    def _echo(self) -> str:
+        return self._form.prompt_text if self._spec.echo else ""
+
+    def _text_logprobs(self, index: int, whole: _Whole) -> TextLogprobs | None:
+        shown = self._form.text_logprobs(index, whole.logprobs)
+        prompt = self._form.echoed_logprobs() if self._spec.echo else None
+        return shown if prompt is None or shown is None else joined(prompt, shown)
 
 
-def _message(text: str, calls: list[CalledTool]) -> Message:
-    return Message(content=text or None, tool_calls=calls) if calls else Message(content=text)
+def best(wholes: Sequence[_Whole], kept: int) -> Sequence[_Whole]:
+    """Those with the highest mean log-probability, the best first; all as they are if all stay."""
+    if kept in (0, len(wholes)):
+        return wholes
+    return sorted(wholes, key=_Whole.mean_logprob, reverse=True)[:kept]
+
+
+def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    return TextLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def _message(whole: _Whole) -> Message:
+    text, reasoning = "".join(whole.text), "".join(whole.reasoning)
+    calls = whole_calls(whole.calls)
+    message = Message(content=text or None if calls or reasoning else text)
+    if calls:
+        message.tool_calls = calls
+    if reasoning:
+        message.reasoning = message.reasoning_content = reasoning
+    return message
+
+
+def whole_calls(pieces: Iterable[CallPiece]) -> list[CalledTool]:
+    """Calls from their pieces, in order."""
+    calls: dict[int, CalledTool] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        if piece.index not in calls:
+            calls[piece.index] = CalledTool(piece.id, CalledFunction(piece.name, ""))
+        arguments.setdefault(piece.index, []).append(piece.arguments)
+    for index, call in calls.items():
+        call.function.arguments = "".join(arguments[index])
+    return list(calls.values())

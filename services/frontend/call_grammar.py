@@ -1,110 +1,52 @@
-"""Tool calls that a client forces: a grammar of calls, as the model itself writes them."""
+"""Grammars of calls that a client forces, as the model writes them, and what comes before an answer
+that is held to a grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeGuard
+from dataclasses import replace
 
 import msgspec
 from llguidance import LLMatcher
 
-from protocol.decoding import converted
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatCompletionRequest, SharedFields
+from services.frontend.json_schema import check_grammar, enforceable, schema_grammar
+from services.frontend.parsing.base import Function, ToolFormat
+from services.frontend.parsing.reading import Reading
+from services.frontend.parsing.rules import Rules
 from services.frontend.tokenizer import Tokenizer
-from services.frontend.tools import CLOSE, OPEN
-
-MAX_FORCED_CALLS = 16
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# A blank, or a line's end and its indentation: with more, weak models never come to an end.
-GAP = r" |\r?\n[ \t]{0,32}"
-_SHARED = ("$defs", "definitions")
-_FREE = (None, "none", "auto")
+from services.frontend.tool_use import ToolUse
 
 
-def forces_calls(request: SharedFields) -> bool:
-    """Whether the answer must be tool calls and nothing else."""
-    return getattr(request, "tool_choice", None) not in _FREE
+def forced_call(use: ToolUse, form: type[ToolFormat], tokenizer: Tokenizer) -> str:
+    """The grammar of an answer that is nothing but calls, in a form of llguidance."""
+    rules = Rules(tokenizer.id)
+    try:
+        functions = [_enforceable(function) for function in use.functions]
+        form().grammar(functions, use.most, rules)
+    except RecursionError:
+        raise InvalidRequest("tools are nested too deeply", param="tools") from None
+    return LLMatcher.grammar_from_lark(rules.lark())
 
 
-def mark_terms(tokenizer: Tokenizer) -> tuple[str, str]:
-    """What opens and closes a tool call, as terms of a grammar: a token if there is one for it."""
-
-    def term(mark: str) -> str:
-        spelled: str = msgspec.json.encode(mark).decode()
-        return spelled if tokenizer.id(mark) is None else mark
-
-    return term(OPEN), term(CLOSE)
-
-
-def forced_call(request: SharedFields, marks: tuple[str, str] | None) -> Iterator[tuple[str, str]]:
-    """(field, grammar) of a chat that must call one of its tools."""
-    if not isinstance(request, ChatCompletionRequest) or request.tool_choice in _FREE:
-        return
-    name = _forced_name(request.tool_choice)
-    functions = filter(_is_function, (tool.get("function") for tool in request.tools or ()))
-    calls = [_call(function) for function in functions if name in (None, function["name"])]
-    if not calls:
-        wanted = "tools is empty" if name is None else f"tools holds no function '{name}'"
-        raise InvalidRequest(f"tool_choice: {wanted}", param="tool_choice")
-    if marks is None:
-        raise InvalidRequest(
-            "tool_choice: the form in which this model writes tool calls is unknown",
-            param="tool_choice",
-            code="unsupported_field",
-        )
-    alone = name is not None or request.parallel_tool_calls is False
-    most = 1 if alone else MAX_FORCED_CALLS
-    yield "tool_choice", _of_calls(calls, most, marks)
+def after_reasoning(grammar: str, reading: Reading, tokenizer: Tokenizer) -> str:
+    """`grammar` for an answer that begins with reasoning, or with the head of a message, which are
+    no part of what the client asked for."""
+    rules = Rules(tokenizer.id)
+    if reading.thinking is not None and reading.inside:
+        opening = f'{rules.text_before(reading.thinking.close)} ("\\n\\n")?'
+    elif reading.tools is not None and reading.tools.always and not reading.only:
+        opening = reading.tools.opening(rules)
+    else:
+        return grammar
+    rules.add("start", f"{opening} @answer")
+    first, *others = msgspec.json.decode(grammar)["grammars"]
+    parts = [{"lark_grammar": rules.lark()}, {**first, "name": "answer"}, *others]
+    return msgspec.json.encode({"grammars": parts}).decode()
 
 
-def _is_function(function: Any) -> TypeGuard[dict[str, Any]]:
-    return (
-        isinstance(function, dict)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("parameters") or {}, dict)
-    )
-
-
-class _Named(msgspec.Struct):
-    name: str
-
-
-class _Choice(msgspec.Struct):
-    function: _Named
-
-
-def _forced_name(choice: str | dict[str, Any] | None) -> str | None:
-    """The function that must be called, None for any."""
-    if choice == "required":
-        return None
-    if isinstance(choice, str):
-        raise InvalidRequest(
-            "tool_choice must be 'none', 'auto', 'required' or name a function", param="tool_choice"
-        )
-    return converted(choice, _Choice, "tool_choice").function.name
-
-
-def _call(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call. What the arguments' schema refers to stands at its root."""
-    arguments = function.get("parameters") or ANY_OBJECT
-    shared = {key: arguments[key] for key in _SHARED if key in arguments}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_pattern": GAP},
-        **shared,
-    }
-
-
-def _of_calls(calls: list[dict[str, Any]], most: int, marks: tuple[str, str]) -> str:
-    """Calls as the model itself writes them."""
-    schemas = [msgspec.json.encode(call).decode() for call in calls]
-    bodies = "\n".join(f"body{i}: %json {schema}" for i, schema in enumerate(schemas))
-    more = f' ("\\n" call){{0,{most - 1}}}' if most > 1 else ""
-    names = " | ".join(f"body{i}" for i in range(len(schemas)))
-    return LLMatcher.grammar_from_lark(
-        f'start: call{more}\ncall: {marks[0]} "\\n" body "\\n" {marks[1]}\nbody: {names}\n{bodies}'
-    )
+def _enforceable(function: Function) -> Function:
+    """`InvalidRequest` if the function is strict and has what cannot be enforced."""
+    if function.strict:
+        param = f"tools: the parameters of {function.name}"
+        check_grammar(schema_grammar(function.parameters, "tools", strict=True), param, "tools")
+    return replace(function, parameters=enforceable(function.parameters, strict=function.strict))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import InvalidRequest
@@ -10,34 +11,54 @@ from protocol.openai import ChatCompletionRequest
 from services.frontend.families import Placeholder
 from services.frontend.guard import Guard, Guarded
 from services.frontend.messages import Chat
+from services.frontend.parsing.base import ToolFormat
+from services.frontend.parsing.choosing import AUTO, thinking, tool_format
+from services.frontend.parsing.reading import Reading
+from services.frontend.request_templates import RequestTemplates
 from services.frontend.template import ChatTemplate, Message
+from services.frontend.tool_use import ToolUse
 
-MAX_TOOL_CALLS = 128
+
+@dataclass(frozen=True)
+class Parsers:
+    """How answers are read: names of `choosing`, "auto" for what the template shows."""
+
+    tools: str = AUTO
+    reasoning: str = AUTO
 
 
 class ChatText:
-    """The model's chat templates. `placeholder`: how a picture looks, None if it takes none."""
+    """The model's chat templates, and those that requests bring. `placeholder`: how a picture
+    looks, None if it takes none."""
 
     def __init__(
-        self, templates: Mapping[str, ChatTemplate], guard: Guard, placeholder: Placeholder | None
+        self,
+        templates: Mapping[str, ChatTemplate],
+        brought: RequestTemplates,
+        guard: Guard,
+        placeholder: Placeholder | None,
+        parsers: Parsers | None = None,
     ) -> None:
+        self._parsers = parsers or Parsers()
         self._templates = templates
+        self._brought = brought
         self._guard = guard
         self._wanted = placeholder.written if placeholder is not None else ""
         self._inline = placeholder.inline if placeholder is not None else ""
 
-    def render(self, request: ChatCompletionRequest, chat: Chat) -> Guarded:
+    def render(self, request: ChatCompletionRequest, chat: Chat, use: ToolUse) -> Guarded:
         """`InvalidRequest` if the template refuses the chat."""
         try:
-            return self._render(request, chat)
+            return self._render(request, chat, use)
         except RecursionError:
             raise InvalidRequest(
                 "messages: the request is nested too deeply", param="messages"
             ) from None
 
-    def _render(self, request: ChatCompletionRequest, chat: Chat) -> Guarded:
-        tools = None if request.tool_choice == "none" else request.tools
-        template = self._template(bool(tools))
+    def _render(self, request: ChatCompletionRequest, chat: Chat, use: ToolUse) -> Guarded:
+        tools = list(use.shown) or None
+        own = request.chat_template
+        template = self._template(bool(tools)) if own is None else self._brought.get(own)
         values: dict[str, Any] = {
             "messages": chat.messages,
             "tools": tools,
@@ -55,18 +76,37 @@ class ChatText:
             text = template.render(messages, add_generation_prompt=prompt_follows, **values)
         return marker.unmark(text, self._wanted)
 
-    def max_tool_calls(self, request: ChatCompletionRequest) -> int:
-        """How many calls may be taken out of an answer: none if no tools are given, or if this
-        model would not write them in a form that is known."""
-        if not request.tools or request.tool_choice == "none" or not self.writes_calls:
-            return 0
-        return 1 if request.parallel_tool_calls is False else MAX_TOOL_CALLS
+    def form(self, use: ToolUse) -> type[ToolFormat] | None:
+        """How the model writes calls; None if there are no tools, or calls are to stay in the text.
+        `InvalidRequest` if the template does not show tools to the model, or calls are forced that
+        would not be found."""
+        template = self._found(with_tools=bool(use.shown))
+        form = tool_format(self._parsers.tools, template.source) if template is not None else None
+        if not use.shown:
+            return form if form is not None and form.always else None
+        if template is not None and not template.reads_tools:
+            said = "this model's chat template takes no tools"
+        elif use.forced and form is None:
+            said = "--tool-call-parser none leaves calls in the text"
+        else:
+            return form
+        param = "tool_choice" if use.forced else "tools"
+        raise InvalidRequest(f"{param}: {said}", param=param, code="unsupported_field")
 
-    @property
-    def writes_calls(self) -> bool:
-        """Whether the model writes tool calls in the form that is known here."""
-        template = self._found(with_tools=True)
-        return template is not None and template.marks_calls
+    def reading(self, use: ToolUse, prompt_end: str) -> Reading:
+        """How an answer is read that follows a prompt with that end."""
+        template, form = self._found(with_tools=bool(use.shown)), self.form(use)
+        thoughts = None
+        if template is not None and (form is None or not form.always):
+            thoughts = thinking(self._parsers.reasoning, template.source)
+        tools = {function.name: function for function in use.functions}
+        return Reading(
+            tools=form(tools) if form is not None else None,
+            thinking=thoughts,
+            inside=thoughts is not None and thoughts.is_open(prompt_end),
+            most=use.most,
+            only=use.forced,
+        )
 
     def _found(self, with_tools: bool) -> ChatTemplate | None:
         template = self._templates.get("tool_use") if with_tools else None
@@ -98,8 +138,11 @@ class ChatText:
 
 def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    for name in ("reasoning_effort", "verbosity"):
+        if getattr(request, name) is not None:
+            variables.setdefault(name, getattr(request, name))
+    if request.reasoning_effort == "none":
+        variables.setdefault("enable_thinking", False)
     return variables
 
 

@@ -10,12 +10,14 @@ from protocol.openai_answers import (
     ChatChunkChoice,
     ChatCompletionChunk,
     Delta,
+    FunctionDelta,
     TextChoice,
     TextCompletion,
     Usage,
 )
 from services.frontend.answer_form import AnswerForm, Params, chat_finish, with_params
 from services.frontend.output import Gain
+from services.frontend.parsing.heard import CallPiece
 
 
 class ChunkBuilder:
@@ -24,7 +26,8 @@ class ChunkBuilder:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._spec = form.spec
-        self._called = [0] * form.spec.n
+        self._called = [False] * form.spec.n
+        self._begun: set[int] = set()
 
     def first_chunks(self) -> list[Answer]:
         """What a stream begins with: the role of each choice of a chat."""
@@ -35,9 +38,36 @@ class ChunkBuilder:
             for i in range(self._spec.n)
         )
         chunks: list[Answer] = [self._chat_chunk([choice]) for choice in choices]
+        if self._spec.continuous_usage:
+            num_prompt = len(self._spec.prompt_token_ids)
+            for chunk in chunks:
+                chunk.usage = Usage(num_prompt, 0, num_prompt)
         if self._spec.return_token_ids and isinstance(chunks[0], ChatCompletionChunk):
             chunks[0].prompt_token_ids = list(self._spec.prompt_token_ids)
         return chunks
+
+    def echo(self, index: int, usage: Usage) -> Answer | None:
+        """The prompt, where a choice of a completion begins that shows it; else None."""
+        if not self._spec.echo or index in self._begun:
+            return None
+        choice = TextChoice(
+            index=self._form.index(index),
+            text=self._form.prompt_text,
+            logprobs=self._form.echoed_logprobs(),
+            token_ids=self._form.token_ids([]),
+            prompt_token_ids=self._prompt_ids(index),
+        )
+        chunk = self._text_chunk([choice])
+        if self._spec.continuous_usage:
+            chunk.usage = usage
+        return chunk
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """With a choice's first chunk."""
+        if index in self._begun:
+            return UNSET
+        self._begun.add(index)
+        return self._form.token_ids(self._spec.prompt_token_ids)
 
     def chunk(
         self,
@@ -47,14 +77,13 @@ class ChunkBuilder:
         kv_transfer_params: Params | None = None,
         ec_transfer_params: Params | None = None,
     ) -> Answer | None:
-        """The chunk that tells `gain`, None if a client would learn nothing from it, and is not
-        kept waiting for a call to be complete.
+        """The chunk that tells `gain`, None if a client would learn nothing from it.
 
-        `usage` so far is shown if the client asked for it in every chunk.
+        `usage` of the choice so far is shown if the client asked for it in every chunk.
         """
         spec = self._spec
-        silent = not (gain.text or gain.calls) and gain.finish_reason is None
-        told = spec.return_token_ids or gain.logprobs or spec.max_tool_calls
+        silent = not (gain.text or gain.reasoning or gain.calls) and gain.finish_reason is None
+        told = spec.return_token_ids or gain.logprobs
         if silent and not (gain.token_ids and told):
             return None
         chunk: Answer
@@ -75,20 +104,10 @@ class ChunkBuilder:
         return chunk
 
     def _chat_delta(self, gain: Gain) -> ChatChunkChoice:
-        delta = Delta(content=gain.text)
-        if gain.calls:
-            first = self._called[gain.index]
-            self._called[gain.index] += len(gain.calls)
-            delta = Delta(
-                content=gain.text or UNSET,
-                tool_calls=[
-                    CalledToolDelta(call.id, call.function, index=index)
-                    for index, call in enumerate(gain.calls, first)
-                ],
-            )
+        self._called[gain.index] |= bool(gain.calls)
         return ChatChunkChoice(
             index=self._form.index(gain.index),
-            delta=delta,
+            delta=_delta(gain),
             logprobs=self._form.chat_logprobs(gain.logprobs),
             finish_reason=chat_finish(gain.finish_reason, self._called[gain.index]),
             stop_reason=UNSET if gain.finish_reason is None else gain.stop_reason,
@@ -103,26 +122,34 @@ class ChunkBuilder:
             finish_reason=gain.finish_reason,
             stop_reason=gain.stop_reason,
             token_ids=self._form.token_ids(gain.token_ids),
+            prompt_token_ids=self._prompt_ids(gain.index),
         )
 
     def _chat_chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-        return ChatCompletionChunk(
-            id=self._form.id,
-            created=self._form.created,
-            model=self._spec.model,
-            choices=choices,
-            usage=self._no_usage(),
-        )
+        return ChatCompletionChunk(**self._form.head(), choices=choices, usage=self._no_usage())
 
     def _text_chunk(self, choices: list[TextChoice]) -> TextCompletion:
-        return TextCompletion(
-            id=self._form.id,
-            created=self._form.created,
-            model=self._spec.model,
-            choices=choices,
-            usage=self._no_usage(),
-        )
+        return TextCompletion(**self._form.head(), choices=choices, usage=self._no_usage())
 
     def _no_usage(self) -> UnsetType | None:
         """OpenAI shows usage null in every chunk before the one that has it."""
         return None if self._spec.include_usage else UNSET
+
+
+def _delta(gain: Gain) -> Delta:
+    delta = Delta()
+    if gain.reasoning:
+        delta.reasoning = delta.reasoning_content = gain.reasoning
+    if gain.calls:
+        delta.tool_calls = [_call_delta(piece) for piece in gain.calls]
+    if gain.text or not (gain.reasoning or gain.calls):
+        delta.content = gain.text
+    return delta
+
+
+def _call_delta(piece: CallPiece) -> CalledToolDelta:
+    """A call's first piece names it, the others only add to its arguments."""
+    if not piece.id:
+        return CalledToolDelta(piece.index, FunctionDelta(piece.arguments))
+    function = FunctionDelta(piece.arguments, piece.name)
+    return CalledToolDelta(piece.index, function, piece.id, "function")

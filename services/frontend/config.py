@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError, InvalidRequest
+from services.frontend.parsing.choosing import AUTO
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class FrontendConfig:
     served_model_names: tuple[str, ...] = ()
     max_model_len: int | None = None  # tokens of prompt and output, None for the model's own limit
     chat_template: str | None = None  # a file or the template itself, None for the model's own
+    trust_request_chat_template: bool = False  # take chat templates from requests
     # take temperature, top_p and the like from generation_config.json, as vLLM does
     generation_defaults: bool = True
     limit_mm_per_prompt: int = 32  # media items of one request
@@ -63,12 +65,13 @@ class FrontendConfig:
     media: MediaConfig = MediaConfig()  # where media may come from
     # override options of the media processor; the encoder must have the same
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
+    reasoning_parser: str = AUTO  # how reasoning is read
+    show_tokenizer: bool = False  # whether clients may see the tokenizer's configuration
 
     def __post_init__(self) -> None:
         if not self.model.is_dir():
-            raise ConfigError(
-                f"--model: {self.model} is not a directory{_where_to_get(self.model)}"
-            )
+            raise ConfigError(f"--model: {self.model} is not a directory")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"--max-model-len: {self.max_model_len} is not positive")
         if self.limit_mm_per_prompt < 0:
@@ -91,10 +94,3 @@ class FrontendConfig:
                 "run earlier, and --min-priority says how low they may be",
                 param="priority",
             )
-
-
-def _where_to_get(model: Path) -> str:
-    """What to do about a name of the hub, which looks like a path that is not there."""
-    if model.is_absolute() or len(model.parts) != 2 or model.parent.exists():
-        return ""
-    return f"; to download it: hf download {model} --local-dir DIR, then --model DIR"

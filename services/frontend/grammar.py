@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, grammar_from
+from llguidance import LLMatcher, grammar_from
 
 from protocol.decoding import converted
 from protocol.errors import InvalidRequest
 from protocol.openai import SharedFields
-from services.frontend.call_grammar import ANY_OBJECT, GAP, forced_call, forces_calls
+from services.frontend.json_schema import check_grammar, check_size, schema_grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CHARS = 1 << 16
 _GUIDED = ("json", "regex", "choice", "grammar")
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,21 +49,20 @@ class _Format(msgspec.Struct):
 def asks_for_grammar(request: SharedFields) -> bool:
     """Whether `grammar_of` has anything to look at."""
     names = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _GUIDED))
-    return forces_calls(request) or any(getattr(request, name) is not None for name in names)
+    return any(getattr(request, name) is not None for name in names)
 
 
-def grammar_of(request: SharedFields, marks: tuple[str, str] | None = None) -> str:
-    """In a form of llguidance, "" if the output is free. `marks`: `mark_terms`, None if the model
-    does not write tool calls in the form that is known. `InvalidRequest` names the field that is
-    malformed, or one too many.
+def grammar_of(request: SharedFields, forced: Sequence[tuple[str, str]] = ()) -> str:
+    """In a form of llguidance, "" if the output is free. `forced`: (field, grammar) of what else
+    asks for one. `InvalidRequest` names the field that is malformed, or one too many.
     """
-    found = [*_structures(request), *forced_call(request, marks)]
+    found = [*_structures(request), *forced]
     if len(found) > 1:
         raise InvalidRequest(
             f"{found[0][0]} and {found[1][0]} exclude each other", param=found[1][0]
         )
     for param, grammar in found:
-        _check(grammar, param)
+        check_grammar(grammar, param, param)
         return grammar
     return ""
 
@@ -89,9 +88,10 @@ def _of_format(wanted: _Format) -> Iterator[tuple[str, str]]:
     if wanted.type == "json_schema":
         if wanted.json_schema is None:
             raise InvalidRequest("response_format.json_schema is missing", param=param)
-        yield param, _of_schema(wanted.json_schema.schema, param)
+        strict = bool(wanted.json_schema.strict)
+        yield param, schema_grammar(wanted.json_schema.schema, param, strict=strict)
     elif wanted.type == "json_object":
-        yield param, _of_schema(wanted.schema or ANY_OBJECT, param)
+        yield param, schema_grammar(wanted.schema or ANY_OBJECT, param, strict=False)
     elif wanted.type != "text":
         raise InvalidRequest(
             "response_format.type must be 'text', 'json_object' or 'json_schema'", param=param
@@ -105,29 +105,15 @@ def _of_structure(wanted: _Structure, param: str) -> Iterator[tuple[str, str]]:
     elif wanted.whitespace_pattern is not None:
         options["whitespace_pattern"] = wanted.whitespace_pattern
     if wanted.json is not None:
-        yield param, _of_schema(wanted.json, param, options)
+        yield param, schema_grammar(wanted.json, param, strict=True, options=options)
     if wanted.json_object:
-        yield param, _of_schema(ANY_OBJECT, param, options)
+        yield param, schema_grammar(ANY_OBJECT, param, strict=True, options=options)
     if wanted.regex is not None:
         yield param, LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
         yield param, _of_choice(wanted.choice, param)
     if wanted.grammar is not None:
         yield param, _of_grammar(wanted.grammar, param)
-
-
-def _of_schema(
-    schema: str | dict[str, Any] | bool, param: str, options: JsonCompileOptions | None = None
-) -> str:
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    try:
-        if not isinstance(schema, str):
-            schema = msgspec.json.encode(schema).decode()
-        defaults: JsonCompileOptions = {"whitespace_pattern": GAP}
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options or defaults)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(f"{param}: {error}", param=param) from None
 
 
 def _of_choice(choices: list[str], param: str) -> str:
@@ -139,21 +125,8 @@ def _of_choice(choices: list[str], param: str) -> str:
 
 def _of_grammar(text: str, param: str) -> str:
     """A grammar as Lark or llama.cpp write it."""
-    _check_size(text, param)
+    check_size(text, param)
     try:
         return grammar_from("grammar", text)
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from None
-
-
-def _check(grammar: str, param: str) -> None:
-    _check_size(grammar, param)
-    limits = LLParserLimits(verbose_errors=False)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    if failed:
-        raise InvalidRequest(f"{param}: {messages[0].strip()}", param=param)
-
-
-def _check_size(text: str, param: str) -> None:
-    if len(text) > MAX_CHARS:
-        raise InvalidRequest(f"{param} must not have more than {MAX_CHARS} characters", param=param)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
 from services.frontend.picture_header import BadHeader, Header
-from services.frontend.picture_headers import read_header
+from services.frontend.picture_headers import check_format, read_header
 
 DEFAULT_MAX_PIXELS = 64_000_000
 
@@ -39,6 +39,14 @@ def probe(
     this is no picture or a broken one, `PayloadTooLarge` above `max_pixels`; both name `param`.
     """
     return _header(data, max_pixels, param).size
+
+
+def refuse_other_formats(start: bytes, param: str | None = None) -> None:
+    """`InvalidRequest` if a file that begins so is no picture of a known format; 16 bytes do."""
+    try:
+        check_format(start[:16])
+    except BadHeader as error:
+        raise InvalidRequest(str(error), param=param, code="invalid_image") from None
 
 
 def load_rgb(

@@ -10,11 +10,12 @@ from typing import Any, ParamSpec, TypeVar
 from protocol.ec_params import content_name, is_mm_hash, reported
 from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
+from services.frontend.base64_data import beginning
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
-from services.frontend.image import probe
+from services.frontend.image import probe, refuse_other_formats
 from services.frontend.lookups import NOBODY, Caller
-from services.frontend.media import MediaFetcher
+from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
 from services.frontend.references import KnownMedia, ReferenceBook
@@ -89,6 +90,8 @@ class ItemLoader:
     ) -> Item:
         data = resolved.get(url)
         if data is None:
+            if len(url) > OFFLOAD_BYTES and (start := beginning(url)):
+                refuse_other_formats(start, part.param)  # before megabytes are decoded
             data = await self._fetcher.fetch(url, param=part.param, caller=caller)
         if len(data) > _INLINE_BYTES:
             return await asyncio.to_thread(self._item, data, part.param)

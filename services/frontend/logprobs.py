@@ -3,62 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from protocol.openai_answers import ChatLogprob, ChatLogprobs, TextLogprobs, TokenChance
+from protocol.openai_answers import (
+    ChatLogprob,
+    ChatLogprobs,
+    PromptChance,
+    PromptLogprobs,
+    TextLogprobs,
+    TokenChance,
+)
 from protocol.types import PositionLogprobs, TokenLogprob
 from services.frontend.tokenizer import Tokenizer
 
 LEAST = -9999.0  # JSON has no infinity
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """How tokens are written in log-probabilities: as text, or as token_id:5 (`as_ids`)."""
+
+    tokenizer: Tokenizer
+    as_ids: bool = False
+
+    def token(self, token_id: int) -> str:
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        return self.tokenizer.token_bytes(token_id).decode(errors="replace")
+
+    def chance(self, chance: PositionLogprobs | TokenLogprob) -> tuple[str, float, list[int]]:
+        spelled = self.tokenizer.token_bytes(chance.token_id)
+        return self.token(chance.token_id), max(chance.logprob, LEAST), list(spelled)
+
+
 def chat_logprobs(
-    tokenizer: Tokenizer, positions: Sequence[PositionLogprobs], top: int
+    spelling: Spelling, positions: Sequence[PositionLogprobs], top: int
 ) -> ChatLogprobs:
     """`top`: how many alternatives each position shows."""
-    return ChatLogprobs([_position(tokenizer, position, top) for position in positions])
+    return ChatLogprobs([_position(spelling, position, top) for position in positions])
 
 
-def _position(tokenizer: Tokenizer, position: PositionLogprobs, top: int) -> ChatLogprob:
-    token, logprob, spelled = _chance(tokenizer, position)
-    alternatives = [
-        TokenChance(*_chance(tokenizer, chance)) for chance in position.top_logprobs[:top]
-    ]
+def _position(spelling: Spelling, position: PositionLogprobs, top: int) -> ChatLogprob:
+    token, logprob, spelled = spelling.chance(position)
+    alternatives = [TokenChance(*spelling.chance(c)) for c in position.top_logprobs[:top]]
     return ChatLogprob(token, logprob, spelled, alternatives)
 
 
-def _chance(
-    tokenizer: Tokenizer, chance: PositionLogprobs | TokenLogprob
-) -> tuple[str, float, list[int]]:
-    spelled = tokenizer.token_bytes(chance.token_id)
-    return spelled.decode(errors="replace"), max(chance.logprob, LEAST), list(spelled)
-
-
 def text_logprobs(
-    tokenizer: Tokenizer, positions: Sequence[PositionLogprobs], top: int, offset: int
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    positions: Sequence[PositionLogprobs | None],
+    top: int,
+    offset: int,
 ) -> TextLogprobs:
-    """`offset`: characters of the answer before the first of `positions`.
+    """Of each of `token_ids`, whose place in `positions` may be None: it has no log-probability.
+    `offset`: characters of the answer before the first.
 
     Offsets are exact where tokens are whole characters; the tokens of one character share its place
     as nearly as their replacement characters allow.
     """
-    tokens = [_text(tokenizer, position) for position in positions]
     offsets = []
-    for token in tokens:
+    for token_id in token_ids:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(spelling.tokenizer.token_bytes(token_id).decode(errors="replace"))
     return TextLogprobs(
-        tokens=tokens,
-        token_logprobs=[max(position.logprob, LEAST) for position in positions],
-        top_logprobs=[_top(tokenizer, position, top) for position in positions],
+        tokens=[spelling.token(token_id) for token_id in token_ids],
+        token_logprobs=[None if p is None else max(p.logprob, LEAST) for p in positions],
+        top_logprobs=[None if p is None else _top(spelling, p, top) for p in positions],
         text_offset=offsets,
     )
 
 
-def _top(tokenizer: Tokenizer, position: PositionLogprobs, top: int) -> dict[str, float]:
-    """The likeliest tokens, and the chosen one, which may not be among them."""
+def _top(spelling: Spelling, position: PositionLogprobs, top: int) -> dict[str, float]:
+    """The likeliest tokens, and the chosen one, which may not be among them. Of several that are
+    spelled alike the likeliest is shown."""
+    shown: dict[str, float] = {}
     chances: list[PositionLogprobs | TokenLogprob] = [*position.top_logprobs[:top], position]
-    return {_text(tokenizer, chance): max(chance.logprob, LEAST) for chance in chances}
+    for chance in chances:
+        shown.setdefault(spelling.token(chance.token_id), max(chance.logprob, LEAST))
+    return shown
 
 
-def _text(tokenizer: Tokenizer, chance: PositionLogprobs | TokenLogprob) -> str:
-    return tokenizer.token_bytes(chance.token_id).decode(errors="replace")
+def prompt_logprobs(
+    spelling: Spelling, positions: Sequence[PositionLogprobs | None], top: int
+) -> PromptLogprobs:
+    """In vLLM's form: by token id, the likeliest and the prompt's own."""
+    return [None if p is None else _prompt_position(spelling, p, top) for p in positions]
+
+
+def _prompt_position(
+    spelling: Spelling, position: PositionLogprobs, top: int
+) -> dict[str, PromptChance]:
+    chances: list[PositionLogprobs | TokenLogprob] = [*position.top_logprobs[:top], position]
+    return {
+        str(c.token_id): PromptChance(max(c.logprob, LEAST), c.rank, spelling.token(c.token_id))
+        for c in chances
+    }

@@ -6,13 +6,12 @@ Every error is a `RequestError` that names the field the reference came from.
 from __future__ import annotations
 
 import asyncio
-import binascii
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import aiohttp
 from yarl import URL
@@ -23,6 +22,7 @@ from services.frontend.addresses import (
     is_public,
     literal_address,
 )
+from services.frontend.base64_data import from_base64
 from services.frontend.config import MediaConfig
 from services.frontend.lookups import NOBODY, Caller, LookUps
 
@@ -70,7 +70,7 @@ class MediaFetcher:
         is_base64 = head.lower().endswith(";base64")
         if (len(body) * 3 // 4 - 2 if is_base64 else len(body) // 3) > self._config.max_bytes:
             raise self._too_large(param)
-        decode = _from_base64 if is_base64 else unquote_to_bytes
+        decode = from_base64 if is_base64 else unquote_to_bytes
         data = await _offloaded(len(body), decode, body, param)
         if len(data) > self._config.max_bytes:
             raise self._too_large(param)
@@ -174,15 +174,6 @@ async def _offloaded(size: int, decode: Callable[[str], bytes], body: str, param
         return decode(body)
     except ValueError as error:
         raise _invalid(f"the data: URL is not valid base64: {error}", param) from None
-
-
-def _from_base64(body: str) -> bytes:
-    """Strict; line breaks, blanks and percent escapes, which some clients write, are undone."""
-    try:
-        return binascii.a2b_base64(body, strict_mode=True)
-    except ValueError:
-        cleaned = "".join(unquote(body).split())
-        return binascii.a2b_base64(cleaned + "=" * (-len(cleaned) % 4), strict_mode=True)
 
 
 def _local_path(url: str) -> Path | None:

@@ -127,7 +127,8 @@ def _part(
         return {"type": "text", "text": part}
     if part.type in ("text", "input_text", "output_text", "refusal"):
         name = "refusal" if part.type == "refusal" else "text"
-        return {"type": "text", "text": _required(getattr(part, name), f"{where}.{name}")}
+        text = _required(getattr(part, name), f"{where}.{name}")
+        return {**_others(part, where), "type": "text", "text": text}
     if part.type in _OTHER_MEDIA:
         _require(_OTHER_MEDIA[part.type], modalities, where)
         raise _unsupported(f"{part.type} is not supported by this server", where)
@@ -135,7 +136,19 @@ def _part(
         raise InvalidRequest(f"unknown content type '{part.type}'", param=f"{where}.type")
     _require("image", modalities, where)
     media.append(_image(part, where))
-    return {"type": "image"}
+    return {**_others(part, where), "type": "image"}
+
+
+def _others(part: ContentPart, where: str) -> dict[str, Any]:
+    """What else a part has, for the template; templates take these for media."""
+    for name in ("image", "video", "audio"):
+        if name in part.others:
+            raise InvalidRequest(
+                f"a part has no member {name}; media have a type and a URL",
+                param=f"{where}.{name}",
+                code="unknown_parameter",
+            )
+    return part.others
 
 
 def _required(value: str | None, where: str) -> str:

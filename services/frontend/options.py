@@ -7,6 +7,8 @@ from pathlib import Path
 
 from protocol.options import count, option, seconds, size
 from services.frontend.config import FrontendConfig, MediaConfig
+from services.frontend.model_folder import find_model
+from services.frontend.parsing.choosing import AUTO, THINKING_NAMES, TOOL_NAMES
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,11 @@ class FrontendOptions:
 
     model: str = option(
         "models/demo",
-        "Directory of the model: config.json, tokenizer.json and weights, as the hub has them.",
+        "Directory of the model: config.json, tokenizer.json and weights, as the hub has them; or"
+        " its name at the hub, if the hub's local cache has it; or demo.",
         "path",
         env="MODEL",
+        section="Model",
     )
     served_model_name: str = option(
         "",
@@ -32,7 +36,12 @@ class FrontendOptions:
         minimum=0,
     )
     limit_mm_per_prompt: int = count(
-        32, "Media items that one request may bring.", "items", minimum=0, maximum=4096
+        32,
+        "Media items that one request may bring.",
+        "items",
+        minimum=0,
+        maximum=4096,
+        section="Media",
     )
     allowed_local_media_path: str = option(
         "", "Folder that file:// URLs of media may name files of. Empty: they are refused.", "path"
@@ -55,7 +64,27 @@ class FrontendOptions:
         True, "Let a client name a picture of an earlier request by its uuid, without its bytes."
     )
     chat_template: str = option(
-        "", "Chat template: a file, or the Jinja text itself. Empty: the model's own.", "template"
+        "",
+        "Chat template: a file, or the Jinja text itself. Empty: the model's own.",
+        "template",
+        section="Model",
+    )
+    tool_call_parser: str = option(
+        AUTO,
+        "Form in which the model writes tool calls. auto: as its chat template shows. none: calls"
+        " stay in the text.",
+        choices=TOOL_NAMES,
+    )
+    reasoning_parser: str = option(
+        AUTO,
+        "Form in which the model writes its reasoning. auto: as its chat template shows. none:"
+        " reasoning stays in the text.",
+        choices=THINKING_NAMES,
+    )
+    trust_request_chat_template: bool = option(
+        False,
+        "Let a request bring a chat template of its own. Templates run in a sandbox here, but one"
+        " may take any time: only for clients that are trusted.",
     )
     min_priority: int = option(
         0,
@@ -65,7 +94,18 @@ class FrontendOptions:
         minimum=-(1 << 31),
         maximum=0,
     )
-    media_timeout: float = seconds(10.0, "How long fetching one media item may take.")
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Show tokenizer_config.json and the chat template at /tokenizer_info."
+    )
+    response_store_bytes: int = size(
+        64 << 20,
+        "Memory for answers of /v1/responses that later requests may refer to; the least recently"
+        " used go first. 0: none is stored.",
+        minimum=0,
+    )
+    media_timeout: float = seconds(
+        10.0, "How long fetching one media item may take.", section="Media"
+    )
     media_memory_bytes: int = size(
         1 << 30,
         "Memory for the media of all requests in progress; what exceeds it is held in files of"
@@ -82,13 +122,17 @@ class FrontendOptions:
         """`ConfigError` names what is wrong."""
         local = self.allowed_local_media_path
         return FrontendConfig(
-            model=Path(self.model),
+            model=find_model(self.model),
             served_model_names=_names(self.served_model_name) or (self.model,),
             max_model_len=self.max_model_len or None,
             chat_template=self.chat_template or None,
+            trust_request_chat_template=self.trust_request_chat_template,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
             allow_references=self.allow_media_references,
             min_priority=self.min_priority,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
+            show_tokenizer=self.enable_tokenizer_info_endpoint,
             media=MediaConfig(
                 allow_private=self.allow_private_media,
                 allowed_domains=frozenset(_names(self.allowed_media_domains)),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocol.openai_answers import CalledTool, PromptTokensDetails, Usage
+from protocol.openai_answers import PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
+from services.frontend.parsing.heard import CallPiece, Heard
+from services.frontend.parsing.reading import Reader
 from services.frontend.spec import OutputSpec
 from services.frontend.stopping import StopScanner
 from services.frontend.tokenizer import Detokenizer, Tokenizer
-from services.frontend.tools import Heard, ToolCalls
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,18 @@ class Gain:
     finish_reason: FinishReason | None = None  # None while the choice goes on
     stop_reason: int | str | None = None  # stop string or token that ended it
     stopped: bool = False  # a stop string ended it and the engine does not know: abort it there
-    calls: tuple[CalledTool, ...] = ()  # tool calls that are complete
+    reasoning: str = ""  # what the model thinks before it answers
+    calls: tuple[CallPiece, ...] = ()  # pieces of tool calls
 
 
 class _Choice:
     def __init__(
-        self, index: int, detokenizer: Detokenizer, scanner: StopScanner, tools: ToolCalls | None
+        self, index: int, detokenizer: Detokenizer, scanner: StopScanner, reader: Reader | None
     ) -> None:
         self.index = index
         self.detokenizer = detokenizer
         self.scanner = scanner
-        self.tools = tools
+        self.reader = reader
         self.num_tokens = 0
         self.finished = False
 
@@ -57,20 +59,18 @@ class OutputAssembler:
     def __init__(self, spec: OutputSpec, tokenizer: Tokenizer) -> None:
         self.spec = spec
         self._tokenizer = tokenizer
+        self._hidden = _hidden(spec, tokenizer)
+        self._skips = spec.skip_special_tokens and not self._hidden
         self._choices = [self._new_choice(index) for index in range(spec.n)]
         self._cached_tokens: int | None = None
 
     def _new_choice(self, index: int) -> _Choice:
         return _Choice(
             index,
-            self._tokenizer.detokenizer(skip_special_tokens=self.spec.skip_special_tokens),
+            self._tokenizer.detokenizer(skip_special_tokens=self._skips),
             StopScanner(self.spec.stop, include=self.spec.include_stop_str),
-            self._tools(),
+            self.spec.reading.reader(),
         )
-
-    def _tools(self) -> ToolCalls | None:
-        most = self.spec.max_tool_calls
-        return ToolCalls(most, only=self.spec.calls_only) if most else None
 
     @property
     def finished(self) -> bool:
@@ -88,6 +88,11 @@ class OutputAssembler:
         if self._cached_tokens is not None:
             details = PromptTokensDetails(self._cached_tokens)
         return Usage(prompt, completion, prompt + completion, details)
+
+    def usage_of(self, index: int) -> Usage:
+        """Counts of one choice so far."""
+        prompt, completion = len(self.spec.prompt_token_ids), self._choices[index].num_tokens
+        return Usage(prompt, completion, prompt + completion)
 
     def replay(self, index: int, token_ids: Sequence[int]) -> str:
         """Take in tokens that a choice emitted before, elsewhere; returns their text, which its
@@ -118,7 +123,8 @@ class OutputAssembler:
             step.token_ids.append(token_id)
             if hidden and position == len(output.token_ids) - 1:
                 return
-            self._scan(choice, choice.detokenizer.push(token_id), step)
+            if token_id not in self._hidden:
+                self._scan(choice, choice.detokenizer.push(token_id), step)
             if step.stop is not None:
                 return
 
@@ -157,14 +163,20 @@ class OutputAssembler:
             finish,
             reason,
             stopped=step.stop is not None and output.finish_reason is None,
+            reasoning=heard.reasoning,
             calls=heard.calls,
         )
 
     def _heard(self, choice: _Choice, text: str) -> Heard:
-        if choice.tools is None:
+        if choice.reader is None:
             return Heard(text)
-        heard = choice.tools.push(text)
-        if not choice.finished:
-            return heard
-        rest = choice.tools.flush()
-        return Heard(heard.text + rest.text, heard.calls + rest.calls)
+        return choice.reader.push(text) if not choice.finished else choice.reader.last(text)
+
+
+def _hidden(spec: OutputSpec, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens to leave out where some must be read; empty if none must."""
+    marks = spec.reading.marks
+    if not spec.skip_special_tokens or not marks & tokenizer.special:
+        return frozenset()
+    ids = (tokenizer.id(token) for token in tokenizer.special - marks)
+    return frozenset(i for i in ids if i is not None)

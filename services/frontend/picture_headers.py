@@ -26,13 +26,19 @@ _XMP_SEGMENT, _XMP_TEXT = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp
 
 def read_header(data: bytes) -> Header:
     """`BadHeader` if `data` is no picture of a known format."""
-    read = _reader_of(bytes(data[:16]))
-    if read is None:
-        raise BadHeader("this is no picture of a known format (PNG, JPEG, WebP, GIF, BMP, TIFF)")
     try:
-        return read(data)
+        return check_format(bytes(data[:16]))(data)
     except (struct.error, IndexError):
         raise BadHeader("the picture is broken or incomplete") from None
+
+
+def check_format(start: bytes) -> Callable[[bytes], Header]:
+    """What reads the header of a file that begins with these 16 bytes; `BadHeader` if that is no
+    picture of a known format."""
+    read = _reader_of(start)
+    if read is None:
+        raise BadHeader("this is no picture of a known format (PNG, JPEG, WebP, GIF, BMP, TIFF)")
+    return read
 
 
 def _reader_of(start: bytes) -> Callable[[bytes], Header] | None:

@@ -7,13 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from blake3 import blake3
+
 from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
 from protocol.types import GenerateRequest, MMItem, SamplingParams
-from services.frontend.call_grammar import forces_calls, mark_terms
-from services.frontend.chat_text import ChatText
+from services.frontend.call_grammar import after_reasoning, forced_call
+from services.frontend.chat_text import ChatText, Parsers
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
 from services.frontend.grammar import asks_for_grammar, grammar_of
@@ -23,11 +26,17 @@ from services.frontend.lookups import NOBODY, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompt import PromptMaker, prompts_of
-from services.frontend.sampling import fit, refuse_unsupported, sampling_params
+from services.frontend.request_templates import RequestTemplates
+from services.frontend.sampling import fit, sampling_params
 from services.frontend.spec import OutputSpec, describe_output
 from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
+from services.frontend.tool_use import ToolUse, tool_use
+from services.frontend.truncation import check_untruncated, truncated
+
+_NO_TOOLS = ToolUse()
+_END_TOKENS = 16  # tokens of a prompt's end that are looked at
 
 
 @dataclass(frozen=True)
@@ -58,14 +67,17 @@ class Frontend:
         self._placeholder = family.placeholders.get("image")
         self._chat_text = ChatText(
             {name: ChatTemplate(t, info.special_tokens) for name, t in info.templates.items()},
+            RequestTemplates(info.special_tokens, trusted=config.trust_request_chat_template),
             Guard([*tokenizer.special, *(p.pad for p in family.placeholders.values())]),
             self._placeholder,
+            Parsers(config.tool_call_parser, config.reasoning_parser),
         )
         self._items = ItemLoader(config, info, family)
         self._prompts = PromptMaker(
             tokenizer, self._placeholder, room=info.max_model_len, vocab_size=info.vocab_size
         )
         self._created = int(time.time())
+        self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
     @staticmethod
     def load(config: FrontendConfig) -> Frontend:
@@ -115,38 +127,49 @@ class Frontend:
         `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
         asks, of whom not too many things are done at once.
         """
-        sampling = await self._checked(request)
+        use = tool_use(request)
+        sampling = await self._checked(request, use)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params
         items = await self._items.load(
             chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller
         )
+        if items:
+            check_untruncated(request)
         extents = [item.extent for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
         self._prompts.room_beside(sum(extent.length for extent in extents), "messages")
         prompt = await self._prompts.of_chat(
-            lambda: self._chat_text.render(request, chat),
+            lambda: self._chat_text.render(request, chat, use),
             chat.num_chars,
             extents,
             add_special_tokens=bool(request.add_special_tokens),
         )
-        generate = self._generate(request, request_id, prompt.token_ids, sampling, "messages")
+        token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)
+        generate = self._generate(request, request_id, token_ids, sampling, "messages")
         generate.mm_items = [
             MMItem(item.mm_hash, "image", offset, item.extent.length, item.extent.grid)
             for item, offset in zip(items, prompt.offsets, strict=True)
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
-        calls = self._chat_text.max_tool_calls(request)
+        prompt_end = self.tokenizer.decode(
+            prompt.token_ids[-_END_TOKENS:], skip_special_tokens=False
+        )
+        reading = self._chat_text.reading(use, prompt_end)
+        if held_to := generate.sampling.grammar:
+            held_to = after_reasoning(held_to, reading, self.tokenizer)
+            generate.sampling = msgspec.structs.replace(generate.sampling, grammar=held_to)
         spec = describe_output(
             request,
             generate,
             self.info.eos_token_ids,
-            max_tool_calls=calls,
-            calls_only=forces_calls(request),
+            system_fingerprint=self._fingerprint,
+            reading=reading,
         )
         uuids = [part.uuid for part in chat.media]
-        return RenderedRequest(generate, media, spec, uuids=uuids)
+        session = request.session_id or ""
+        return RenderedRequest(generate, media, spec, session=session, uuids=uuids)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -164,15 +187,26 @@ class Frontend:
             param = f"prompt[{index}]" if several else "prompt"
             name = f"{request_id}-{index}" if several else request_id
             special = request.add_special_tokens is not False
-            token_ids = await self._prompts.of_completion(prompt, param, add_special_tokens=special)
+            given = await self._prompts.of_completion(prompt, param, add_special_tokens=special)
+            token_ids = truncated(request, given, self.info.max_model_len)
             generate = self._generate(request, name, token_ids, sampling, param)
+            text = prompt if isinstance(prompt, str) and token_ids is given else None
             spec = describe_output(
-                request, generate, self.info.eos_token_ids, first_index=index * sampling.n
+                request,
+                generate,
+                self.info.eos_token_ids,
+                first_index=index * (request.n or 1),
+                prompt_text=text,
+                answer_id=request_id,
+                system_fingerprint=self._fingerprint,
             )
-            rendered.append(RenderedRequest(generate, {}, spec))
+            session = request.session_id or ""
+            rendered.append(RenderedRequest(generate, {}, spec, session=session))
         return rendered
 
-    async def _checked(self, request: ChatCompletionRequest | CompletionRequest) -> SamplingParams:
+    async def _checked(
+        self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS
+    ) -> SamplingParams:
         """What can be checked before media are fetched."""
         if request.model and request.model not in self.config.names:
             raise ModelNotFound(f"model: '{request.model}' is not served here", param="model")
@@ -181,22 +215,31 @@ class Frontend:
                 f"cache_salt must not have more than {MAX_NAME_CHARS} characters",
                 param="cache_salt",
             )
-        refuse_unsupported(request)
         self.config.check_priority(request.priority)
         return sampling_params(
             request,
             room=self.info.max_model_len,
             vocab_size=self.info.vocab_size,
             defaults=self.info.generation_defaults,
-            grammar=await self._grammar(request),
+            tokenizer=self.tokenizer,
+            grammar=await self._grammar(request, use),
         )
 
-    async def _grammar(self, request: ChatCompletionRequest | CompletionRequest) -> str:
+    async def _grammar(
+        self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse
+    ) -> str:
         """A large one takes some ten milliseconds to check."""
-        if not asks_for_grammar(request):
+        form = self._chat_text.form(use)
+
+        def made() -> str:
+            forced = []
+            if use.forced and form is not None:
+                forced.append(("tool_choice", forced_call(use, form, self.tokenizer)))
+            return grammar_of(request, forced)
+
+        if not (use.forced or asks_for_grammar(request)):
             return ""
-        marks = mark_terms(self.tokenizer) if self._chat_text.writes_calls else None
-        return await asyncio.to_thread(grammar_of, request, marks)
+        return await asyncio.to_thread(made)
 
     def _generate(
         self,
@@ -210,7 +253,13 @@ class Frontend:
         return GenerateRequest(
             request_id=request_id,
             token_ids=token_ids,
-            sampling=fit(sampling, request, room=room, defaults=self.info.generation_defaults),
+            sampling=fit(
+                sampling,
+                request,
+                room=room,
+                limit=self.info.max_model_len,
+                defaults=self.info.generation_defaults,
+            ),
             model=request.model or self.config.names[0],
             priority=request.priority,
             cache_salt=request.cache_salt or "",

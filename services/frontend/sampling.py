@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,33 +13,15 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.types import GREEDY_BELOW, SamplingParams
 from protocol.vocabulary import check_sampling
+from services.frontend.scoring import check_scoring, is_scored_only, scored
+from services.frontend.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_BIAS = 100
+_SHOWN = 32
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chats go on to the model's limit
-_NEUTRAL: Mapping[str, Any] = MappingProxyType({"modalities": ["text"], "best_of": 1})
-_UNSUPPORTED = (
-    "prompt_logprobs",
-    "use_beam_search",
-    "truncate_prompt_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "mm_processor_kwargs",
-    "chat_template",
-    "modalities",
-    "functions",
-    "echo",
-    "suffix",
-    "best_of",
-)
-
-
-def refuse_unsupported(request: SharedFields) -> None:
-    """`InvalidRequest` for a field that changes the answer and is not honoured."""
-    for name in _UNSUPPORTED:
-        value = getattr(request, name, None)
-        if value and value != _NEUTRAL.get(name):
-            raise InvalidRequest(f"{name} is not supported", param=name, code="unsupported_field")
+MAX_BAD_WORDS = 128
 
 
 def sampling_params(
@@ -49,19 +30,21 @@ def sampling_params(
     room: int,
     vocab_size: int,
     defaults: Mapping[str, Any],
+    tokenizer: Tokenizer,
     grammar: str = "",
 ) -> SamplingParams:
     """`room`: how many tokens there are at most for the answer. `defaults`: what
     generation_config.json sets. `grammar`: what the output is held to. `InvalidRequest` names the
     field that is out of range.
     """
+    check_scoring(request)
     temperature = _number(request, defaults, "temperature", 1.0)
     temperature = 0.0 if abs(temperature) < GREEDY_BELOW else temperature
     sampling = within_bounds(
         SamplingParams(
-            max_tokens=_max_tokens(request, room, defaults),
+            max_tokens=_max_tokens(request, room, room, defaults),
             min_tokens=request.min_tokens,
-            n=1 if request.n is None else request.n,
+            n=_choices(request),
             temperature=temperature,
             top_p=_number(request, defaults, "top_p", 1.0),
             top_k=_top_k(request, defaults),
@@ -71,10 +54,13 @@ def sampling_params(
             frequency_penalty=_number(request, {}, "frequency_penalty", 0.0),
             repetition_penalty=_number(request, defaults, "repetition_penalty", 1.0),
             logit_bias=_logit_bias(request.logit_bias),
+            allowed_token_ids=_allowed(request.allowed_token_ids),
+            bad_words=_bad_words(request.bad_words, tokenizer),
             stop=_stop(request.stop),
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=request.ignore_eos,
             logprobs=_logprobs(request),
+            prompt_logprobs=scored(request),
             skip_special_tokens=request.skip_special_tokens,
             include_stop_str_in_output=request.include_stop_str_in_output,
             grammar=grammar,
@@ -89,10 +75,12 @@ def fit(
     request: ChatCompletionRequest | CompletionRequest,
     *,
     room: int,
+    limit: int,
     defaults: Mapping[str, Any],
 ) -> SamplingParams:
-    """`sampling` for a prompt that leaves `room` tokens; `InvalidRequest` if more are asked for."""
-    max_tokens = _max_tokens(request, room, defaults)
+    """`sampling` for a prompt that leaves `room` of `limit` tokens; `InvalidRequest` if more are
+    asked for."""
+    max_tokens = _max_tokens(request, room, limit, defaults)
     if max_tokens == sampling.max_tokens:
         return sampling
     min_tokens = min(sampling.min_tokens, max_tokens)
@@ -105,18 +93,30 @@ def _number(request: SharedFields, defaults: Mapping[str, Any], name: str, defau
 
 
 def _max_tokens(
-    request: ChatCompletionRequest | CompletionRequest, room: int, defaults: Mapping[str, Any]
+    request: ChatCompletionRequest | CompletionRequest,
+    room: int,
+    limit: int,
+    defaults: Mapping[str, Any],
 ) -> int:
     name, value = "max_tokens", request.max_tokens
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
         name, value = "max_completion_tokens", request.max_completion_tokens
+    if is_scored_only(request):
+        value = 1  # an engine has no request without output; its token is not shown
+    elif value == 0:
+        raise InvalidRequest(
+            f"{name} may be 0 only in completions with echo or prompt_logprobs",
+            param=name,
+            code="integer_below_min_value",
+        )
     if value is None:
         chat = isinstance(request, ChatCompletionRequest)
         default = room if chat else COMPLETION_MAX_TOKENS
         return min(room, int(defaults.get("max_new_tokens", default)))
     if value > room:
         raise InvalidRequest(
-            f"{name} is {value}, but the prompt leaves room for {room} tokens only",
+            f"{name} is {value}, but the model's limit of {limit} tokens leaves room for {room}"
+            f" after a prompt of {limit - room}",
             param=name,
             code="context_length_exceeded",
         )
@@ -137,10 +137,60 @@ def _seed(seed: int | None, *, greedy: bool) -> int | None:
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float]:
+    return {_biased(token): _bias(token, value) for token, value in (bias or {}).items()}
+
+
+def _biased(token: str) -> int:
     try:
-        return {int(token): value for token, value in (bias or {}).items()}
+        return int(token)
     except ValueError:
-        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
+        raise InvalidRequest(
+            f"logit_bias: the key {token[:_SHOWN]!r} is no token id", param="logit_bias"
+        ) from None
+
+
+def _bias(token: str, value: float) -> float:
+    if not -MAX_BIAS <= value <= MAX_BIAS:
+        raise InvalidRequest(
+            f"logit_bias: the bias of token {token[:_SHOWN]} is {value}, it must be from"
+            f" -{MAX_BIAS} to {MAX_BIAS}",
+            param="logit_bias",
+        )
+    return value
+
+
+def _allowed(token_ids: Sequence[int] | None) -> tuple[int, ...]:
+    if token_ids is not None and not token_ids:
+        raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+    return tuple(token_ids or ())
+
+
+def _bad_words(words: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word's tokens as it stands, and as it stands after a blank."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words or ():
+        if not word.strip() or len(word) > MAX_STOP_CHARS or len(words or ()) > MAX_BAD_WORDS:
+            raise InvalidRequest(
+                f"bad_words must be at most {MAX_BAD_WORDS} texts of 1 to {MAX_STOP_CHARS}"
+                " characters",
+                param="bad_words",
+            )
+        for spelled in (word, f" {word.lstrip()}"):
+            found[tuple(tokenizer.encode(spelled))] = None
+    return tuple(found)
+
+
+def _choices(request: ChatCompletionRequest | CompletionRequest) -> int:
+    """How many are computed."""
+    n = 1 if request.n is None else request.n
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    if best_of is None or best_of == n:
+        return n
+    if best_of < n:
+        raise InvalidRequest(f"best_of is {best_of}, less than n, {n}", param="best_of")
+    if request.stream:
+        raise InvalidRequest("best_of cannot be streamed", param="best_of")
+    return best_of
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -157,6 +207,14 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Alternatives to compute: choices that are ranked need those that are not shown."""
+    shown = shown_logprobs(request)
+    ranked = isinstance(request, CompletionRequest) and _choices(request) != (request.n or 1)
+    return 0 if ranked and shown is None else shown
+
+
+def shown_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
+    """Alternatives to show per token of the output, None for no log-probabilities."""
     if isinstance(request, CompletionRequest):
         return request.logprobs
     if request.top_logprobs and not request.logprobs:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from protocol.openai import ChatCompletionRequest, SharedFields
+from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.types import GenerateRequest
+from services.frontend.parsing.reading import Reading
+from services.frontend.sampling import shown_logprobs
+from services.frontend.scoring import echoes, is_scored_only
+
+_PLAIN = Reading()
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,11 @@ class OutputSpec:
     model: str  # shown to the client
     chat: bool  # chat completion, or text completion
     prompt_token_ids: Sequence[int]  # for usage, and for echoes of the prompt's ids
-    n: int = 1  # choices
+    n: int = 1  # choices that are computed
+    kept: int = 0  # choices that are answered, the best of those; 0 for all
+    answer_id: str = ""  # shown to the client; "" for `request_id`
+    system_fingerprint: str = ""  # of what answers
+    tells_tier: bool = False  # whether the client asked for a service tier
     first_index: int = 0  # number of the first choice, where a request has several prompts
     stop: tuple[str, ...] = ()  # strings that end the text
     # tokens that end an output and are not shown (EOS and stop tokens)
@@ -26,25 +35,32 @@ class OutputSpec:
     include_stop_str: bool = False  # show the stop string
     skip_special_tokens: bool = True  # leave special tokens out of the text
     logprobs: int | None = None  # alternatives shown per token, None for none
+    tokens_as_ids: bool = False  # show tokens of logprobs as token_id:5
+    echo: bool = False  # show the prompt before the output
+    prompt_text: str | None = None  # the prompt as it came, None if it came as tokens
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt, in vLLM's form
+    prompt_only: bool = False  # show nothing of the output
     stream: bool = False  # whether the answer is streamed
     include_usage: bool = False  # send usage at the end of a stream
-    continuous_usage: bool = False  # send usage with every chunk
+    continuous_usage: bool = False  # send a choice's usage with each of its chunks
     return_token_ids: bool = False  # show token ids beside the text
-    max_tool_calls: int = 0  # tool calls taken out of a choice's text; 0 leaves them in it
-    calls_only: bool = False  # there is no text beside the tool calls
+    reading: Reading = _PLAIN  # how tool calls and reasoning are taken out of the text
 
 
 def describe_output(
-    request: SharedFields,
+    request: ChatCompletionRequest | CompletionRequest,
     generate: GenerateRequest,
     eos_token_ids: Collection[int],
     *,
     first_index: int = 0,
-    max_tool_calls: int = 0,
-    calls_only: bool = False,
+    reading: Reading = _PLAIN,
+    prompt_text: str | None = None,
+    answer_id: str = "",
+    system_fingerprint: str = "",
 ) -> OutputSpec:
     """What the answer to a rendered request must be like."""
     sampling, options = generate.sampling, request.stream_options
+    include_usage = options is not None and bool(options.include_usage)
     eos = () if sampling.ignore_eos else eos_token_ids
     return OutputSpec(
         request_id=generate.request_id,
@@ -52,17 +68,25 @@ def describe_output(
         chat=isinstance(request, ChatCompletionRequest),
         prompt_token_ids=generate.token_ids,
         n=sampling.n,
+        kept=1 if request.n is None else request.n,
+        answer_id=answer_id,
+        system_fingerprint=system_fingerprint,
+        tells_tier=request.service_tier is not None,
         first_index=first_index,
         stop=sampling.stop,
         end_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
         min_tokens=sampling.min_tokens,
         include_stop_str=sampling.include_stop_str_in_output,
         skip_special_tokens=sampling.skip_special_tokens,
-        logprobs=sampling.logprobs,
+        logprobs=shown_logprobs(request),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        echo=echoes(request),
+        prompt_text=prompt_text,
+        prompt_logprobs=request.prompt_logprobs,
+        prompt_only=is_scored_only(request),
         stream=bool(request.stream),
-        include_usage=options is not None and options.include_usage,
-        continuous_usage=options is not None and options.continuous_usage_stats,
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
-        max_tool_calls=max_tool_calls,
-        calls_only=calls_only,
+        reading=reading,
     )

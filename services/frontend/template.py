@@ -11,14 +11,13 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from protocol.errors import ConfigError, InvalidRequest
-from services.frontend.tools import OPEN
 
 Message = dict[str, Any]
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -111,21 +110,23 @@ class ChatTemplate:
 
     `takes_parts`: it renders content given as a list of parts. `takes_strings`: it renders content
     given as a string. `marks_images`: it writes something for a part of type "image".
-    `marks_calls`: it has the model write tool calls between Hermes' marks.
+    `reads_tools`: it shows definitions of tools to the model.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`ConfigError` if the template does not compile."""
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.reads_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"chat template, line {error.lineno}: {error.message}") from None
+        self.source = source
         self._special_tokens = dict(special_tokens)
         parts = self._probe([{"type": "text", "text": _PROBE}])
         self.takes_parts = _PROBE in parts and "'type'" not in parts and '"type"' not in parts
         self.takes_strings = _PROBE in self._probe(_PROBE)
         image = self._probe([{"type": "image"}, {"type": "text", "text": _PROBE}])
-        self.marks_calls = OPEN in source
         self.marks_images = self.takes_parts and image != parts
 
     def _probe(self, content: Any) -> str:

@@ -1,6 +1,8 @@
 """HTTP pieces that proxy, workers and master share: errors as answers, streams, a server's life.
 
 openai      the OpenAI routes, before a pipeline or an engine alike
+anthropic   Anthropic's Messages API
+responses   OpenAI's Responses API; response_store: what it goes on from
 tokens      the model and its tokenizer
 counting    requests counted in and out
 callers     what a request's headers say of who asks

@@ -17,7 +17,7 @@ from services.http.open_files import Room
 
 logger = logging.getLogger(__name__)
 BACKLOG = 4096  # the kernel takes net.core.somaxconn if that is less
-_AT_ONCE = 128
+_AT_ONCE = 16  # in a turn of the loop, which streams under way wait for
 _LOOK_S = 0.05
 _SAID_AGAIN_S = 60.0
 

@@ -19,12 +19,12 @@ from protocol.errors import ConfigError, TriptychError, Unauthorized
 from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
 from services.http.errors import error_response
 
-STATUS_PATHS = frozenset({"/live", "/health", "/ready", "/version", "/metrics"})
+STATUS_PATHS = frozenset({"/live", "/health", "/ready", "/version", "/metrics", "/ping"})
 """Open to everybody: what load balancers and monitors ask."""
 _FLEET_HEADER = HEADER.encode()
 _DETAILS = ("/health", "/metrics")
-_FOR_CLIENTS = ("/tokenize", "/detokenize", *_DETAILS)
-_SCHEME = b"bearer "
+_FOR_CLIENTS = ("/tokenize", "/detokenize", "/tokenizer_info", *_DETAILS)
+_SCHEME, _BEARER = b"bearer ", b"Bearer "
 
 
 class ApiKeys:
@@ -71,13 +71,17 @@ class Access:
 
     def refusal(self, scope: Scope) -> TriptychError | None:
         """What a request is answered with; None if it may come in."""
-        path = scope["path"]
+        headers = _header(scope, _FLEET_HEADER), _client_key(scope)
+        return self.judge(scope["path"], *headers)
+
+    def judge(self, path: str, fleet_key: bytes, authorization: bytes) -> TriptychError | None:
+        """`refusal` by the values of the two headers, b"" for none."""
         if path in self.opened and not (self.protect_metrics and path in _DETAILS):
             return None
-        if self.fleet and self.fleet.admits(_header(scope, _FLEET_HEADER)):
+        if self.fleet and self.fleet.admits(fleet_key):
             return None
         if self.clients and (_is_for_clients(path) or not self.fleet):
-            return self.clients.refusal(_header(scope, b"authorization"))
+            return self.clients.refusal(authorization)
         return no_fleet_key()
 
 
@@ -121,26 +125,42 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
     return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
+def _client_key(scope: Scope) -> bytes:
+    """`Authorization`, or what Anthropic's clients send instead."""
+    key = _header(scope, b"x-api-key")
+    return _header(scope, b"authorization") or (_BEARER + key if key else b"")
+
+
 def _is_for_clients(path: str) -> bool:
     return path.startswith("/v1/") or path in _FOR_CLIENTS
 
 
-def warn_if_open(logger: logging.Logger, key: FleetKey, hosts: Sequence[str]) -> None:
-    """One line if others than this machine can reach a process that asks for no fleet key."""
-    if not key:
-        _warn(logger, "--fleet-key", "controls this process and reads what it serves", hosts)
+def check_reach(
+    logger: logging.Logger,
+    key: str,
+    given: bool,
+    addresses: Sequence[tuple[str, str]],
+    allowed: bool,
+) -> None:
+    """Without a key, other machines must not reach a process: `ConfigError`, or a warning if that
+    is `allowed`.
 
-
-def warn_if_public(logger: logging.Logger, keys: ApiKeys, hosts: Sequence[str]) -> None:
-    """One line if others than this machine can reach a process that asks clients for no key."""
-    if not keys:
-        _warn(logger, "--api-key", "is served", hosts)
-
-
-def _warn(logger: logging.Logger, flag: str, harm: str, hosts: Sequence[str]) -> None:
-    reachable = ", ".join(sorted({host for host in hosts if not _is_loopback(host)}))
-    if reachable:
-        logger.warning("without %s whoever reaches %s %s; see SECURITY.md", flag, reachable, harm)
+    `key`: the flag of the key, `given`: whether there is one. `addresses`: what the process listens
+    on, behind the flag that says so.
+    """
+    if given:
+        return
+    open_to_all = [f"{flag} {host}" for flag, host in addresses if not _is_loopback(host)]
+    if not open_to_all:
+        logger.info("without %s only this machine is served: loopback addresses alone", key)
+        return
+    found = ", ".join(dict.fromkeys(open_to_all))
+    if not allowed:
+        raise ConfigError(
+            f"{found}: other machines would reach a process that asks for no key; give {key} or"
+            f" {key}-file, or --allow-unprotected to take that on, or listen on 127.0.0.1"
+        )
+    logger.warning("without %s whoever reaches %s is served; see SECURITY.md", key, found)
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
 from protocol.errors import PayloadTooLarge, RequestAborted, Unavailable
-from services.http.listener import TooSlow
+from services.http.client_bounds import TooSlow
+from services.http.intake import LARGE, Intake
 
 STALL_S = 5.0
 _RETRY_AFTER_S = 1.0
@@ -64,6 +65,7 @@ class Bodies:
         self.capacity = capacity
         self.clock = clock
         self.held = 0
+        self.intake = Intake()
         self._stall_s = stall_s
         self._claims: dict[Claim, None] = {}
 
@@ -119,15 +121,17 @@ class Bodies:
         claim = self.open(lambda: patience.reschedule(loop.time()))
         try:
             limit = self.largest if most is None else min(most, self.largest)
-            yield await _whole(request, limit, claim, patience)
+            yield await _whole(request, limit, claim, patience, self.intake)
         finally:
             claim.close()
 
 
-async def _whole(request: Request, limit: int, claim: Claim, patience: asyncio.Timeout) -> bytes:
+async def _whole(
+    request: Request, limit: int, claim: Claim, patience: asyncio.Timeout, intake: Intake
+) -> bytes:
     try:
         async with patience:
-            body = await read_body(request, limit, claim.add)
+            body = await read_body(request, limit, claim.add, intake.turn)
     except TimeoutError:
         if not patience.expired():
             raise  # another's: the request's own deadline
@@ -137,10 +141,14 @@ async def _whole(request: Request, limit: int, claim: Claim, patience: asyncio.T
 
 
 async def read_body(
-    request: Request, limit: int, count: Callable[[int], None] = lambda size: None
+    request: Request,
+    limit: int,
+    count: Callable[[int], None] = lambda size: None,
+    turn: Callable[[], Awaitable[None]] | None = None,
 ) -> bytes:
     """The request's body; `PayloadTooLarge` if it exceeds `limit` bytes, `RequestAborted` if the
-    client leaves before its end. `count` is told of bytes before they are kept.
+    client leaves before its end. `count` is told of bytes before they are kept, `turn`
+    is awaited before more of a large body is read.
 
     Of a body that is too large as much again is read and thrown away: a client that is cut off
     while it writes sees a broken connection instead of the answer.
@@ -155,6 +163,8 @@ async def read_body(
                 body += piece
             elif size > 2 * limit:
                 break
+            if size > LARGE and turn is not None:
+                await turn()
     except ClientDisconnect:
         raise RequestAborted("the client left") from None
     if size > limit:

@@ -43,9 +43,9 @@ def deadline_of(headers: Mapping[str, str], longest_s: float | None) -> Deadline
 def with_caller(
     rendered: RenderedRequest, headers: Mapping[str, str], deadline: Deadline
 ) -> RenderedRequest:
-    """The request with its deadline, its conversation (`X-Session-Id`) and its tenant, which is
-    named by a digest of the `Authorization` header."""
-    session = headers.get(SESSION_HEADER, "")[:MAX_SESSION]
+    """The request with its deadline, its conversation (`X-Session-Id`, or as the body says) and its
+    tenant, which is named by a digest of the `Authorization` header, or of `X-Api-Key`."""
+    session = headers.get(SESSION_HEADER, rendered.session)[:MAX_SESSION]
     generate = deadline.bounding(rendered.generate)
     return replace(rendered, generate=generate, tenant=_tenant(headers), session=session)
 
@@ -56,5 +56,5 @@ def caller_of(request: Request) -> Caller:
 
 
 def _tenant(headers: Mapping[str, str]) -> str:
-    given = headers.get("authorization", "")
+    given = headers.get("authorization") or headers.get("x-api-key", "")
     return blake3(given.encode()).hexdigest()[:16] if given else ""

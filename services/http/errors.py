@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InternalError, TriptychError
+from services.frontend.anthropic.answer import error_of
 
+_DRAWN = "triptych.request_id"
 logger = logging.getLogger(__name__)
 
 
@@ -21,6 +26,8 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
     @app.exception_handler(TriptychError)
     async def known(request: Request, error: TriptychError) -> Response:
         observe(error)
+        if request.url.path.startswith(MESSAGES_PATH):
+            return error_response(error, error_of(error))
         return error_response(error)
 
     @app.exception_handler(HTTPException)
@@ -38,15 +45,22 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
         return error_response(found)
 
 
-def error_response(error: TriptychError) -> JSONResponse:
+def error_response(error: TriptychError, told: dict[str, Any] | None = None) -> JSONResponse:
+    """`told`: its body, OpenAI's form by default."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return JSONResponse(error.to_openai(), status_code=error.status, headers=headers)
+    return JSONResponse(told or error.to_openai(), status_code=error.status, headers=headers)
+
+
+def drawn_id(scope: Scope) -> str:
+    """This server's own name of a request."""
+    name: str = scope.setdefault(_DRAWN, secrets.token_hex(16))
+    return name
 
 
 class RequestIdHeader:
-    """Echoes `X-Request-Id` on the answer."""
+    """Every answer has `X-Request-Id`: the request's, or one that is drawn."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,9 +69,12 @@ class RequestIdHeader:
         headers = scope.get("headers") or ()
         names = [pair for pair in headers if pair[0] == b"x-request-id"]
 
-        async def echo(message: Message) -> None:
+        if not names and scope["type"] == "http":
+            names = [(b"x-request-id", drawn_id(scope).encode())]
+
+        async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *names]
             await send(message)
 
-        await self._app(scope, receive, echo if names else send)
+        await self._app(scope, receive, named)

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 _LOOK_S = 0.05
 _LAST_WORDS_S, _HASTY_WORDS_S = 2.0, 0.2
 
 
 class LameDuck:
-    """One server's way to its end. Signals call `signal`; the server awaits `over` and `finished`
-    in this order; whoever answers probes looks at `draining`."""
+    """One server's way to its end. Signals call `signal`; the server awaits `over`, then
+    `handed_over` if others fetch from it, then `finished`; whoever answers probes looks at
+    `draining`."""
 
     def __init__(self, drain_delay_s: float = 0.0, shutdown_timeout_s: float = 5.0) -> None:
         self._drain_delay_s = drain_delay_s
         self._shutdown_timeout_s = shutdown_timeout_s
+        self._until: float | None = None
         self._hurry = asyncio.Event()
         self.begun = asyncio.Event()
         self.closing = asyncio.Event()
@@ -48,11 +50,32 @@ class LameDuck:
         await self.begun.wait()
         await self._up_to(self._drain_delay_s)
 
+    async def handed_over(self, kept: Callable[[], Awaitable[bool]]) -> bool:
+        """Until nothing is kept for others, while the port is open; False if that got no more time.
+        It takes from the time that `finished` has."""
+        self.begun.set()
+        left_s = self._left_s()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                while await kept():
+                    if self.hurried:
+                        return False
+                    await self._up_to(_LOOK_S)
+                return True
+        return False
+
     async def finished(self, busy: Callable[[], bool]) -> bool:
         """Until nothing is under way; False if it got no more time."""
         self.begun.set()
         self.closing.set()
-        return await self._ends(busy, self._shutdown_timeout_s, self._hurry)
+        return await self._ends(busy, self._left_s(), self._hurry)
+
+    def _left_s(self) -> float:
+        """Of the time that what is under way has, which begins when it is first asked for."""
+        now = asyncio.get_running_loop().time()
+        if self._until is None:
+            self._until = now + self._shutdown_timeout_s
+        return max(0.0, self._until - now)
 
     async def told(self, busy: Callable[[], bool]) -> None:
         """Until what was under way has got its errors, for a moment at most."""

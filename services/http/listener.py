@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import http
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,45 +12,27 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from protocol.errors import InvalidRequest, RequestError, TriptychError
+from protocol.errors import InvalidRequest, TriptychError
+from services.http.beginnings import Beginnings, caller_of
+from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
+from services.http.intake import LARGE, Intake
 from services.http.joined import JoinedWrites
 
 ABORT = "triptych.abort"
 ENDED = "triptych.ended"
-MAX_HEAD = 1 << 16
 _UNUSED_S = 5.0
-TOO_MUCH = "the headers of the request are too large"
-
-
-class TooSlow(RequestError):
-    """408. As an instance's status: what a worker answers must not be taken for the client's."""
-
-    code = "request_timeout"
-
-    def __init__(self) -> None:
-        super().__init__("the request did not arrive in time")
-        self.status = 408
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What is asked of a client's line: `grace_s`, and `bytes_per_s` on the whole after that."""
-
-    grace_s: float = 60.0
-    bytes_per_s: float = 32 << 10
-
-    def allowed_s(self, size: int) -> float:
-        """Seconds that so many bytes may take."""
-        return self.grace_s + size / self.bytes_per_s
 
 
 class SharedState(ServerState):
     """uvicorn's state of a server, which all its connections see. `keep_alive`: whether they may
-    have another request after the one that is answered."""
+    have another request after the one that is answered. `beginnings`: when new ones begin;
+    `intake`: when more of large bodies is read that the application does not take itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.keep_alive = True
+        self.beginnings = Beginnings(asyncio.get_running_loop().call_soon)
+        self.intake = Intake()
 
 
 class Listener(HttpToolsProtocol):
@@ -74,6 +55,8 @@ class Listener(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._shared = server_state if isinstance(server_state, SharedState) else SharedState()
         self._fresh = True
+        self._held = b""
+        self._resting = False
         self._cold_reading = self._cold_head = False
         self._read_since = 0.0
         self._read_size = self._body_size = 0
@@ -83,7 +66,12 @@ class Listener(HttpToolsProtocol):
     @property
     def reading(self) -> bool:
         """Whether a request has begun to arrive, or the first one is yet to."""
-        return self._cold_reading or self._fresh
+        return self._cold_reading or self._fresh or bool(self._held)
+
+    @property
+    def _between(self) -> bool:
+        """Whether what comes next is a request's beginning."""
+        return not (self._cold_reading or self._answering)
 
     # What the transport reports.
 
@@ -93,7 +81,31 @@ class Listener(HttpToolsProtocol):
         self._watch_reading()
 
     def data_received(self, data: bytes) -> None:
+        """The beginning of a request waits for its turn; its connection is not read meanwhile."""
         self._fresh = False
+        if self._held:
+            self._held += data
+        elif self._between and not self._shared.beginnings.begin():
+            self._postpone(data)
+        else:
+            self.received(data)
+
+    def _postpone(self, data: bytes) -> None:
+        self._held = data
+        self._unset_keepalive_if_required()
+        self._begin_reading()
+        self.transport.pause_reading()
+        peer = self.transport.get_extra_info("peername") or ("",)
+        self._shared.beginnings.wait(caller_of(data, str(peer[0])), self._begin_postponed)
+
+    def _begin_postponed(self) -> None:
+        data, self._held = self._held, b""
+        if data and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.received(data)
+
+    def received(self, data: bytes) -> None:
+        """More of the request that has begun."""
         self._read_size += len(data)
         super().data_received(data)
         if self._cold_reading and not framing_fits(self._read_size, self._body_size):
@@ -101,6 +113,7 @@ class Listener(HttpToolsProtocol):
         self._watch_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._held = b""
         self._stop(self._read_timer)
         self._stop(self._write_timer)
         super().connection_lost(exc)
@@ -133,6 +146,8 @@ class Listener(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
         super().on_body(body)
+        if self._body_size > LARGE and not self._answering:
+            self._rest()  # it was refused: what still comes is thrown away
 
     def on_message_complete(self) -> None:
         self._cold_reading = False
@@ -182,6 +197,18 @@ class Listener(HttpToolsProtocol):
 
     # Bounds.
 
+    def _rest(self) -> None:
+        """Read on when it is this connection's turn."""
+        if not self._resting:
+            self._resting = True
+            self.transport.pause_reading()
+            self._shared.intake.wait(self._read_on)
+
+    def _read_on(self) -> None:
+        self._resting = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
     def close(self) -> None:
         """Close once what has been written is taken, which must not last for ever."""
         self.transport.close()
@@ -206,7 +233,7 @@ class Listener(HttpToolsProtocol):
         self._read_timer = None
         if not self.reading or self.transport.is_closing():
             return
-        if self.flow.read_paused or (self._cold_head and self._answering):
+        if self._held or self.flow.read_paused or (self._cold_head and self._answering):
             self._begin_reading()  # it is not this client's turn
         elapsed_s = self.loop.time() - self._read_since
         left_s = self.pace.allowed_s(self._read_size) - elapsed_s
@@ -246,12 +273,6 @@ class Listener(HttpToolsProtocol):
     def _stop(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
-
-
-def framing_fits(size: int, body_size: int) -> bool:
-    """Whether a request of `size` bytes with so large a body is no flood of headers, trailers and
-    chunk extensions: they are in nobody's limit else. Chunks of one byte are six bytes."""
-    return size - body_size <= MAX_HEAD + 8 * body_size
 
 
 def http_response(error: TriptychError) -> bytes:

@@ -48,10 +48,11 @@ def _limit(share: float) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 30
-    return max(1, int((soft - _open_now() - SPARE) * share))
+    return max(1, int((soft - open_now() - SPARE) * share))
 
 
-def _open_now() -> int:
+def open_now() -> int:
+    """Files that this process has open, as many as are spared where that cannot be told."""
     try:
         return len(list(Path("/proc/self/fd").iterdir()))
     except OSError:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
+import functools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request, Response
 
-from protocol.errors import InvalidRequest
-from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, decode_chat, decode_completion
+from protocol.generate import encode_generate
+from protocol.openai import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    ChatCompletionRequest,
+    decode_chat,
+    decode_completion,
+)
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
 from services.frontend.merging import merge
@@ -20,6 +26,8 @@ from services.http.bodies import Bodies
 from services.http.callers import caller_of, deadline_of, with_caller
 from services.http.counting import Admitted, counted
 from services.http.deadline import Deadline
+from services.http.errors import drawn_id
+from services.http.prompt_streams import prompt_events
 from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
@@ -41,13 +49,16 @@ class Service:
     bodies: Bodies
     timeout_s: float | None = None
 
-    async def rendered_chat(self, request: Request) -> RenderedRequest:
-        """A chat request, read, checked and rendered; `RequestAborted` if the client has left."""
+    async def rendered_chat(
+        self, request: Request, decode: Callable[[bytes], ChatCompletionRequest] = decode_chat
+    ) -> RenderedRequest:
+        """A chat request, read, checked and rendered; `RequestAborted` if the client has left.
+        `decode`: the chat in the request's body."""
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self._body(request, deadline) as body:
-            render = self.frontend.render_chat(
-                decode_chat(body), request_id=request_id(request), caller=caller_of(request)
-            )
+            wanted = decode(body)
+            name = request_id(request, wanted.request_id)
+            render = self.frontend.render_chat(wanted, request_id=name, caller=caller_of(request))
             rendered = await while_connected(request, render, deadline)
         return with_caller(rendered, request.headers, deadline)
 
@@ -55,7 +66,8 @@ class Service:
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self._body(request, deadline) as body:
             wanted = decode_completion(body)
-            render = self.frontend.render_completion(wanted, request_id=request_id(request))
+            name = request_id(request, wanted.request_id)
+            render = self.frontend.render_completion(wanted, request_id=name)
             prompts = await while_connected(request, render, deadline)
         return [with_caller(prompt, request.headers, deadline) for prompt in prompts]
 
@@ -78,15 +90,26 @@ class Service:
             return Response(encode(whole), media_type=JSON)
         steps = self.run(rendered)
         first = await while_connected(request, anext(steps), deadline)
-        return EventStream(self._answering(rendered).events(first, steps), deadline=deadline)
+        return EventStream(self.answering(rendered).events(first, steps), deadline=deadline)
 
     async def answer_all(self, request: Request, prompts: list[RenderedRequest]) -> Response:
         """One answer to several prompts, which share one deadline."""
-        if prompts[0].output.stream:
-            raise InvalidRequest("stream: only one prompt can be streamed", param="stream")
         deadline = Deadline.after(prompts[0].generate.deadline_s)
+        if prompts[0].output.stream:
+            return await self._stream_all(request, prompts, deadline)
         answers = await while_connected(request, self._wholes(prompts, deadline), deadline)
         return Response(encode(merge(answers)), media_type=JSON)
+
+    async def _stream_all(
+        self, request: Request, prompts: list[RenderedRequest], deadline: Deadline
+    ) -> Response:
+        def begin(prompt: RenderedRequest) -> Steps:
+            return self.run(replace(prompt, generate=deadline.bounding(prompt.generate)))
+
+        answers = [(self.answering(p), functools.partial(begin, p)) for p in prompts]
+        events = prompt_events(answers, _PROMPTS_AT_ONCE)
+        first = await while_connected(request, anext(events), deadline)
+        return EventStream(_after(first, events), deadline=deadline)
 
     async def _wholes(self, prompts: list[RenderedRequest], deadline: Deadline) -> list[Answer]:
         """A few at once; the first failure ends them all."""
@@ -106,9 +129,10 @@ class Service:
         return [task.result() for task in tasks]
 
     async def _whole(self, rendered: RenderedRequest) -> Answer:
-        return await self._answering(rendered).whole(self.run(rendered))
+        return await self.answering(rendered).whole(self.run(rendered))
 
-    def _answering(self, rendered: RenderedRequest) -> Answering:
+    def answering(self, rendered: RenderedRequest) -> Answering:
+        """What makes an answer of a request's outputs."""
         return Answering(
             rendered.output,
             self.frontend.tokenizer,
@@ -130,6 +154,15 @@ def generating(service: Service) -> APIRouter:
         """
         return await service.answer(request, await service.rendered_chat(request))
 
+    @routes.post(CHAT_PATH + "/render")
+    @counted(service.admitted)
+    async def render_chat(request: Request) -> Response:
+        """A chat as workers are asked for it, which is not computed: the body of
+        `/inference/v1/generate`."""
+        rendered = await service.rendered_chat(request)
+        body = encode_generate(rendered.generate, stream=rendered.output.stream)
+        return Response(body, media_type=JSON)
+
     @routes.post(COMPLETIONS_PATH)
     @counted(service.admitted)
     async def completions(request: Request) -> Response:
@@ -142,8 +175,15 @@ def generating(service: Service) -> APIRouter:
     return routes
 
 
-def request_id(request: Request) -> str:
-    """Unique even if clients repeat theirs, which is echoed on the answer."""
-    given = request.headers.get("x-request-id")
-    name = uuid.uuid4().hex
+async def _after(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for data in rest:
+            yield data
+
+
+def request_id(request: Request, named: str | None = None) -> str:
+    """Unique even if clients repeat theirs, which is the header's, or else the body's, `named`."""
+    given = request.headers.get("x-request-id") or named
+    name = drawn_id(request.scope)
     return f"{given[:128]}-{name[:8]}" if given else name

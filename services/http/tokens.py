@@ -1,39 +1,53 @@
-"""`/v1/models`, `/tokenize` and `/detokenize`: the model and its tokenizer."""
+"""`/v1/models`, `/tokenize`, `/detokenize` and `/tokenizer_info`: the model and its tokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
+from protocol.openai import decode_chat
 from protocol.openai_answers import encode
 from protocol.vocabulary import check_token_ids
 from services.frontend.prompt import OFFLOAD_CHARS
 from services.frontend.render import Frontend
 from services.http.bodies import Bodies
+from services.http.callers import caller_of
 from services.http.counting import Admitted, counted
 from services.http.openai import JSON
+from services.http.streams import while_connected
 
 MAX_BODY = 16 << 20
 _AT_ONCE = 2
 _T = TypeVar("_T")
 
 
+class _Hidden(TriptychError):
+    status = 404
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
 class _Tokenize(msgspec.Struct):
-    prompt: str
+    """Of a text, or of a chat, which has its own fields beside these."""
+
+    prompt: str | None = None
+    messages: Any = None
     add_special_tokens: bool = True
+    return_token_strs: bool | None = None
 
 
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None = None
 
 
 class _Detokenize(msgspec.Struct):
@@ -61,12 +75,37 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
     async def models() -> Response:
         return Response(encode(frontend.models()), media_type=JSON)
 
+    @routes.get("/v1/models/{model:path}")
+    async def one_model(model: str) -> Response:
+        """One of them, by its name."""
+        for card in frontend.models().data:
+            if card.id == model:
+                return Response(msgspec.json.encode(card), media_type=JSON)
+        raise ModelNotFound(f"model: '{model[:256]}' is not served here", param="model")
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """tokenizer_config.json and the chat template, if `--enable-tokenizer-info-endpoint`."""
+        if not frontend.config.show_tokenizer:
+            raise _Hidden("/tokenizer_info needs --enable-tokenizer-info-endpoint")
+        info = frontend.info
+        shown = {**info.tokenizer_config, "chat_template": info.templates.get("default")}
+        return Response(msgspec.json.encode(shown), media_type=JSON)
+
     @routes.post("/tokenize")
     @counted(admitted)
     async def tokenize(request: Request) -> Response:
-        """Token ids of a text."""
+        """Token ids of a text, or of a chat as its template writes it, pictures included."""
         async with bodies.read(request, MAX_BODY) as body:
             wanted = _decoded(body, _Tokenize)
+            if (wanted.prompt is None) == (wanted.messages is None):
+                raise InvalidRequest("either prompt or messages must be given", param="prompt")
+            if wanted.prompt is None:
+                render = frontend.render_chat(
+                    decode_chat(_chat_of(body)), request_id="tokenize", caller=caller_of(request)
+                )
+                ids = list((await while_connected(request, render)).generate.token_ids)
+                return await answered(lambda: _shown(frontend, wanted, ids), len(ids))
             return await answered(lambda: _tokenized(frontend, wanted), len(wanted.prompt))
 
     @routes.post("/detokenize")
@@ -81,12 +120,21 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
 
 
 def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
+    text, special = wanted.prompt or "", wanted.add_special_tokens
     try:
-        ids = frontend.tokenizer.encode(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
+        ids = frontend.tokenizer.encode(text, add_special_tokens=special)
     except InvalidRequest as error:
         error.param = "prompt"
         raise
-    return _Tokenized(ids, len(ids), frontend.info.max_model_len)
+    return _shown(frontend, wanted, ids)
+
+
+def _shown(frontend: Frontend, wanted: _Tokenize, ids: list[int]) -> _Tokenized:
+    """Tokens, as the tokenizer's vocabulary spells them if that is asked for."""
+    spelled = None
+    if wanted.return_token_strs:
+        spelled = [frontend.tokenizer.token(token) or "" for token in ids]
+    return _Tokenized(ids, len(ids), frontend.info.max_model_len, spelled)
 
 
 def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
@@ -94,6 +142,12 @@ def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
     most = max(frontend.info.vocab_size, frontend.tokenizer.size)
     check_token_ids(tokens, "tokens", most)
     return _Detokenized(frontend.tokenizer.decode(tokens))
+
+
+def _chat_of(body: bytes) -> bytes:
+    """The body without what only `/tokenize` knows."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({k: v for k, v in fields.items() if k != "return_token_strs"})
 
 
 def _decoded(body: bytes, kind: type[_T]) -> _T:

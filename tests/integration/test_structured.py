@@ -26,7 +26,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "seen", "schema": SCHEMA}}
-TOOL = {"type": "function", "function": {"name": "draw", "parameters": SCHEMA}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "draw", "parameters": SCHEMA}}
 LONG = "([a-z]{5} ){60}"
 
 
@@ -141,6 +141,67 @@ def test_a_tool_call_can_be_asked_for(fleet: Fleet) -> None:
         (call,) = choice.message.tool_calls or ()
         assert call.type == "function" and call.function.name == "draw"
         assert set(json.loads(call.function.arguments)) == {"shape", "count"}
+
+
+def test_arguments_are_streamed_as_they_come(fleet: Fleet) -> None:
+    client: Any = OpenAI(base_url=f"{fleet.toolbox.url}/v1", api_key="none", max_retries=0)
+    with client.chat.completions.stream(
+        model="tiny",
+        messages=[{"role": "user", "content": "Draw something."}],
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=400,
+    ) as stream:
+        deltas = [e for e in stream if e.type == "tool_calls.function.arguments.delta"]
+        (choice,) = stream.get_final_completion().choices
+    assert len(deltas) > 2
+    (call,) = choice.message.tool_calls or ()
+    assert "".join(e.arguments_delta for e in deltas) == call.function.arguments
+    assert set(json.loads(call.function.arguments)) == {"shape", "count"}
+
+
+def test_responses_with_a_picture_a_tool_and_a_history(fleet: Fleet) -> None:
+    """By OpenAI's own client: whole, streamed, and after one that is stored."""
+    client: Any = OpenAI(base_url=f"{fleet.toolbox.url}/v1", api_key="none", max_retries=0)
+    question: Any = next(iter(questions("count", 1))).openai_messages()[0]["content"]
+    (url,) = (part["image_url"]["url"] for part in question if part["type"] == "image_url")
+    form = {"type": "json_schema", "name": "seen", "schema": SCHEMA}
+    picture = {"type": "input_image", "image_url": url, "detail": "auto"}
+    seeing: Any = fleet.client
+    seen = seeing.responses.create(
+        model="tiny",
+        input=[{"role": "user", "content": [picture]}],
+        text={"format": form},
+        temperature=0,
+        max_output_tokens=200,
+    )
+    assert set(json.loads(seen.output_text)) == {"shape", "count"} and seen.usage is not None
+    how: dict[str, Any] = {
+        "model": "tiny",
+        "tools": [{"type": "function", "strict": True, **TOOL["function"]}],
+        "tool_choice": {"type": "function", "name": "draw"},
+        "temperature": 0,
+        "max_output_tokens": 400,
+    }
+    whole = client.responses.create(input="Draw something.", **how)
+    with client.responses.stream(input="Draw something.", **how) as stream:
+        told = [event.type for event in stream]
+        last = stream.get_final_response()
+    assert told.count("response.function_call_arguments.delta") > 2
+    (call,), (streamed,) = whole.output, last.output
+    assert call.type == streamed.type == "function_call" and call.arguments == streamed.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    goes_on = {**how, "tool_choice": "auto", "max_output_tokens": 4}
+    after = client.responses.create(
+        input=[result],
+        previous_response_id=whole.id,
+        **goes_on,
+    )
+    assert after.usage and whole.usage
+    assert after.usage.input_tokens > whole.usage.input_tokens
+    assert client.responses.retrieve(after.id).output == after.output
 
 
 def test_what_cannot_be_followed_is_refused(fleet: Fleet) -> None:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from protocol.errors import Unavailable
 from services.http import errors
 from services.http.bodies import Bodies
+from services.http.intake import LARGE, Intake
 from services.http.listener import Listener
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
@@ -132,5 +133,54 @@ def test_a_client_that_leaves_lets_go() -> None:
                 await leaving.send(post("/", b"x" * 90_000)[:-1])
                 await eventually(lambda: bodies.held > 80_000)
             await eventually(lambda: bodies.held == 0)
+
+    run(work)
+
+
+def test_large_bodies_are_taken_in_by_turns() -> None:
+    """A loop that eight of them keep busy has time for others between two pieces."""
+
+    async def work() -> None:
+        bodies = Bodies(64 << 20, 64 << 20)
+        turns: list[asyncio.Future[None]] = []
+
+        async def turn() -> None:
+            turns.append(asyncio.get_running_loop().create_future())
+            await turns[-1]
+
+        bodies.intake.turn = turn  # type: ignore[method-assign]
+        size = LARGE + (1 << 21)
+        leave = asyncio.Event()
+        app = app_with(bodies, [], leave)
+        async with listening(app, Listener) as address, Client(address) as client:
+            sending = asyncio.create_task(client.send(post("/", bytes(size))))
+            await eventually(lambda: bool(turns))
+            held = bodies.held
+            assert LARGE < held < size
+            await asyncio.sleep(0.05)
+            assert bodies.held == held, "nothing more is read"
+            leave.set()
+            answer = asyncio.create_task(client.answer())
+            while not answer.done():
+                if not turns[-1].done():
+                    turns[-1].set_result(None)
+                await asyncio.sleep(0)
+            await sending
+            assert answer.result() == (200, str(size).encode())
+
+    run(work)
+
+
+def test_each_piece_waits_for_the_one_before() -> None:
+    async def work() -> None:
+        intake, order = Intake(), []
+        waiting = [asyncio.create_task(intake.turn()) for _ in range(3)]
+        for number in range(3):
+            intake.wait(lambda number=number: order.append(number))
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+        assert not order and not waiting[0].done()
+        await asyncio.gather(waiting[0], waiting[2])
+        await eventually(lambda: order == [0, 1, 2])
 
     run(work)

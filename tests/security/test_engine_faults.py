@@ -165,7 +165,7 @@ def test_what_the_sampler_refuses_fails_its_own_request(
     assert served.generate is not None
     for request in (good, bad):
         assert not served.add(request)
-    bad.sampling = SamplingParams(max_tokens=16, temperature=0.0, logit_bias={10**7: 1.0})
+    bad.sampling = SamplingParams(max_tokens=16, temperature=0.0, logit_bias={-(10**7): 1.0})
     found = steps(served)
     assert len(ids_of(found["good"])) == 16 or found["good"][-1].finish_reason == "stop"
     assert found["bad"][-1].error is not None
@@ -202,7 +202,7 @@ def test_a_picture_that_cannot_be_encoded_fails_alone(
     folder = model_dir("qwen2_5_vl")
     pairs = [request_of(folder, asking(picture(n, 56 * n, 56), "?"), f"r{n}") for n in (1, 2, 3)]
     assert served.encode is not None
-    vision: Any = served.encode._vision
+    vision: Any = served.encode._run.vision
     whole = vision._encode
 
     def fails(model: Any, batch: list[Any]) -> Any:

@@ -1,6 +1,8 @@
 """Masters, workers and proxies with a fleet key: they work together, and others get nowhere."""
 
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from tests.support.stack import Process, call, proxy, running
 from tests.support.waiting import until
 
 KEY = FleetKey("the-secret-of-this-fleet")
-OPEN = {"/health", "/ready", "/version", "/metrics"}
+OPEN = {"/health", "/ping", "/ready", "/version", "/metrics"}
 SEEN = asking("Look at this:", picture(77), LONG, "What is it?")
 
 
@@ -142,22 +144,28 @@ def fleet_model(fleet: Fleet) -> Any:
     return flags[flags.index("--model") + 1]
 
 
-def test_without_a_key_a_reachable_address_is_warned_of(model_dir: ModelDir) -> None:
-    with running(model_dir("qwen2_5_vl")) as stack:
-        cases = {
-            ("--host", "0.0.0.0"): 1,
-            ("--host", "127.0.0.1"): 0,
-            ("--host", "0.0.0.0", "--fleet-key", KEY.secret): 0,
-        }
-        for flags, warnings in cases.items():
-            process = stack.start_plain("services.master", *flags)
-            process.wait_ready()
-            process.stop()
-            told = [line for line in process.log if "without --fleet-key" in line]
-            assert len(told) == warnings, process.log
-        urls = ("--decode-servers-urls", "http://127.0.0.1:9", "--dialect", "openai")
-        for more, warnings in (((), 1), (("--api-key", "k"), 0)):
-            process = stack.start_plain("proxy", *urls, "--host", "0.0.0.0", *more)
-            process.wait_ready()
-            process.stop()
-            assert "".join(process.log).count("without --api-key") == warnings, process.log
+def test_without_a_key_only_this_machine_is_served(model_dir: ModelDir) -> None:
+    """Each process refuses a --host that others reach; a key, or a flag of its own, allows it."""
+    model = str(model_dir("qwen2_5_vl"))
+    decode = ("--decode-servers-urls", "http://127.0.0.1:9", "--dialect", "openai")
+    side = ("--model", model, "--kv-transfer-config",
+            '{"kv_connector": "shm", "kv_ip": "0.0.0.0"}')  # fmt: skip
+    everywhere = ("--host", "0.0.0.0")
+    refused: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("services.master", *everywhere): ("--host 0.0.0.0", "--fleet-key"),
+        ("services.mock", *everywhere): ("--host 0.0.0.0", "--fleet-key"),
+        ("proxy", *decode, *everywhere): ("--host 0.0.0.0", "--api-key"),
+        ("services.decode", *side): ("--kv-transfer-config 0.0.0.0", "--fleet-key"),
+    }
+    for command, words in refused.items():
+        status, said = ended(*command)
+        assert status == 2, said
+        (line,) = [one for one in said.splitlines() if one.startswith("error: ")]
+        assert all(word in line for word in (*words, "--allow-unprotected"))
+
+
+def ended(module: str, *flags: str) -> tuple[int, str]:
+    """A process that ends by itself: its status, and all that it has said."""
+    command = [sys.executable, "-m", module, "--port", "0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr

@@ -8,9 +8,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
+from services.frontend.call_grammar import forced_call
+from services.frontend.json_schema import check_grammar
+from services.frontend.parsing.choosing import TOOL_FORMATS
+from services.frontend.parsing.reading import Reading
 from services.frontend.render import Frontend
+from services.frontend.tool_use import tool_use
 from tests.support.chat_templates import TEMPLATES
-from tests.support.frontend_helpers import frontend, render, render_prompts, user, write_model
+from tests.support.frontend_helpers import chat, frontend, render, render_prompts, user, write_model
 
 SCHEMA = {
     "type": "object",
@@ -141,11 +146,146 @@ def test_arguments_may_refer_to_definitions(front: Frontend) -> None:
     assert not takes(front, held_to, written("go", '{"at": "nowhere"}'))
 
 
-@pytest.mark.parametrize("function", [{}, {"name": 5}, {"name": "f", "parameters": [1]}, "f"])
-def test_what_is_no_function_cannot_be_called(function: Any, front: Frontend) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        grammar(front, tools=[{"function": function}], tool_choice="required")
-    assert caught.value.param == "tool_choice"
+WRITTEN = {
+    "hermes": written("weather", '{"city": "Bern", "days": 2}'),
+    "qwen3_coder": '<tool_call>\n<function=weather>\n<parameter=city>\nBe"rn\n</parameter>\n'
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Bern", "days": 2}}',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Bern", "days": 2}',
+    "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern", "days": 2}}]',
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    '```json\n{"city": "Bern", "days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    '{"city": "Bern", "days": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>',
+    "functiongemma": "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}"
+    "<end_function_call>",
+    "openai": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    '{"city": "Bern", "days": 2}',
+}
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
+    """What the grammar lets through is heard as the call that it is."""
+    form, tools = TOOL_FORMATS[name], [WEATHER, HALT]
+    use = tool_use(chat(tools=tools, tool_choice="required", parallel_tool_calls=False))
+    held_to = forced_call(use, form, front.tokenizer)
+    text = WRITTEN[name]
+    assert takes(front, held_to, text)
+    assert not takes(front, held_to, "Hello") and not takes(front, held_to, text[:-2])
+    assert not takes(front, held_to, text.replace("weather", "whether"))
+    assert not takes(front, held_to, text.replace("2", '"x"'))
+    functions = {function.name: function for function in use.functions}
+    reader = Reading(form(functions), most=1, only=True).reader()
+    assert reader is not None
+    (call,) = reader.last(text).calls
+    assert call.name == "weather" and json.loads(call.arguments)["days"] == 2
+
+
+DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(400):
+    DEEP = {"type": "object", "properties": {"x": DEEP}}
+ODD: list[dict[str, Any]] = [
+    {"properties": 5},
+    {"type": "object", "properties": {"a": True, "b": {"type": ["string", "null"]}}},
+    {"type": "object", "properties": {"a": {"enum": 5}}, "required": 5},
+    {"type": "object", "properties": {"a": {"type": "array", "items": [1]}}, "required": [{}]},
+    {"type": "object", "properties": {"a": {"type": {}}, 'b"\n>': {"const": None}}},
+    {"$ref": "#/$defs/a", "$defs": 5},
+    DEEP,
+]
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_an_odd_schema_is_written_or_refused(name: str, front: Frontend) -> None:
+    for schema in ODD:
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        use = tool_use(chat(tools=[tool], tool_choice="required"))
+        try:
+            check_grammar(forced_call(use, TOOL_FORMATS[name], front.tokenizer), "tools", "tools")
+        except InvalidRequest as error:
+            assert error.param == "tools"
+
+
+def test_reasoning_comes_before_what_is_held_to_a_form(tmp_path: Path) -> None:
+    """Where the prompt opens it; and the head of a message, where every message has one."""
+    model = write_model("qwen3", tmp_path)
+    for template, opening in (
+        ("{{ messages[0].content }}<think>\n{# </think> #}", "Hm.\n</think>\n\n"),
+        ("{{ messages[0].content }}{# <|start|><|channel|> #}", "<|channel|>final<|message|>"),
+    ):
+        (model / "chat_template.jinja").write_text(template)
+        front = frontend(model)
+        rendered = render(front, user("x"), response_format=of_schema())
+        held_to = rendered.generate.sampling.grammar
+        assert takes(front, held_to, opening + GOOD)
+        assert not takes(front, held_to, GOOD) and not takes(front, held_to, opening + "{}")
+        reader = rendered.output.reading.reader()
+        assert reader is not None and reader.last(opening + GOOD).text == GOOD
+
+
+PYDANTIC = {
+    "type": "object",
+    "properties": {
+        "secret": {"type": "string", "format": "password", "writeOnly": True},
+        "file": {"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]},
+        "format": {"$ref": "#/$defs/Kind"},
+        "price": {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+        "pet": {
+            "discriminator": {"propertyName": "kind"},
+            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        },
+    },
+    "required": ["secret", "file", "format", "price", "pet"],
+    "additionalProperties": False,
+    "$defs": {
+        "Kind": {"enum": ["a", "b"], "title": "Kind", "type": "string"},
+        "Cat": {"type": "object", "properties": {"kind": {"const": "cat"}}},
+        "Dog": {"type": "object", "properties": {"kind": {"const": "dog"}}},
+    },
+}
+
+
+def test_what_pydantic_writes_is_held_to(front: Frontend) -> None:
+    held_to = grammar(front, response_format=of_schema(schema=PYDANTIC, strict=True))
+    good = {"secret": "x", "file": "/a", "format": "a", "price": "1.50", "pet": {"kind": "cat"}}
+    assert takes(front, held_to, json.dumps(good))
+    for wrong in ({"format": "c"}, {"price": "x"}, {"price": "."}, {"file": 5}):
+        assert not takes(front, held_to, json.dumps({**good, **wrong}))
+    assert not takes(front, held_to, json.dumps({**good, "pet": {"kind": "x"}}))
+
+
+UNENFORCED: dict[str, dict[str, Any]] = {
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "contains": {"type": "array", "contains": {"type": "integer"}},
+    "not": {"type": "string", "not": {"const": "a"}},
+    "if": {"type": "string", "if": {}, "then": {}},
+    "look-ahead": {"type": "string", "pattern": "^(?!a)b$"},
+}
+
+
+@pytest.mark.parametrize("keyword", UNENFORCED)
+def test_what_cannot_be_enforced_is_ignored_unless_it_is_to_be_strict(
+    keyword: str, front: Frontend
+) -> None:
+    schema = {"type": "object", "properties": {"x": UNENFORCED[keyword]}, "required": ["x"]}
+    tool: dict[str, Any] = {"name": "f", "parameters": schema}
+    forced = {"tool_choice": "required", "tools": [{"type": "function", "function": tool}]}
+    assert grammar(front, response_format=of_schema(schema=schema))
+    assert grammar(front, **forced)
+    tool["strict"] = True
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"response_format": of_schema(schema=schema, strict=True)}, "response_format"),
+        ({"guided_json": schema}, "guided_json"),
+        (forced, "tools"),
+    ]
+    for fields, param in refused:
+        with pytest.raises(InvalidRequest, match=keyword) as caught:
+            grammar(front, **fields)
+        assert caught.value.param == param
 
 
 def test_a_call_can_be_asked_for_only_where_it_would_be_found(tmp_path: Path) -> None:

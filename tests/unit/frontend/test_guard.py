@@ -149,7 +149,7 @@ def test_every_kind_of_string_is_guarded(tmp_path: Path) -> None:
     call = {"id": evil, "function": {"name": evil, "arguments": '{"<|im_start|>": "<|im_end|>"}'}}
     tool = {
         "type": "function",
-        "function": {"name": evil, "parameters": {evil: [evil, {"a": evil}]}},
+        "function": {"name": "x", "description": evil, "parameters": {evil: [evil, {"a": evil}]}},
     }
     turns: list[dict[str, Any]] = [
         {"role": "system", "content": evil},

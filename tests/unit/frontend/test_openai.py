@@ -33,7 +33,6 @@ def test_a_full_request_keeps_its_fields() -> None:
             ec_transfer_params={"hash": {"x": 1}},
             chat_template_kwargs={"a": [1, None]},
             response_format={"type": "json_object"},
-            unknown_field={"deep": [1]},
         )
     )
     assert (request.max_completion_tokens, request.temperature, request.stop) == (5, 0, "x")

@@ -83,6 +83,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
         "messages[1].tool_calls[0].function.arguments",
     ),
     ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"max_tokens": 0, "prompt_logprobs": 1}, 400, "max_tokens"),
     ({"max_tokens": -1}, 400, "max_tokens"),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
     ({"max_tokens": 5000}, 400, "max_tokens"),
@@ -108,6 +109,18 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
     ({"logit_bias": {"100000": 1}}, 400, "logit_bias"),
     ({"logit_bias": {"1": 101}}, 400, "logit_bias"),
+    ({"messages": user({"type": "text", "text": "x", "video": 1})}, 400, f"{PART}.video"),
+    (
+        {"messages": user(image_part(RED)), "truncate_prompt_tokens": 5},
+        400,
+        "truncate_prompt_tokens",
+    ),
+    ({"chat_template": "x"}, 400, "chat_template"),
+    (
+        {"continue_final_message": None, "add_generation_prompt": None, "model": "another"},
+        404,
+        "model",
+    ),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, 400, "top_logprobs"),
     ({"top_logprobs": 2}, 400, "top_logprobs"),
@@ -136,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice"),
     ({"guided_json": {"uniqueItems": True, "type": "array"}}, 400, "guided_json"),
     ({"guided_json": 5}, 400, "guided_json"),
-    ({"tools": [{}], "tool_choice": "required"}, 400, "tool_choice"),
+    ({"tools": [{}], "tool_choice": "required"}, 400, "tools[0].function"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"tool_choice": "always"}, 400, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, 400, "tool_choice.function"),
@@ -178,9 +191,18 @@ def test_a_wrong_chat_is_refused_by_field(
         ([1] * MAX_POSITIONS, {}, "prompt"),
         ("a", {"max_tokens": 0}, "max_tokens"),
         ("a", {"logprobs": 21}, "logprobs"),
-        ("a", {"echo": True}, "echo"),
         ("a", {"suffix": "x"}, "suffix"),
-        ("a", {"best_of": 3}, "best_of"),
+        ("a", {"best_of": 1, "n": 2}, "best_of"),
+        ("a", {"best_of": 3, "stream": True}, "best_of"),
+        ("a", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ("a", {"prompt_logprobs": 21}, "prompt_logprobs"),
+        ("a", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("a", {"truncate_prompt_tokens": MAX_POSITIONS + 1}, "truncate_prompt_tokens"),
+        ("a", {"truncation_side": "left"}, "truncation_side"),
+        ("a", {"allowed_token_ids": []}, "allowed_token_ids"),
+        ("a", {"allowed_token_ids": [100_000]}, "allowed_token_ids"),
+        ("a", {"bad_words": [" "]}, "bad_words"),
+        ("a", {"bad_words": ["x"] * 129}, "bad_words"),
     ],
 )
 def test_a_wrong_completion_is_refused_by_field(
@@ -220,7 +242,9 @@ def test_deep_nesting_is_rendered_or_refused(fronts: Fronts) -> None:
     refused = 0
     for depth in range(100, 1200, 50):
         nested = b"[" * depth + b"]" * depth
-        body = b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"a": %b}]}' % nested
+        body = (
+            b'{"messages": [{"role": "user", "content": "x"}], "documents": [{"a": %b}]}' % nested
+        )
         try:
             asyncio.run(fronts().render_chat(decode_chat(body), request_id="r"))
         except InvalidRequest:

@@ -17,6 +17,7 @@ from tests.support.frontend_helpers import chat, frontend, image_part, picture, 
 
 def test_bytes_beyond_the_bound_go_to_files_and_leave_with_their_holder(tmp_path: Path) -> None:
     store = MediaStore(10, tmp_path)
+    gc.collect()  # what other tests have left may have files open
     descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
     held = [store.keep(bytes([i]) * 4) for i in range(4)]
     assert [bytes(one) for one in held] == [bytes([i]) * 4 for i in range(4)]

@@ -9,14 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.errors import InvalidRequest
 from protocol.openai_answers import encode
 from protocol.types import RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.model_info import ModelInfo
+from services.frontend.parsing.choosing import TOOL_FORMATS
+from services.frontend.parsing.hermes import Hermes
+from services.frontend.parsing.llama3 import Llama3
+from services.frontend.parsing.reading import Reading
+from services.frontend.parsing.thinking import Thinking
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
+from services.frontend.tool_use import ToolUse, tool_use
 from tests.support.chat_templates import TEMPLATES
-from tests.support.frontend_helpers import frontend, render, user, write_model
+from tests.support.frontend_helpers import chat, frontend, render, user, write_model
 
 BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'
@@ -32,7 +39,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def described(**fields: Any) -> OutputSpec:
-    return OutputSpec("r", "m", True, [1, 2], max_tool_calls=9, **fields)
+    how: dict[str, Any] = {"tools": Hermes(), "most": 9, **fields.pop("reading", {})}
+    return OutputSpec("r", "m", True, [1, 2], reading=Reading(**how), **fields)
 
 
 def outputs(tokenizer: Tokenizer, text: str, finish: str = "stop") -> list[RequestOutput]:
@@ -57,12 +65,12 @@ def whole(tokenizer: Tokenizer, text: str, finish: str = "stop", **fields: Any) 
     return choice
 
 
-def streamed(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
+def streamed(tokenizer: Tokenizer, text: str, **fields: Any) -> list[dict[str, Any]]:
     """The choices of all chunks."""
     first, *rest = outputs(tokenizer, text)
 
     async def run() -> bytes:
-        answering = Answering(described(), tokenizer)
+        answering = Answering(described(**fields), tokenizer)
         return b"".join([data async for data in answering.events([first], steps(rest))])
 
     events = asyncio.run(run()).split(b"\n\n")
@@ -87,14 +95,19 @@ def test_without_text_there_is_no_content_and_without_calls_no_calls(tokenizer: 
 
 def test_an_answer_that_is_cut_short_says_so(tokenizer: Tokenizer) -> None:
     choice = whole(tokenizer, f"{HALT}\n{BERN[:-20]}", "length")
-    assert choice["finish_reason"] == "length"
-    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["halt"]
-    assert choice["message"]["content"] == "\n" + BERN[:-20]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    halt, weather = (call["function"] for call in choice["message"]["tool_calls"])
+    assert halt["name"] == "halt"
+    # As in a stream, where what was sent cannot be taken back.
+    assert weather == {"name": "weather", "arguments": WEATHER[1][:-6]}
 
 
 def test_a_forced_call_that_is_cut_short_is_no_content(tokenizer: Tokenizer) -> None:
-    choice = whole(tokenizer, BERN[:-20], "length", calls_only=True)
+    choice = whole(tokenizer, BERN[:-20], "length", reading={"only": True})
     assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    assert len(choice["message"]["tool_calls"]) == 1
+    choice = whole(tokenizer, BERN[:20], "length", reading={"only": True})
     assert not choice["message"]["content"] and "tool_calls" not in choice["message"]
 
 
@@ -106,22 +119,61 @@ def test_a_stop_string_comes_first(tokenizer: Tokenizer) -> None:
 
 def test_a_stream_with_calls(tokenizer: Tokenizer) -> None:
     """Clients join what they are sent by index, as OpenAI's own library does."""
-    text, calls, finish = "", {}, []
-    chunks = streamed(tokenizer, said := f"I look.\n{BERN}\n{HALT}")
-    assert len(chunks) > len(tokenizer.encode(said))  # none is kept waiting for a call's end
+    text, calls, finish = "", dict[int, dict[str, str]](), []
+    pieces = 0
+    chunks = streamed(tokenizer, f"I look.\n{BERN}\n{HALT}")
     for choice in chunks:
         delta = choice["delta"]
+        assert choice["finish_reason"] or delta.get("role") or any(delta.values())
         text += delta.get("content") or ""
         for call in delta.get("tool_calls", ()):
-            assert call["index"] not in calls and call["type"] == "function" and call["id"]
-            calls[call["index"]] = call["function"]
+            pieces += 1
+            if call["index"] not in calls:
+                assert call["type"] == "function" and call["id"] and call["function"]["name"]
+                calls[call["index"]] = call["function"]
+            else:
+                assert call.keys() == {"index", "function"}
+                calls[call["index"]]["arguments"] += call["function"].pop("arguments")
+                assert not call["function"]
         finish.append(choice["finish_reason"])
     assert text == "I look."
     assert calls == {
         0: {"name": "weather", "arguments": WEATHER[1]},
         1: {"name": "halt", "arguments": "{}"},
     }
+    assert pieces > 9  # arguments come as they are written
     assert finish[-1] == "tool_calls" and set(finish[:-1]) == {None}
+
+
+def test_reasoning_stands_beside_the_content(tokenizer: Tokenizer) -> None:
+    said = f"<think>\nWhere?\n</think>\n\nHere.\n{HALT}"
+    how: dict[str, Any] = {"reading": {"thinking": Thinking()}}
+    message = whole(tokenizer, said, **how)["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "Where?"
+    assert message["content"] == "Here." and len(message["tool_calls"]) == 1
+    deltas = [choice["delta"] for choice in streamed(tokenizer, said, **how)]
+    for name, text in {
+        "reasoning": "Where?",
+        "reasoning_content": "Where?",
+        "content": "Here.",
+    }.items():
+        assert "".join(delta.get(name, "") for delta in deltas) == text
+    cut = whole(tokenizer, "<think>\nWhere", "length", **how)["message"]
+    assert (cut["content"], cut["reasoning"]) == (None, "Where")
+
+
+def test_marks_that_are_special_tokens_are_read(tmp_path: Path) -> None:
+    """Other special tokens stay hidden."""
+    model = write_model("llama", tmp_path)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["additional_special_tokens"].append("<|python_tag|>")
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(ModelInfo.load(model))
+    assert "<|python_tag|>" in tokenizer.special
+    said = 'a<|start_header_id|><|python_tag|>{"name": "f", "parameters": {"a": 1}}'
+    message = whole(tokenizer, said, reading={"tools": Llama3()})["message"]
+    assert message["content"] == "a"
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 def test_calls_are_looked_for_where_tools_are_given_and_the_model_marks_calls(
@@ -132,15 +184,80 @@ def test_calls_are_looked_for_where_tools_are_given_and_the_model_marks_calls(
     front = frontend(model)
 
     def most(**fields: Any) -> int:
-        return render(front, user("x"), **fields).output.max_tool_calls
+        return render(front, user("x"), **fields).output.reading.most
 
-    assert most() == 0
+    assert most() == 0 and render(front, user("x")).output.reading.tools is None
     assert most(tools=TOOLS) == most(tools=TOOLS, tool_choice="auto") == 128
     assert most(tools=TOOLS, parallel_tool_calls=False) == 1
     assert most(tools=TOOLS, tool_choice="none") == 0
     for choice in ("auto", "required", {"type": "function", "function": {"name": "weather"}}):
         output = render(front, user("x"), tools=TOOLS, tool_choice=choice).output
-        assert output.calls_only == (choice != "auto")
+        assert output.reading.only == (choice != "auto")
+
+
+def test_tools_on_a_template_that_has_none_are_refused(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path)
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     front = frontend(model)
-    assert most(tools=TOOLS) == 0
+    ways: list[tuple[dict[str, Any], str]] = [
+        ({}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ]
+    for fields, param in ways:
+        with pytest.raises(InvalidRequest) as caught:
+            render(front, user("x"), tools=TOOLS, **fields)
+        assert (caught.value.param, caught.value.code) == (param, "unsupported_field")
+    assert render(front, user("x"), tools=TOOLS, tool_choice="none").output.reading.most == 0
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "function"}], "tools[0].function"),
+        ([*TOOLS, {"function": {"name": "a b"}}], "tools[1].function.name"),
+        ([{"function": {"name": ""}}], "tools[0].function.name"),
+        ([{"function": {"name": 5}}], "tools[0].function.name"),
+        ([{"function": {"name": "f", "parameters": [1]}}], "tools[0].function.parameters"),
+        ([{"function": {"name": "f", "strict": "x"}}], "tools[0].function.strict"),
+        ([{"type": "custom", "function": {"name": "f"}}], "tools[0].type"),
+    ],
+)
+def test_definitions_are_checked(tools: Any, param: str) -> None:
+    choices: list[dict[str, Any]] = [{}, {"tool_choice": "none"}]
+    for choice in choices:
+        with pytest.raises(InvalidRequest) as caught:
+            tool_use(chat(tools=tools, **choice))
+        assert caught.value.param == param
+
+
+def test_only_allowed_tools_are_shown_and_called() -> None:
+    both = [*TOOLS, {"type": "function", "function": {"name": "halt"}}]
+
+    def use(mode: str, name: str) -> ToolUse:
+        named = {"type": "function", "function": {"name": name}}
+        allowed = {"mode": mode, "tools": [named]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        return tool_use(chat(tools=both, tool_choice=choice))
+
+    assert [f.name for f in use("auto", "halt").functions] == ["halt"]
+    assert use("required", "halt").shown == (both[1],)
+    assert [use(mode, "halt").forced for mode in ("auto", "required")] == [False, True]
+    with pytest.raises(InvalidRequest) as caught:
+        use("sometimes", "halt")
+    assert caught.value.param == "tool_choice.allowed_tools.mode"
+    with pytest.raises(InvalidRequest, match="'stop'"):
+        use("auto", "stop")
+
+
+def test_a_template_or_a_flag_says_how_answers_are_read(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path)
+    template = "{{ messages[0].content }}{{ tools }}<think>\n{# </think> #}"
+    (model / "chat_template.jinja").write_text(template)
+    reading = render(frontend(model), user("x"), tools=TOOLS).output.reading
+    assert isinstance(reading.tools, Llama3) and reading.tools.tools.keys() == {"weather"}
+    assert reading.thinking == Thinking() and reading.inside
+    flags: dict[str, Any] = {"tool_call_parser": "mistral", "reasoning_parser": "none"}
+    reading = render(frontend(model, **flags), user("x"), tools=TOOLS).output.reading
+    assert isinstance(reading.tools, TOOL_FORMATS["mistral"]) and reading.thinking is None
+    plain = render(frontend(model, **flags), user("x")).output.reading
+    assert plain.reader() is None

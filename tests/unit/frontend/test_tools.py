@@ -1,5 +1,6 @@
 """Tool calls leave the text and become OpenAI's, however the text is cut into pieces."""
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -7,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.tools import CLOSE, OPEN, Heard, ToolCalls
+from services.frontend.parsing.base import Function, ToolFormat
+from services.frontend.parsing.choosing import TOOL_FORMATS, thinking, tool_format
+from services.frontend.parsing.heard import CallPiece, Heard
+from services.frontend.parsing.hermes import CLOSE, OPEN, Hermes
+from services.frontend.parsing.reading import Reading
+from services.frontend.parsing.thinking import Thinking
 
 BERN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "at": [1, 2.50]}}\n</tool_call>'
@@ -15,19 +21,56 @@ BERN = (
 HALT = '<tool_call>{"name": "halt"}</tool_call>'
 DEEP = '<tool_call>{"name": "f", "arguments": ' + "[" * 5000 + "</tool_call>"
 Told = tuple[str, list[tuple[str, str]]]
+TOOLS = {
+    "halt": Function("halt"),
+    "weather": Function(
+        "weather",
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "wet": {"type": "boolean"},
+                "at": {"type": "array"},
+            },
+        },
+    ),
+}
 
 
-def hear(pieces: Sequence[str], most: int = 9, *, only: bool = False) -> Told:
+def read(reading: Reading, pieces: Sequence[str]) -> Heard:
+    """Everything that is told, joined by call."""
+    reader = reading.reader()
+    assert reader is not None
+    heard = [*map(reader.push, pieces), reader.last(), reader.last()]
+    assert heard[-1] == Heard()
+    calls: dict[int, CallPiece] = {}
+    for piece in (piece for h in heard for piece in h.calls):
+        known = calls.get(piece.index)
+        assert bool(piece.id) == bool(piece.name) == (known is None)
+        before = known or CallPiece(piece.index, "", str(piece.index), piece.name)
+        joined = before.arguments + piece.arguments
+        calls[piece.index] = CallPiece(piece.index, joined, before.id, before.name)
+    assert sorted(calls) == list(calls) == list(range(len(calls)))
+    return Heard(
+        "".join(h.text for h in heard), "".join(h.reasoning for h in heard), tuple(calls.values())
+    )
+
+
+def hear(
+    pieces: Sequence[str],
+    most: int = 9,
+    *,
+    only: bool = False,
+    form: type[ToolFormat] = Hermes,
+) -> Told:
     """The text, and name and arguments of each call."""
-    tools = ToolCalls(most, only=only)
-    heard = [*map(tools.push, pieces), tools.flush(), tools.flush()]
-    assert heard[-1] == Heard("")
-    calls = [call for h in heard for call in h.calls]
-    assert len({call.id for call in calls}) == len(calls)
-    return "".join(h.text for h in heard), [(c.function.name, c.function.arguments) for c in calls]
+    heard = read(Reading(form(TOOLS), most=most, only=only), pieces)
+    return heard.text, [(call.name, call.arguments) for call in heard.calls]
 
 
 WEATHER = ("weather", '{"city": "Bern", "at": [1, 2.50]}')
+STOP = ("halt", "{}")
 
 
 @pytest.mark.parametrize(
@@ -36,10 +79,15 @@ WEATHER = ("weather", '{"city": "Bern", "at": [1, 2.50]}')
         ("", ("", [])),
         ("no call \n", ("no call \n", [])),
         (BERN, ("", [WEATHER])),
-        (f"Let me see.\n\n{BERN}\n{HALT}\n", ("Let me see.", [WEATHER, ("halt", "{}")])),
-        (f"a {HALT} b", ("a b", [("halt", "{}")])),
+        (f"Let me see.\n\n{BERN}\n{HALT}\n", ("Let me see.", [WEATHER, STOP])),
+        (f"a {HALT} b", ("a b", [STOP])),
         (BERN[: -len("</tool_call>")], ("", [WEATHER])),
-        (f"a\n{BERN[:-20]}", (f"a\n{BERN[:-20]}", [])),
+        (f"a\n{BERN[:-20]}", ("a", [("weather", '{"city": "Bern", "at": [1, ')])),
+        (f"a\n{BERN[:28]}", (f"a\n{BERN[:28]}", [])),
+        (f"{BERN[: -len(CLOSE)]}{HALT}", ("", [WEATHER, STOP])),
+        (f"{OPEN}{WEATHER[1]}{CLOSE}", (f"{OPEN}{WEATHER[1]}{CLOSE}", [])),
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}}</tool_call>', ("", [("f", '{"a": 1}')])),
+        ('<tool_call>{"name": "f", "arguments": {"a": }</tool_call>x', ("x", [("f", '{"a": }')])),
         ("a\n<tool_call>\nno\n</tool_call> x", ("a\n<tool_call>\nno\n</tool_call> x", [])),
         ('<tool_call>{"name": 5}</tool_call>', ('<tool_call>{"name": 5}</tool_call>', [])),
         ("<tool_call><function=f></tool_call>", ("<tool_call><function=f></tool_call>", [])),
@@ -49,7 +97,7 @@ WEATHER = ("weather", '{"city": "Bern", "at": [1, 2.50]}')
         ),
         ("</tool_call> <tool_cal", ("</tool_call> <tool_cal", [])),
         ("1 < 2 <to", ("1 < 2 <to", [])),
-        (f"{HALT}\n", ("", [("halt", "{}")])),
+        (f"{HALT}\n", ("", [STOP])),
         (DEEP, (DEEP, [])),
     ],
 )
@@ -66,13 +114,10 @@ QUOTING = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
     ("text", "told"),
     [
         (f"a {OPEN}{QUOTING}{CLOSE} b", ("a b", [("f", ARGUMENTS)])),
-        (f"{OPEN}{QUOTING}{CLOSE}{HALT}", ("", [("f", ARGUMENTS), ("halt", "{}")])),
+        (f"{OPEN}{QUOTING}{CLOSE}{HALT}", ("", [("f", ARGUMENTS), STOP])),
         (f"{OPEN}{QUOTING}", ("", [("f", ARGUMENTS)])),
         # A quotation mark too many: the call is none, and what follows is as it would have been.
-        (
-            f'{OPEN}{{"name": "f}}{CLOSE} b {HALT}',
-            (f'{OPEN}{{"name": "f}}{CLOSE} b', [("halt", "{}")]),
-        ),
+        (f'{OPEN}{{"name": "f}}{CLOSE} b {HALT}', (f'{OPEN}{{"name": "f}}{CLOSE} b', [STOP])),
     ],
 )
 def test_a_mark_inside_a_string_ends_no_call(text: str, told: Told) -> None:
@@ -85,38 +130,234 @@ def test_a_call_that_was_to_be_and_was_cut_is_no_text(cut: int) -> None:
     """Nor is one that follows a whole one."""
     assert hear([BERN[:cut]], only=True)[0] == ""
     assert hear(list(HALT + BERN[:cut]), only=True)[0] == ""
-    assert hear([f"{HALT}\n{BERN[:cut]}"], only=True)[1][0] == ("halt", "{}")
+    assert hear([f"{HALT}\n{BERN[:cut]}"], only=True)[1][0] == STOP
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    reader = Reading(Hermes(TOOLS), most=9).reader()
+    assert reader is not None
+    told = [reader.push(char).calls for char in BERN]
+    begun = BERN.index("{", BERN.index("arguments"))
+    assert not any(told[:begun])
+    pieces = [calls[0].arguments for calls in told[begun:] if calls]
+    assert len(pieces) == len(WEATHER[1]) and "".join(pieces) == WEATHER[1]
 
 
 def test_calls_beyond_the_most_are_dropped() -> None:
-    assert hear([BERN + HALT + HALT, BERN], most=2)[1] == [WEATHER, ("halt", "{}")]
+    assert hear([BERN + HALT + HALT, BERN], most=2)[1] == [WEATHER, STOP]
     assert hear([f"x{BERN}", HALT], most=1) == ("x", [WEATHER])
 
 
+CITY = '{"city": "Bern"}'
+BOB = '{"name": "Bob", "parameters": {"age": 5}} x'
+GEMMA = '{"city": "B \\"e\\" <n>", "days": 2, "at": [1, {"a": "x"}]}'
+FORMS: dict[str, list[tuple[str, Told]]] = {
+    "qwen3_coder": [
+        (
+            "Well.\n<tool_call>\n<function=weather>\n<parameter=city>\n</tool_call> \"x\"\ny\n"
+            "</parameter>\n<parameter=days>\n2\n</parameter>\n<parameter=wet>\nTrue\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=halt>\n</function>\n</tool_call>",
+            (
+                "Well.",
+                [
+                    ("weather", '{"city": "</tool_call> \\"x\\"\\ny", "days": 2, "wet": true}'),
+                    STOP,
+                ],
+            ),
+        ),
+        ("<function=halt>\n</function> ok", ("ok", [STOP])),
+        ("<tool_call>\n<functional>", ("<tool_call>\n<functional>", [])),
+        (
+            "<tool_call><function=weather><parameter=city>Be",
+            ("", [("weather", '{"city": "Be')]),
+        ),
+    ],
+    "llama3_json": [
+        ('{"name": "weather", "parameters": {"city": "Bern"}}', ("", [("weather", CITY)])),
+        (
+            ' {"name": "weather", "parameters": {"city": "Bern"}}; {"name": "halt"}',
+            ("", [("weather", CITY), STOP]),
+        ),
+        (BOB, (BOB, [])),
+        ('{"age": 5}', ('{"age": 5}', [])),
+        (
+            'So: <|python_tag|>{"name": "weather", "arguments": {"city": "Bern"}}',
+            ("So:", [("weather", CITY)]),
+        ),
+        (
+            "<|python_tag|>brave_search.call(query=\"it's (5)\")",
+            ("", [("brave_search", '{"query":"it\'s (5)"}')]),
+        ),
+        ("<|python_tag|>print(5)", ("<|python_tag|>print(5)", [])),
+        ("Say { or }", ("Say { or }", [])),
+    ],
+    "mistral": [
+        (
+            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern"}, "id": "a"}, '
+            '{"name": "halt", "arguments": {}}]',
+            ("", [("weather", CITY), STOP]),
+        ),
+        ('Hm [TOOL_CALLS]weather[ARGS]{"city": "Bern"}[TOOL_CALLS]halt[ARGS]{}',
+         ("Hm", [("weather", CITY), STOP])),
+        ('[TOOL_CALLS]weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Bern"}', ("", [("weather", CITY)])),
+        ("[TOOL_CALLS] none", ("[TOOL_CALLS] none", [])),
+    ],
+    "glm45": [
+        (
+            "a <tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Be</tool_call>rn"
+            "</arg_value>\n<arg_key>at</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>",
+            ("a", [("weather", '{"city": "Be</tool_call>rn", "at": [1, 2]}')]),
+        ),
+        ("<tool_call>halt</tool_call>", ("", [STOP])),
+        ("<tool_call>halt\n</tool_call>\n<tool_call>halt</tool_call>", ("", [STOP, STOP])),
+        ("a <tool_call>b c", ("a <tool_call>b c", [])),
+    ],
+    "deepseek_v3": [
+        (
+            "a<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+            '{"city": "Bern"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+            "<｜tool▁sep｜>halt\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ("a", [("weather", CITY), STOP]),
+        ),
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Bern"}'
+            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>halt<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜>",
+            ("", [("weather", CITY), STOP]),
+        ),
+        ("<｜tool▁call▁begin｜>no", ("<｜tool▁call▁begin｜>no", [])),
+    ],
+    "gemma4": [
+        (
+            'a<|tool_call>call:weather{city:<|"|>B "e" <n><|"|>,days:2,at:[1,{a:<|"|>x<|"|>}]}'
+            "<tool_call|><|tool_call>call:halt{}<tool_call|>",
+            ("a", [("weather", GEMMA), STOP]),
+        ),
+        ("<|tool_call>cal", ("<|tool_call>cal", [])),
+    ],
+    "functiongemma": [
+        (
+            "<start_function_call>call:weather{city:<escape>Bern<escape>}<end_function_call>",
+            ("", [("weather", CITY)]),
+        ),
+    ],
+    "openai": [
+        (
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+            '{"city": "Bern"}<|call|>',
+            ("", [("weather", CITY)]),
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary"
+            " to=functions.halt<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+            ("I look.", [STOP]),
+        ),
+        ("<|channel|>final<|message|>Bern. ", ("Bern. ", [])),
+        ('{"no": "channels"}', ('{"no": "channels"}', [])),
+    ],
+}  # fmt: skip
+CASES = [(name, text, told) for name, cases in FORMS.items() for text, told in cases]
+
+
+@pytest.mark.parametrize(("name", "text", "told"), CASES)
+def test_every_family_is_heard(name: str, text: str, told: Told) -> None:
+    form = TOOL_FORMATS[name]
+    assert hear([text], form=form) == told
+    assert hear(list(text), form=form) == told
+    for _, arguments in told[1]:
+        assert "\n" not in arguments  # JSON has none in its strings
+
+
+def test_a_call_has_a_name_that_its_template_takes_back() -> None:
+    for name, length in (("hermes", 29), ("mistral", 9), ("mistral_list", 9)):
+        reader = Reading(TOOL_FORMATS[name](TOOLS), most=9).reader()
+        assert reader is not None
+        text = BERN if name == "hermes" else '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}'
+        (call,) = reader.last(text).calls
+        assert len(call.id) == length and (length == 29 or call.id.isalnum())
+
+
+def test_reasoning_leaves_the_text() -> None:
+    thinks = Reading(thinking=Thinking())
+    for text, reasoning, answer in (
+        ("<think>\nSo.\n\nYes.\n</think>\n\nBern. ", "So.\n\nYes.", "Bern. "),
+        ("\n<think></think>Bern", "", "Bern"),
+        ("<think>So", "So", ""),
+        (" Bern <think>no</think>", "", " Bern <think>no</think>"),
+        ("<thin", "", "<thin"),
+    ):
+        for pieces in ([text], list(text)):
+            assert read(thinks, pieces) == Heard(answer, reasoning)
+    opened = Reading(Hermes(TOOLS), Thinking(), inside=True, most=9)
+    heard = read(opened, list(f"So.\n</think>\n\n{HALT}"))
+    assert (heard.reasoning, heard.text, len(heard.calls)) == ("So.", "", 1)
+    channels = (
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>A"
+    )
+    assert read(Reading(TOOL_FORMATS["openai"]()), list(channels)) == Heard("A", "So.")
+
+
+def test_where_a_prompt_opens_the_reasoning() -> None:
+    assert Thinking().is_open("<|im_start|>assistant\n<think>\n")
+    assert not Thinking().is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_a_template_shows_its_family() -> None:
+    for sign, name in (
+        ("<tool_call>{{ name }}", "hermes"),
+        ("<tool_call><function=f>", "qwen3_coder"),
+        ("<tool_call>f<arg_key>", "glm45"),
+        ("<｜tool▁call▁begin｜>function ```json", "deepseek_v3"),
+        ("<|start|>assistant<|channel|>", "openai"),
+        ("{{ tools }}", "llama3_json"),
+    ):
+        assert tool_format("auto", sign) is TOOL_FORMATS[name]
+    assert tool_format("none", "<tool_call>") is None
+    assert tool_format("mistral", "<tool_call>") is TOOL_FORMATS["mistral"]
+    assert thinking("auto", "{{ messages }}") is None and thinking("none", "</think>") is None
+    assert thinking("auto", "a</think>b") == Thinking()
+
+
 FRAGMENTS = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "f"}',
-        '{"name": "',
-        '\\"',
-        '"}',
-        "<",
-        "tool_",
-        "call>",
-        " ",
-        "\n",
-        "é",
-        "text",
-        BERN,
-    ]
+    sorted(
+        {
+            *(mark for form in TOOL_FORMATS.values() for mark in form.marks),
+            '{"name": "f"}', '{"name": "', '\\"', '"}', "<", "tool_", "call>", " ", "\n", "é",
+            "text", BERN, "f", "{", "}", "[", "]", ",", ";", "call:", "```json", "<function=f>",
+            "<parameter=city>", "</parameter>", "a" * 300, "<think>", "</think>", "<|python_tag|>",
+            "to=functions.f",
+        }
+    )
+)  # fmt: skip
+WHOLE = st.sampled_from([text for _, text, _ in CASES])
+
+
+@given(
+    st.sampled_from(sorted(TOOL_FORMATS)),
+    st.lists(FRAGMENTS | WHOLE, max_size=12),
+    st.lists(st.integers(0, 300), max_size=12),
+    st.booleans(),
 )
-
-
-@given(st.lists(FRAGMENTS, max_size=12), st.lists(st.integers(0, 200), max_size=12))
-@settings(deadline=None)
-def test_pieces_do_not_matter(fragments: list[str], cuts: list[int]) -> None:
+@settings(deadline=None, max_examples=400)
+def test_pieces_do_not_matter(
+    name: str, fragments: list[str], cuts: list[int], inside: bool
+) -> None:
+    """A whole answer is the stream, joined."""
     text = "".join(fragments)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in pairwise(places)]
-    assert hear(pieces) == hear([text])
+    reading = Reading(TOOL_FORMATS[name](TOOLS), Thinking(), inside=inside, most=9)
+    whole = read(reading, [text])
+    assert read(reading, pieces) == whole and read(reading, list(text)) == whole
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+@settings(deadline=None)
+def test_any_string_comes_through(city: str, extra: str) -> None:
+    arguments = json.dumps({"city": city, "x": [extra]})
+    said = f'{OPEN}{{"name": "weather", "arguments": {arguments}}}{CLOSE}'
+    assert hear(list(said)) == ("", [("weather", arguments)])
+    if "</parameter>" not in city:
+        said = f"<function=weather>\n<parameter=city>\n{city}\n</parameter>\n</function>"
+        ((_, heard),) = hear(list(said), form=TOOL_FORMATS["qwen3_coder"])[1]
+        assert json.loads(heard) == {"city": city}

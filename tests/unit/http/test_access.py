@@ -1,13 +1,14 @@
 """Which key opens which route."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import HEADER, FleetKey
-from services.http.access import STATUS_PATHS, Access, ApiKeys, gated
+from services.http.access import STATUS_PATHS, Access, ApiKeys, check_reach, gated
 
 FLEET = FleetKey("the-secret-of-this-fleet")
 KEYS = ApiKeys(["one", "two"])
@@ -46,6 +47,18 @@ def test_with_one_kind_of_key_it_opens_all() -> None:
         assert code(Access(clients=KEYS), path, ONE) is None
         assert code(Access(FLEET), path, ONE) == "invalid_fleet_key"
         assert code(Access(FLEET), path, b"", FLEET.secret + "x") == "invalid_fleet_key"
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    def told(path: str, *headers: tuple[bytes, bytes]) -> str | None:
+        error = Access(FLEET, KEYS).refusal({**scope(path), "headers": [*headers]})
+        return None if error is None else error.code
+
+    assert told("/v1/messages", (b"x-api-key", b"one")) is None
+    assert told("/v1/messages", (b"x-api-key", b"three")) == "invalid_api_key"
+    both = ((b"x-api-key", b"one"), (b"authorization", BAD))
+    assert told("/v1/messages", *both) == "invalid_api_key"
+    assert told("/drain", (b"x-api-key", b"one")) == "invalid_fleet_key"
 
 
 @pytest.mark.parametrize(
@@ -87,3 +100,29 @@ async def test_without_keys_all_is_open_and_nothing_can_be_protected() -> None:
     assert await asked(Access(), "/drain") == (503, b"details")
     with pytest.raises(ConfigError, match="--protect-metrics"):
         Access(protect_metrics=True)
+
+
+OTHERS = ["0.0.0.0", "::", "", "*", "10.0.0.1", "[fd00::1]", "a-name"]
+OURS = ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"]
+
+
+@pytest.mark.parametrize("host", OTHERS)
+def test_without_a_key_no_address_that_others_reach_is_taken(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, hosts = logging.getLogger("reach"), [("--host", "127.0.0.1"), ("--side", host)]
+    with pytest.raises(ConfigError, match=r"--side .*--fleet-key.*--allow-unprotected"):
+        check_reach(log, "--fleet-key", False, hosts, False)
+    check_reach(log, "--fleet-key", True, hosts, False)
+    assert not caplog.records
+    check_reach(log, "--fleet-key", False, hosts, True)
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+
+
+def test_without_a_key_a_process_says_that_it_serves_this_machine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    hosts = [("--host", host) for host in OURS]
+    check_reach(logging.getLogger("reach"), "--api-key", False, hosts, False)
+    assert "without --api-key only this machine is served" in caplog.text

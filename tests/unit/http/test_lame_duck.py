@@ -198,3 +198,29 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
             await eventually(lambda: made.inside == 0)
 
     going_on(work, LameDuck(0.0, 0.2))
+
+
+async def test_others_have_time_to_fetch_and_it_is_taken_from_the_rest() -> None:
+    kept = [1]
+
+    async def needed() -> bool:
+        return bool(kept)
+
+    life = LameDuck(0.0, LONG_S)
+    handing = asyncio.create_task(life.handed_over(needed))
+    await turns()
+    assert life.draining and not life.closing.is_set() and not handing.done()
+    kept.clear()
+    assert await asyncio.wait_for(handing, 5)
+    kept.append(1)
+    short = LameDuck(0.0, 0.01)
+    assert not await asyncio.wait_for(short.handed_over(needed), 5)
+    assert not await asyncio.wait_for(short.finished(busy), 5), "none of it is left"
+    hurried = LameDuck(0.0, LONG_S)
+    hurried.signal()
+    hurried.signal()
+    assert not await asyncio.wait_for(hurried.handed_over(needed), 5)
+
+
+async def test_the_time_is_over_though_nobody_says_what_is_kept() -> None:
+    assert not await asyncio.wait_for(LameDuck(0.0, 0.01).handed_over(asyncio.Event().wait), 5)

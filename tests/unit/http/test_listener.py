@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.http.bodies import read_body
-from services.http.deadline import NEVER, Deadline
-from services.http.listener import Listener, Pace, framing_fits
-from services.http.streams import DONE, EventStream, sse
+from services.http.client_bounds import Pace, framing_fits
+from services.http.intake import LARGE
+from services.http.listener import Listener
 from tests.support.listening import Client, code_of, listening, post, run
 from tests.support.waiting import eventually
 
@@ -161,30 +161,6 @@ def test_what_is_not_http_is_told_so_in_openais_form() -> None:
     run(work)
 
 
-class Streaming:
-    """A stream of large events without an end; `ended` once its iterator is closed."""
-
-    def __init__(self, deadline_s: float | None, size: int = 65536, pause_s: float = 0.0) -> None:
-        self._deadline_s = deadline_s
-        self._size, self._pause_s = size, pause_s
-        self.ended = asyncio.Event()
-        self.left = asyncio.Event()
-
-    async def _events(self) -> Any:
-        try:
-            while True:
-                yield sse(b"x" * self._size)
-                await asyncio.sleep(self._pause_s)
-        finally:
-            self.ended.set()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await Request(scope, receive).body()
-        deadline = NEVER if self._deadline_s is None else Deadline.after(self._deadline_s)
-        await EventStream(self._events(), deadline=deadline)(scope, receive, send)
-        self.left.set()
-
-
 @pytest.mark.parametrize(
     "line", [b"CONNECT a:22", b"CONNECT a", b"GET a:22", b"GET http://[", b"GET http://a:99999999/"]
 )
@@ -200,60 +176,27 @@ def test_a_target_that_is_no_url_is_refused(line: bytes, caplog: pytest.LogCaptu
     assert "Traceback" not in caplog.text
 
 
-def test_a_client_that_does_not_read_holds_nothing_past_its_deadline() -> None:
-    async def work() -> None:
-        app = Streaming(0.2)
-        async with listening(app) as address, Client(address, narrow=True) as client:
-            await client.send(post("/x", b""))
-            async with asyncio.timeout(10):  # the deadline, and the grace of ending by itself
-                await app.ended.wait()
-                await app.left.wait()
-            assert not (await client.rest()).endswith(DONE)
+def test_what_is_thrown_away_of_a_large_body_is_read_by_turns() -> None:
+    """The client writes on after it was refused."""
 
-    run(work)
-
-
-def test_a_client_that_does_not_read_is_cut_off_without_a_deadline_too() -> None:
-    async def work() -> None:
-        app = Streaming(None, size=1000)
-        async with listening(app, Brisk) as address, Client(address, narrow=True) as client:
-            await client.send(post("/x", b""))
-            await app.ended.wait()
-
-    run(work)
-
-
-def test_a_client_that_reads_is_told_of_the_deadline() -> None:
-    async def work() -> None:
-        app = Streaming(0.1, size=10, pause_s=0.01)
-        async with listening(app) as address, Client(address) as client:
-            await client.send(post("/x", b"", "connection: close"))
-            answer = await client.rest()
-            assert answer.count(b"data: ") > 10 and answer.endswith(b"0\r\n\r\n")
-            error = answer.split(b"data: ")[-2].partition(b"\n")[0]
-            assert json.loads(error)["error"]["code"] == "deadline_exceeded"
-
-    run(work)
-
-
-def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
-    async def large(scope: Any, receive: Any, send: Any) -> None:
-        await Request(scope, receive).body()
-        await Response(b"x" * 10_000_000)(scope, receive, send)
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await Response("no", 503)(scope, receive, send)
 
     async def work() -> None:
-        states: list[Any] = []
+        rests: list[Any] = []
 
-        class Noted(Brisk):
-            def pause_writing(self) -> None:
-                super().pause_writing()
-                states.append(self)
+        class Counting(Listener):
+            def _rest(self) -> None:
+                rests.append(self)
+                super()._rest()
 
-        async with listening(large, Noted) as address, Client(address, narrow=True) as client:
-            await client.send(post("/x", b""))
-            await eventually(lambda: bool(states))
-            assert states[0] in states[0].connections
-            await eventually(lambda: states[0] not in states[0].connections)
-            assert len(await client.rest()) < 10_000_000
+        size = LARGE << 2
+        async with listening(refuse, Counting) as address, Client(address) as client:
+            await client.send(HEAD + b"content-length: %d\r\n\r\n" % size)
+            assert (await client.answer())[0] == 503
+            await client.send(bytes(size))
+            await eventually(lambda: bool(rests))
+            await client.send(HEAD + b"content-length: 0\r\n\r\n")
+            assert (await client.answer())[0] == 503, "it reads on"
 
     run(work)

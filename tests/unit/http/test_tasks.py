@@ -8,8 +8,8 @@ import pytest
 
 from protocol.errors import UpstreamError
 from protocol.types import RequestOutput
-from proxy.tokens.outputs import ReadAhead, unless_failed
-from proxy.upstream.client import Patience, _patiently
+from proxy.tokens.overlap import ReadAhead, unless_failed
+from proxy.upstream.patience import Patience, patiently
 from services.http.tasks import ended
 
 
@@ -52,7 +52,7 @@ async def by_unless_failed(slow: Slow) -> None:
 
 
 async def by_client(slow: Slow) -> None:
-    await _patiently(slow.work(), Patience(time.monotonic() + 0.01), "http://x")
+    await patiently(slow.work(), Patience(time.monotonic() + 0.01), "http://x")
 
 
 @pytest.mark.parametrize("wait", [by_ended, by_ahead, by_unless_failed, by_client])

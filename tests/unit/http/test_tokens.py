@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from protocol.generate import decode_generate
 from services.frontend.render import Frontend
 from services.http.tokens import MAX_BODY
+from tests.support.frontend_helpers import NAME, user
+from tests.support.frontend_helpers import render as render_chat
 from tests.support.listening import run
-from tests.support.openai_server import Server, asking
+from tests.support.openai_server import CHAT, Server, asking, chat
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], [2**70], [10**6], [1, 2, -(2**40)], [1.5], ["a"]])
@@ -58,5 +61,38 @@ def test_a_text_too_large_to_tokenize_is_refused(front: Frontend) -> None:
         async with asking(Server(front)) as (ask, _):
             status, answer = await ask("/tokenize", {"prompt": "x" * (MAX_BODY + 1)})
             assert (status, answer["error"]["code"]) == (413, "payload_too_large")
+
+    run(work)
+
+
+def test_a_chat_becomes_the_tokens_of_its_prompt(front: Frontend) -> None:
+    expected = render_chat(front, user("Hi")).generate.token_ids
+
+    async def work() -> None:
+        async with asking(Server(front)) as (ask, _):
+            wanted = {"messages": user("Hi"), "return_token_strs": True}
+            status, answer = await ask("/tokenize", wanted)
+            assert status == 200
+            assert answer["tokens"] == expected
+            assert len(answer["token_strs"]) == answer["count"] == len(answer["tokens"])
+            status, body = await ask(f"{CHAT}/render", chat())
+            assert status == 200 and body["sampling_params"]["max_tokens"] == 2
+            request, _ = decode_generate(json.dumps(body).encode())
+            assert request.token_ids == expected
+            for wrong in ({}, {"prompt": "x", "messages": user("x")}):
+                status, answer = await ask("/tokenize", wrong)
+                assert (status, answer["error"]["param"]) == (400, "prompt")
+
+    run(work)
+
+
+def test_a_model_is_shown_by_its_name(front: Frontend) -> None:
+    async def work() -> None:
+        async with asking(Server(front)) as (ask, _):
+            status, card = await ask(f"/v1/models/{NAME}", method="GET")
+            assert (status, card["id"], card["object"]) == (200, NAME, "model")
+            status, answer = await ask("/v1/models/other/one", method="GET")
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")
+            assert (await ask("/tokenizer_info", method="GET"))[0] == 404
 
     run(work)

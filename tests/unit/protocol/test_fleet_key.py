@@ -8,6 +8,7 @@ import pytest
 from protocol.curve import Curve
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey, FleetOptions
+from protocol.server_options import ClientKeyOptions
 from protocol.settings import describe, resolve
 
 KEY = "a key that is long enough".replace(" ", "-")
@@ -71,3 +72,14 @@ def test_keys_of_zmq_are_the_fleets_and_tell_nothing_of_it() -> None:
     assert ours == again and ours != other and ours is not None
     assert Curve.of(FleetKey()) is None
     assert KEY not in repr(ours) and ours.secret.decode() not in repr(ours)
+
+
+def test_api_keys_may_be_given_one_by_one() -> None:
+    flags = ["--api-key", "one,two", "--api-key", "three"]
+    assert resolve(ClientKeyOptions, flags, {}).read_api_keys() == ["one", "two", "three"]
+    assert resolve(ClientKeyOptions, [], {"TRIPTYCH_API_KEY": "one,two"}).read_api_keys() == [
+        "one",
+        "two",
+    ]
+    with pytest.raises(ConfigError, match="--api-key"):
+        resolve(ClientKeyOptions, ["--api-key", "good", "--api-key", "no good"], {})

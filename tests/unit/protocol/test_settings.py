@@ -10,14 +10,17 @@ from typing import Any, get_type_hints
 import pytest
 
 from protocol.errors import ConfigError
-from protocol.options import Rule, count, option, port_option, rule_of, seconds
+from protocol.options import Rule, count, option, port_option, rule_of, seconds, sections
 from protocol.settings import misspelt, resolve, urls
 from proxy.config import ProxyConfig
 from services.master.config import MasterConfig
 from services.mock.config import MockConfig
 from services.worker.config import WorkerConfig
+from triptych.launch.options import ServeConfig
 
-ROLES: tuple[type[Any], ...] = (ProxyConfig, MasterConfig, WorkerConfig, MockConfig)
+ROLES: tuple[type[Any], ...] = (
+    ProxyConfig, MasterConfig, WorkerConfig, MockConfig, ServeConfig,
+)  # fmt: skip
 OPTIONS = [
     pytest.param(
         get_type_hints(role)[field.name], rule_of(field), id=f"{role.__name__}-{field.name}"
@@ -61,6 +64,22 @@ def test_every_number_has_bounds_and_a_unit_and_every_text_says_what_it_is(
 def test_every_option_is_explained_in_a_sentence(kind: type, rule: Rule) -> None:
     assert rule.help.endswith(".") and len(rule.help.split()) >= 3
     assert rule.help[0].isupper() or ": " in rule.help[:16]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_option_stands_under_a_heading_of_the_help(role: type[Any]) -> None:
+    found = sections(role)
+    assert "" not in found
+    names = [name for group in found.values() for name in group]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(role))
+
+
+def test_the_help_has_headings_and_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        resolve(ProxyConfig, ["--help"], {}, prog="proxy")
+    shown = capsys.readouterr().out
+    queue, timeouts = shown.index("\nQueue:\n"), shown.index("\nTimeouts and retries:\n")
+    assert queue < shown.index("TRIPTYCH_MAX_QUEUE") < timeouts
 
 
 @pytest.mark.parametrize("role", ROLES)

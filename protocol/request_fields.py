@@ -1,0 +1,62 @@
+"""What becomes of each field of a chat or completion request: one row a field.
+
+The parser (`protocol.openai`) takes no field that is not in `protocol.request_table`; docs/api.md
+is made from the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protocol.errors import InvalidRequest
+
+Route = Literal["chat", "completions"]
+State = Literal["works", "refused", "harmless"]
+BOTH: tuple[Route, ...] = ("chat", "completions")
+
+
+@dataclass(frozen=True)
+class RequestField:
+    """One row of the table."""
+
+    name: str  # as the client writes it
+    state: State  # refused: 400 that names it; harmless: taken, without any effect on the answer
+    does: str  # a sentence for the API reference; of a refused one: what to do instead
+    example: Any  # a value that is legal elsewhere
+    routes: tuple[Route, ...] = BOTH  # requests that have it
+    neutral: tuple[Any, ...] = ()  # values of a refused one that ask for nothing; null always does
+
+    def asks(self, value: Any) -> bool:
+        """Whether `value` of a refused field wants what is not done here."""
+        return value is not None and not any(
+            value == idle and isinstance(value, bool) == isinstance(idle, bool)
+            for idle in self.neutral
+        )
+
+    def refusal(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self.name} is not supported: {self.does}",
+            param=self.name,
+            code="unsupported_parameter",
+        )
+
+
+def works(name: str, does: str, example: Any, *, routes: tuple[Route, ...] = BOTH) -> RequestField:
+    return RequestField(name, "works", does, example, routes)
+
+
+def refused(
+    name: str,
+    does: str,
+    example: Any,
+    *neutral: Any,
+    routes: tuple[Route, ...] = BOTH,
+) -> RequestField:
+    return RequestField(name, "refused", does, example, routes, neutral)
+
+
+def harmless(
+    name: str, does: str, example: Any, *, routes: tuple[Route, ...] = BOTH
+) -> RequestField:
+    return RequestField(name, "harmless", does, example, routes)

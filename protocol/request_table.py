@@ -1,0 +1,192 @@
+"""The rows of `protocol.request_fields`: all fields of OpenAI's and vLLM's requests."""
+
+from __future__ import annotations
+
+from protocol.request_fields import RequestField, Route, harmless, refused, works
+
+_CHAT: tuple[Route, ...] = ("chat",)
+_TEXT: tuple[Route, ...] = ("completions",)
+_FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+_NO_BEAMS = "beams are not searched here"
+_RENDER = "Read by vLLM's render routes only."
+
+WORKS = (
+    works("messages", "The conversation; content is text or parts.", [], routes=_CHAT),
+    works("prompt", "A text, texts, token ids, or lists of token ids.", "Hi", routes=_TEXT),
+    works("model", "A name that is served; left out: the model that is served.", "m"),
+    works("stream", "Answer by server-sent events.", True),
+    works(
+        "stream_options",
+        "With include_usage usage comes at a stream's end, with continuous_usage_stats beside it"
+        " also in every chunk, counted for its choice. Only with stream: true.",
+        {"include_usage": True},
+    ),
+    works("max_tokens", "Output tokens at most; 0 only where the prompt is scored.", 4),
+    works("max_completion_tokens", "As max_tokens, before which it goes.", 4, routes=_CHAT),
+    works("n", "Choices, 1 to 128.", 2),
+    works(
+        "best_of",
+        "Choices to compute, of which the n with the highest mean log-probability are answered.",
+        3,
+        routes=_TEXT,
+    ),
+    works("temperature", "0 for greedy.", 0.5),
+    works("top_p", "Probability mass to draw from.", 0.5),
+    works("top_k", "Likeliest tokens to draw from; 0 or -1 for all.", 5),
+    works("min_p", "Least probability, relative to the likeliest token.", 0.1),
+    works("seed", "Makes draws repeatable.", 7),
+    works("stop", "Up to 16 strings that end the answer.", ["x"]),
+    works("stop_token_ids", "Tokens that end the answer.", [5]),
+    works("include_stop_str_in_output", "Show the stop string that ended the answer.", True),
+    works("ignore_eos", "Go on past the end-of-sequence token.", True),
+    works("min_tokens", "No end before so many output tokens.", 2),
+    works("presence_penalty", "-2 to 2, for tokens that the output has.", 0.5),
+    works("frequency_penalty", "-2 to 2, for each time that the output has a token.", 0.5),
+    works("repetition_penalty", "Above 0, for tokens of prompt and output.", 1.2),
+    works("logit_bias", "Token id → -100 to 100, added to its logit.", {"5": 1}),
+    works("allowed_token_ids", "The only tokens that the output may have.", [5, 6]),
+    works(
+        "bad_words",
+        "Texts whose tokens the output does not have one after the other, each as it stands and"
+        " after a blank.",
+        ["x"],
+    ),
+    works(
+        "logprobs",
+        "Show log-probabilities of the output's tokens with 0 to 20 alternatives.",
+        0,
+        routes=_TEXT,
+    ),
+    works("logprobs", "Show log-probabilities of the output's tokens.", True, routes=_CHAT),
+    works("top_logprobs", "Alternatives, 0 to 20, beside logprobs: true.", 2, routes=_CHAT),
+    works(
+        "prompt_logprobs",
+        "Log-probabilities of the prompt's tokens with 0 to 20 alternatives, in vLLM's form. Not"
+        " with stream: true.",
+        1,
+    ),
+    works(
+        "echo",
+        "The prompt before the output; with logprobs its log-probabilities too, and max_tokens may"
+        " be 0.",
+        True,
+        routes=_TEXT,
+    ),
+    works("return_token_ids", "Token ids of prompt and output beside the text.", True),
+    works("return_tokens_as_token_ids", "Tokens of logprobs as token_id:5.", True),
+    works("skip_special_tokens", "Leave special tokens out of the text; true if left out.", False),
+    works("add_special_tokens", "Whether the tokenizer adds its own, such as BOS.", True),
+    works(
+        "truncate_prompt_tokens",
+        "Keep so many tokens of the prompt; -1: as many as leave room for max_tokens. Not with"
+        " pictures.",
+        3,
+    ),
+    works(
+        "truncation_side", "left keeps the prompt's end (if left out), right its start.", "right"
+    ),
+    works("response_format", "text, json_object or json_schema.", {"type": "text"}),
+    works(
+        "structured_outputs", "vLLM's json, regex, choice, grammar, json_object.", {"regex": "a"}
+    ),
+    works("guided_json", "A JSON schema, as older vLLMs name it.", {"type": "object"}),
+    works("guided_regex", "A regular expression, as older vLLMs name it.", "a"),
+    works("guided_choice", "Texts to choose from, as older vLLMs name it.", ["a"]),
+    works("guided_grammar", "A grammar, as older vLLMs name it.", 'start: "a"'),
+    works("tools", "Functions that the model may call.", [_FUNCTION], routes=_CHAT),
+    works("tool_choice", "none, auto, required, or a function by name.", "none", routes=_CHAT),
+    works("parallel_tool_calls", "false: one call at most.", False, routes=_CHAT),
+    works("documents", "Handed to the chat template.", [{"title": "t", "text": "x"}], routes=_CHAT),
+    works(
+        "reasoning_effort",
+        "Handed to the chat template, where one that knows no efforts leaves it.",
+        "low",
+        routes=_CHAT,
+    ),
+    works("verbosity", "Handed to the chat template, as reasoning_effort.", "low", routes=_CHAT),
+    works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=_CHAT),
+    works(
+        "chat_template",
+        "A Jinja template instead of the model's own, where --trust-request-chat-template is set.",
+        "{{ messages[0].content }}",
+        routes=_CHAT,
+    ),
+    works(
+        "add_generation_prompt", "Whether an answer begins; true if left out.", False, routes=_CHAT
+    ),
+    works(
+        "continue_final_message",
+        "Go on with the last message; needs add_generation_prompt: false.",
+        True,
+        routes=_CHAT,
+    ),
+    works("service_tier", "auto or any other; the answer says default, the only one.", "auto"),
+    works("priority", "Lower runs earlier, not below --min-priority.", 1),
+    works("cache_salt", "Shares cached prefixes with requests of the same salt only.", "s"),
+    works("request_id", "As the header X-Request-Id, which goes before it.", "r"),
+    works("session_id", "As the header X-Session-Id, which goes before it.", "s"),
+    works("ec_transfer_params", "vLLM's EPD protocol: where embeddings are.", {}),
+    works(
+        "kv_transfer_params",
+        "vLLM's EPD protocol: where KV is. Workers follow it; a proxy places requests itself and"
+        " takes none from clients.",
+        {},
+    ),
+)
+
+REFUSED = (
+    refused("suffix", "the models here complete a prompt at its end.", "x", "", routes=_TEXT),
+    refused("use_beam_search", f"{_NO_BEAMS}; use n or best_of.", True, False),
+    refused("length_penalty", f"{_NO_BEAMS}.", 2.0, 1.0, 1),
+    refused("early_stopping", f"{_NO_BEAMS}.", True, False),
+    refused("logprob_token_ids", "use logprobs with alternatives.", [5], []),
+    refused("watermarking", "outputs carry no mark.", True, False),
+    refused(
+        "repetition_detection", "use frequency_penalty or max_tokens.", {"max_pattern_size": 3}
+    ),
+    refused("thinking_token_budget", "use max_tokens.", 5, -1),
+    refused("include_reasoning", "reasoning is part of the text.", False, True, routes=_CHAT),
+    refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
+    refused("logits_processors", "requests bring no code.", ["x"], []),
+    refused("prompt_embeds", "a prompt is text or token ids.", "AAAA", "", [], routes=_TEXT),
+    refused("routed_experts_prompt_start", "routed experts are not answered.", 3, 0),
+    refused("guided_whitespace_pattern", "use structured_outputs.whitespace_pattern.", "a"),
+    refused("media_io_kwargs", "media are read as they are.", {"video": {"fps": 1}}, {}),
+    refused(
+        "mm_processor_kwargs",
+        "the model's own processor options hold for all requests.",
+        {"max_pixels": 99},
+        {},
+    ),
+    refused("functions", "use tools.", [{"name": "f"}], [], routes=_CHAT),
+    refused("function_call", "use tool_choice.", {"name": "f"}, "none", "auto", routes=_CHAT),
+    refused("modalities", "answers are text.", ["text", "audio"], ["text"], [], routes=_CHAT),
+    refused("audio", "answers are text.", {"voice": "x", "format": "wav"}, routes=_CHAT),
+    refused("web_search_options", "nothing is searched here.", {}, routes=_CHAT),
+    refused("moderation", "nothing is moderated here.", {"model": "m"}, routes=_CHAT),
+    refused(
+        "return_prompt_text", "use return_token_ids and /detokenize.", True, False, routes=_CHAT
+    ),
+    refused("echo", "of completions only.", True, False, routes=_CHAT),
+)
+
+HARMLESS = (
+    harmless("user", "Who asks is told by the Authorization header.", "u"),
+    harmless("safety_identifier", "As user.", "u", routes=_CHAT),
+    harmless("metadata", "Nothing is kept.", {"a": "b"}),
+    harmless("store", "Nothing is kept.", True, routes=_CHAT),
+    harmless("prompt_cache_key", "Prefixes are found by their content.", "k", routes=_CHAT),
+    harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}, routes=_CHAT),
+    harmless("prompt_cache_retention", "As prompt_cache_key.", "24h", routes=_CHAT),
+    harmless(
+        "prediction", "Would only be faster.", {"type": "content", "content": "x"}, routes=_CHAT
+    ),
+    harmless("stream_interval", "Chunks come as tokens do.", 4),
+    harmless("spaces_between_special_tokens", "Fast tokenizers have none to leave out.", False),
+    harmless("guided_decoding_backend", "There is one, llguidance.", "auto"),
+    harmless("return_token_offsets", _RENDER, True),
+    harmless("mm_payload", _RENDER, "none"),
+    harmless("return_mm_kwargs", _RENDER, False),
+)
+
+FIELDS: tuple[RequestField, ...] = (*WORKS, *REFUSED, *HARMLESS)

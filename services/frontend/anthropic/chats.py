@@ -1,0 +1,168 @@
+"""A request in Anthropic's form as the chat that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from protocol.anthropic import CountRequest, Message, MessagesRequest, Tool, ToolChoice
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatCompletionRequest, decode_chat
+
+Json = dict[str, Any]
+_MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required", "none": "none"})
+
+
+def chat_of(request: CountRequest) -> ChatCompletionRequest:
+    """The chat; `InvalidRequest` names the field that is at fault."""
+    fields: Json = {"model": request.model, "messages": list(_messages(request))}
+    if isinstance(request, MessagesRequest):
+        fields |= {
+            "max_completion_tokens": request.max_tokens,
+            "stop": request.stop_sequences,
+            **{
+                name: getattr(request, name) for name in ("stream", "temperature", "top_p", "top_k")
+            },
+        }
+    if request.tools:
+        fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    if request.tool_choice is not None:
+        fields["tool_choice"] = _choice(request.tool_choice)
+        fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
+    if request.thinking is not None:
+        thinks = request.thinking.type != "disabled"
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+    return decode_chat(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
+
+
+def _messages(request: CountRequest) -> Iterator[Json]:
+    if isinstance(request.system, str):
+        yield {"role": "system", "content": request.system}
+    elif request.system is not None:
+        texts = [_text(part, f"system[{i}]") for i, part in enumerate(request.system)]
+        yield {"role": "system", "content": "\n".join(texts)}
+    for i, message in enumerate(request.messages):
+        where = f"messages[{i}].content"
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+        elif message.role == "assistant":
+            yield _said(message.content, where)
+        else:
+            yield from _asked(message, message.content, where)
+
+
+def _said(blocks: list[Json], where: str) -> Json:
+    """A turn of the model's."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
+    for i, block in enumerate(blocks):
+        kind, place = block.get("type"), f"{where}[{i}]"
+        if kind == "text":
+            texts.append(_string(block, "text", place))
+        elif kind == "thinking":
+            thoughts.append(_string(block, "thinking", place))
+        elif kind == "tool_use":
+            function = {"name": _string(block, "name", place), "arguments": block.get("input", {})}
+            name = _string(block, "id", place)
+            calls.append({"id": name, "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            raise _unknown(kind, place)
+    message: Json = {"role": "assistant", "content": "".join(texts) or None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _asked(message: Message, blocks: list[Json], where: str) -> Iterator[Json]:
+    """What a user says, after the results that it brings, each of which is a message."""
+    parts: list[Json] = []
+    for i, block in enumerate(blocks):
+        place = f"{where}[{i}]"
+        if block.get("type") == "tool_result":
+            name = _string(block, "tool_use_id", place)
+            content = _result(block.get("content", ""), f"{place}.content")
+            yield {"role": "tool", "tool_call_id": name, "content": content}
+        else:
+            parts.append(_part(block, place))
+    if parts:
+        yield {"role": message.role, "content": parts}
+
+
+def _result(content: Any, where: str) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or a list of blocks", param=where)
+    return [_part(block, f"{where}[{i}]") for i, block in enumerate(content)]
+
+
+def _part(block: Any, where: str) -> Json:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        return {"type": "text", "text": _string(block, "text", where)}
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": _url(block.get("source"), where)}}
+    raise _unknown(kind, where)
+
+
+def _url(source: Any, where: str) -> str:
+    where = f"{where}.source"
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        return _string(source, "url", where)
+    if kind == "base64":
+        media = _string(source, "media_type", where)
+        return f"data:{media};base64,{_string(source, 'data', where)}"
+    raise InvalidRequest(f"{where}.type must be 'base64' or 'url'", param=f"{where}.type")
+
+
+def _text(part: Json, where: str) -> str:
+    if part.get("type") != "text":
+        raise _unknown(part.get("type"), where)
+    return _string(part, "text", where)
+
+
+def _string(block: Json, name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+def _unknown(kind: Any, where: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{where}: blocks of type '{kind}' are not supported",
+        param=f"{where}.type",
+        code="unsupported_field",
+    )
+
+
+def _tool(tool: Tool, where: str) -> Json:
+    if tool.type not in (None, "custom"):
+        raise InvalidRequest(
+            f"{where}: tools of type '{tool.type}' are not supported",
+            param=f"{where}.type",
+            code="unsupported_field",
+        )
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _choice(choice: ToolChoice) -> str | Json:
+    if choice.type != "tool":
+        return _MODES[choice.type]
+    if choice.name is None:
+        raise InvalidRequest("tool_choice.name is missing", param="tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,0 +1,11 @@
+"""Answers read: tool calls and reasoning leave the text, family by family.
+
+source       a text that arrives piece by piece, and how readers wait for more of it
+heard        what a reader hears: text, reasoning, pieces of calls
+base         `ToolFormat`, the one interface of all families; `rules`: grammars of forced calls
+reading      `Reader`: reasoning, then text and calls, for streamed and whole answers alike
+choosing     which family's, by flag or by chat template
+
+hermes, qwen3_coder, llama3, mistral, glm, deepseek, gemma, harmony: one form each;
+json_call and parameters: what several of them share; thinking: marks around reasoning
+"""

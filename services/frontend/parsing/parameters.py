@@ -1,0 +1,118 @@
+"""Parameters that a model writes one by one, as text between marks, told as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from services.frontend.parsing.base import Function, Json, properties_of, required_of
+from services.frontend.parsing.heard import Listener
+from services.frontend.parsing.rules import Rules, either, quoted, shared
+from services.frontend.parsing.source import Source, Steps
+
+MAX_ALTERNATIVES = 64
+
+
+class Parameters:
+    """Of the call that `out` has begun. A parameter that may only be a string is told as it grows;
+    any other once it is complete, as JSON if it is some, otherwise as a string."""
+
+    def __init__(self, out: Listener, function: Function | None) -> None:
+        self._out = out
+        self._function = function
+        self._count = 0
+
+    def read(self, name: str, source: Source, close: str, *, trim: bool) -> Steps[bool]:
+        """Read a value up to `close`; False if that does not come. `trim`: a line's end after the
+        opening mark, and one before `close`, belong to the form."""
+        self._out.arguments(f"{', ' if self._count else '{'}{_spelled(name)}: ")
+        self._count += 1
+        if trim:
+            yield from source.take("\n")
+        schema = self._function.schema_of(name) if self._function is not None else {}
+        if not _only_strings(schema):
+            value, mark = yield from source.until([close])
+            self._out.arguments(_value(value.removesuffix("\n") if trim else value, schema))
+            return bool(mark)
+        self._out.arguments('"')
+        text = _Trimmed(self._out.arguments, trim=trim)
+        mark = yield from source.pass_to(text.add, [close])
+        if mark:
+            self._out.arguments('"')
+        return bool(mark)
+
+    def end(self) -> None:
+        """No more parameters come."""
+        self._out.arguments("}" if self._count else "{}")
+
+
+class _Trimmed:
+    """Text as the inside of a JSON string; a line's end is held back while it may be the last."""
+
+    def __init__(self, sink: Callable[[str], None], *, trim: bool) -> None:
+        self._sink = sink
+        self._trim = trim
+        self._held = ""
+
+    def add(self, piece: str) -> None:
+        piece = self._held + piece
+        self._held = "\n" if self._trim and piece.endswith("\n") else ""
+        self._sink(_spelled(piece.removesuffix(self._held))[1:-1])
+
+
+def _spelled(text: str) -> str:
+    spelled: str = msgspec.json.encode(text).decode()
+    return spelled
+
+
+def _only_strings(schema: Json) -> bool:
+    kinds = schema.get("type")
+    return kinds in ("string", ["string"])
+
+
+def _may_be_string(schema: Json) -> bool:
+    kinds = schema.get("type")
+    return "string" in kinds if isinstance(kinds, list) else kinds == "string"
+
+
+def _value(text: str, schema: Json) -> str:
+    """A value as JSON: booleans and null in Python's spelling too."""
+    text = text.strip() if not _may_be_string(schema) else text
+    plain = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    try:
+        msgspec.json.decode(plain)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _spelled(text)
+    return plain
+
+
+def written_parameters(
+    function: Function, rules: Rules, write: Callable[[str, str], str], text_end: str
+) -> str:
+    """Terms of a grammar for a function's parameters, in the order of its schema.
+
+    `write(name, value)`: one parameter; its value's terms come with `text_end`, which ends it.
+    """
+    required = required_of(function.parameters)
+    terms = []
+    for name, schema in properties_of(function.parameters).items():
+        term = write(name, _written(schema, function, rules, text_end))
+        terms.append(term if name in required else f"({term})?")
+    return " ".join(terms)
+
+
+def _written(schema: Json, function: Function, rules: Rules, end: str) -> str:
+    choices: Any = schema.get("enum")
+    if "const" in schema:
+        choices = [schema["const"]]
+    if isinstance(choices, list) and 0 < len(choices) <= MAX_ALTERNATIVES:
+        return f"{either(quoted(_plain(choice)) for choice in choices)} {rules.mark(end)}"
+    if _only_strings(schema):
+        return rules.text_before(end)
+    return f"{rules.json({**schema, **shared(function.parameters)})} {rules.mark(end)}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

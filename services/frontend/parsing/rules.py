@@ -1,0 +1,72 @@
+"""Rules of a Lark grammar, as llguidance reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+# A blank, or a line's end and its indentation: with more, weak models never come to an end.
+GAP = r" |\r?\n[ \t]{0,32}"
+_SHARED = ("$defs", "definitions")
+
+
+class Rules:
+    """`token_id`: the id of a text that is one token of the vocabulary, None if it is none."""
+
+    def __init__(self, token_id: Callable[[str], int | None]) -> None:
+        self._token_id = token_id
+        self._lines: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """A text that models write as one token where they have it."""
+        found = self._token_id(text)
+        return quoted(text) if found is None else f"<[{found}]>"
+
+    def add(self, name: str, terms: str) -> None:
+        self._lines.append(f"{name}: {terms}")
+
+    def new(self, terms: str) -> str:
+        """A rule of its own; its name."""
+        name = f"rule{len(self._lines)}"
+        self.add(name, terms)
+        return name
+
+    def terminal(self, terms: str) -> str:
+        """A terminal of its own; its name."""
+        name = f"TEXT{len(self._lines)}"
+        self.add(name, terms)
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A JSON value of that schema; what cannot be enforced in it is ignored."""
+        spaced = {**schema, "x-guidance": {"whitespace_pattern": GAP, "lenient": True}}
+        return self.new(f"%json {msgspec.json.encode(spaced).decode()}")
+
+    def text_before(self, mark: str) -> str:
+        """Any text, then `mark`."""
+        if self._token_id(mark) is not None:
+            # Text that is spelled out never matches a token that is named.
+            return f"{self.terminal('/(?s:.*)/')} {self.mark(mark)}"
+        name = f"text{len(self._lines)}"
+        self.add(f"{name}[suffix={quoted(mark)}]", "/(?s:.*)/")
+        return name
+
+    def lark(self) -> str:
+        return "\n".join(self._lines)
+
+
+def quoted(text: str) -> str:
+    """`text` as a term of a grammar."""
+    spelled: str = msgspec.json.encode(text).decode()
+    return spelled
+
+
+def either(terms: Iterable[str]) -> str:
+    return f"({' | '.join(terms)})"
+
+
+def shared(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What references in a schema point to, which must stand at the root."""
+    return {key: schema[key] for key in _SHARED if key in schema}

@@ -1,0 +1,198 @@
+"""A request for a response as the chat that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatCompletionRequest, decode_chat
+from protocol.responses import ResponsesRequest
+
+Json = dict[str, Any]
+_SAME = (
+    "model", "stream", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p", "seed",
+    "repetition_penalty", "stop", "priority", "cache_salt", "chat_template_kwargs", "user",
+)  # fmt: skip
+_REFUSED: Mapping[str, object] = MappingProxyType(
+    {"background": False, "conversation": None, "prompt": None, "top_logprobs": 0}
+)
+# What an answer has anyway, or never has.
+_INCLUDED = ("reasoning.encrypted_content",)
+_RENAMED = (
+    ("messages", "input"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+)
+
+
+def chat_of(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletionRequest:
+    """The chat; `before`: items of the responses that came earlier. `InvalidRequest` names the
+    field of the response that is at fault."""
+    _check(request)
+    fields: Json = {name: getattr(request, name) for name in _SAME}
+    fields["messages"] = _messages(request, before)
+    fields["max_completion_tokens"] = request.max_output_tokens
+    if request.reasoning is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if request.text is not None and request.text.format is not None:
+        fields["response_format"] = _format(request.text.format)
+    fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
+    fields["tool_choice"] = _choice(request.tool_choice)
+    return decode_chat(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
+
+
+def as_of_response(error: InvalidRequest) -> InvalidRequest:
+    """An error of the chat, by the name that its field has in a response."""
+    for chat, response in _RENAMED:
+        if error.param is not None and error.param.startswith(chat):
+            # Messages are not numbered as the items that they were made of.
+            rest = "" if chat == "messages" else error.param.removeprefix(chat)
+            error.param = response + rest
+            break
+    return error
+
+
+def _check(request: ResponsesRequest) -> None:
+    for name, default in _REFUSED.items():
+        if getattr(request, name) not in (None, default):
+            raise _unsupported(f"{name} is not supported by this server", name)
+    if request.max_tool_calls is not None:
+        raise _unsupported("max_tool_calls: this server runs no tools itself", "max_tool_calls")
+    if request.truncation == "auto":
+        raise _unsupported("truncation must be 'disabled' on this server", "truncation")
+    for i, name in enumerate(request.include or ()):
+        if name not in _INCLUDED:
+            raise _unsupported(f"include: '{name}' is not supported", f"include[{i}]")
+
+
+def _unsupported(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, code="unsupported_field")
+
+
+def items_of(request: ResponsesRequest) -> list[Json]:
+    """The input as items."""
+    if isinstance(request.input, str):
+        return [{"type": "message", "role": "user", "content": request.input}]
+    return request.input
+
+
+def _messages(request: ResponsesRequest, before: Iterable[Json]) -> list[Json]:
+    messages: list[Json] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    for item in before:
+        _add(messages, item, "previous_response_id")
+    for i, item in enumerate(items_of(request)):
+        _add(messages, item, f"input[{i}]" if isinstance(request.input, list) else "input")
+    return messages
+
+
+def _add(messages: list[Json], item: Json, where: str) -> None:
+    """Add what an item says. What the model said in one turn becomes one message."""
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        call = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
+        name = _text(item, "call_id", where)
+        turn = _turn(messages)
+        turn.setdefault("tool_calls", []).append({"id": name, "type": "function", "function": call})
+    elif kind == "function_call_output":
+        content = _content(item.get("output"), f"{where}.output")
+        name = _text(item, "call_id", where)
+        messages.append({"role": "tool", "tool_call_id": name, "content": content})
+    elif kind == "reasoning":
+        messages.append({"role": "assistant", "reasoning_content": _thought(item, where)})
+    elif kind == "message":
+        _add_message(messages, item, where)
+    else:
+        raise _unsupported(f"{where}: items of type '{kind}' are not supported", f"{where}.type")
+
+
+def _add_message(messages: list[Json], item: Json, where: str) -> None:
+    role = _text(item, "role", where)
+    content = _content(item.get("content"), f"{where}.content")
+    if role == "assistant":
+        _turn(messages, without="content")["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _turn(messages: list[Json], *, without: str = "") -> Json:
+    """The model's turn that is under way, if it has not got that field yet."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or without in last:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _thought(item: Json, where: str) -> str:
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise InvalidRequest(f"{where}.content must be a list", param=f"{where}.content")
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+def _text(item: Json, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+def _content(content: Any, where: str) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
+        return {"type": "text", "text": _text(part, "text", where)}
+    if kind == "refusal":
+        return {"type": "refusal", "refusal": _text(part, "refusal", where)}
+    if kind == "input_image":
+        if part.get("file_id") is not None:
+            raise _unsupported(f"{where}: this server holds no files", f"{where}.file_id")
+        return {"type": "image_url", "image_url": {"url": _text(part, "image_url", where)}}
+    raise _unsupported(f"{where}: parts of type '{kind}' are not supported", f"{where}.type")
+
+
+def _tool(tool: Json, where: str) -> Json:
+    if tool.get("type") != "function":
+        raise _unsupported(
+            f"{where}: tools of type '{tool.get('type')}' are not supported", f"{where}.type"
+        )
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | Json | None) -> str | Json | None:
+    """The choice of a tool, which has the function's name at its own level here."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode"), "tools": named},
+        }
+    return choice
+
+
+def _format(form: Json) -> Json:
+    """`text.format`, which has a schema's fields at its own level."""
+    if form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}

@@ -1,0 +1,46 @@
+"""Anthropic's Messages API, before a proxy's pipeline and before a worker's own engine."""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.anthropic import MESSAGES_PATH, decode_count, decode_messages
+from services.frontend.anthropic.answer import MessageAnswer
+from services.frontend.anthropic.chats import chat_of
+from services.http.counting import counted
+from services.http.deadline import Deadline
+from services.http.openai import JSON, Service
+from services.http.streams import EventStream, while_connected
+
+
+def messaging(service: Service) -> APIRouter:
+    """Messages and what they would cost."""
+    routes = APIRouter()
+
+    @routes.post(MESSAGES_PATH)
+    @counted(service.admitted)
+    async def create(request: Request) -> Response:
+        """Anthropic messages, tools, pictures and reasoning included."""
+        rendered = await service.rendered_chat(request, lambda body: chat_of(decode_messages(body)))
+        answer = MessageAnswer(f"msg_{uuid.uuid4().hex}", rendered.output.model)
+        deadline = Deadline.after(rendered.generate.deadline_s)
+        answering, steps = service.answering(rendered), service.run(rendered)
+        if not rendered.output.stream:
+            whole = await while_connected(request, answer.whole(answering, steps), deadline)
+            return Response(msgspec.json.encode(whole), media_type=JSON)
+        first = await while_connected(request, anext(steps), deadline)
+        events = answer.events(answering, first, steps)
+        return EventStream(events, deadline=deadline, failed=answer.failed)
+
+    @routes.post(MESSAGES_PATH + "/count_tokens")
+    @counted(service.admitted)
+    async def count(request: Request) -> Response:
+        """How many tokens a message's prompt has."""
+        rendered = await service.rendered_chat(request, lambda body: chat_of(decode_count(body)))
+        told = {"input_tokens": len(rendered.generate.token_ids)}
+        return Response(msgspec.json.encode(told), media_type=JSON)
+
+    return routes

@@ -1,0 +1,146 @@
+"""OpenAI's Responses API, before a proxy's pipeline and before a worker's own engine."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.errors import InvalidRequest, TriptychError
+from protocol.openai import ChatCompletionRequest
+from protocol.responses import RESPONSES_PATH, ResponsesRequest, decode_responses
+from services.frontend.responses.answer import ResponseAnswer
+from services.frontend.responses.chats import as_of_response, chat_of, items_of
+from services.http.callers import caller_of
+from services.http.counting import counted
+from services.http.deadline import Deadline
+from services.http.openai import JSON, Service
+from services.http.response_store import ResponseStore, Stored
+from services.http.streams import EventStream, while_connected
+
+Json = dict[str, Any]
+
+
+class NoResponse(TriptychError):
+    """A response that is not stored, or not any more, or another client's."""
+
+    status = 404
+    code = "response_not_found"
+    type = "invalid_request_error"
+
+
+class Responses:
+    """Of one server. `store`: what later requests may go on from."""
+
+    def __init__(self, service: Service, store: ResponseStore) -> None:
+        self._service = service
+        self._store = store
+
+    async def create(self, request: Request) -> Response:
+        """The whole response, or a stream whose first tokens are there already."""
+        work = _Work(self, caller_of(request).tenant)
+        try:
+            rendered = await self._service.rendered_chat(request, work.decode)
+        except InvalidRequest as error:
+            raise as_of_response(error) from None
+        answer = work.answer(rendered.output.model)
+        deadline = Deadline.after(rendered.generate.deadline_s)
+        answering = self._service.answering(rendered)
+        steps = self._service.run(rendered)
+        if not rendered.output.stream:
+            whole = await while_connected(request, answer.whole(answering, steps), deadline)
+            work.keep(whole)
+            return Response(msgspec.json.encode(whole), media_type=JSON)
+        first = await while_connected(request, anext(steps), deadline)
+        events = work.kept(answer, answer.events(answering, first, steps))
+        return EventStream(events, deadline=deadline, failed=answer.failed)
+
+    def stored(self, request: Request, response_id: str) -> Stored:
+        """`NoResponse` if there is none."""
+        return self.find(response_id, caller_of(request).tenant)
+
+    def find(self, response_id: str, tenant: str) -> Stored:
+        stored = self._store.get(response_id, tenant)
+        if stored is None:
+            raise NoResponse(f"there is no response '{response_id[:64]}' here")
+        return stored
+
+    def forget(self, request: Request, response_id: str) -> None:
+        if not self._store.delete(response_id, caller_of(request).tenant):
+            raise NoResponse(f"there is no response '{response_id[:64]}' here")
+
+    def keep(self, whole: Json, given: list[Json], before: list[Json], tenant: str) -> None:
+        self._store.put(whole, given, before, tenant)
+
+
+class _Work:
+    """One request on its way."""
+
+    def __init__(self, responses: Responses, tenant: str) -> None:
+        self._responses = responses
+        self._tenant = tenant
+        self._before: list[Json] = []
+        self._request = ResponsesRequest(input="")
+
+    def decode(self, body: bytes) -> ChatCompletionRequest:
+        """The chat that the request stands for."""
+        self._request = decode_responses(body)
+        if (previous := self._request.previous_response_id) is not None:
+            stored = self._responses.find(previous, self._tenant)
+            self._before = msgspec.json.decode(stored.items, type=list[Json])
+        return chat_of(self._request, self._before)
+
+    def answer(self, model: str) -> ResponseAnswer:
+        return ResponseAnswer(self._request, f"resp_{uuid.uuid4().hex}", model)
+
+    def keep(self, whole: Json) -> None:
+        """Store the response unless the client does not want that."""
+        if self._request.store is not False:
+            self._responses.keep(whole, items_of(self._request), self._before, self._tenant)
+
+    async def kept(
+        self, answer: ResponseAnswer, events: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """`events`; what they told of is stored before the last one is sent."""
+        async with contextlib.aclosing(events):
+            async for data in events:
+                if answer.response["status"] in ("completed", "incomplete"):
+                    self.keep(answer.response)
+                yield data
+
+
+def responding(service: Service, max_bytes: int) -> APIRouter:
+    """The Responses API; `max_bytes` of responses are kept."""
+    routes = APIRouter()
+    responses = Responses(service, ResponseStore(max_bytes))
+
+    @routes.post(RESPONSES_PATH)
+    @counted(service.admitted)
+    async def create(request: Request) -> Response:
+        """OpenAI responses, stateless or after an earlier one that was stored."""
+        return await responses.create(request)
+
+    @routes.get(RESPONSES_PATH + "/{response_id}")
+    async def show(request: Request, response_id: str) -> Response:
+        """A response that was stored."""
+        return Response(responses.stored(request, response_id).response, media_type=JSON)
+
+    @routes.get(RESPONSES_PATH + "/{response_id}/input_items")
+    async def show_input(request: Request, response_id: str) -> Response:
+        """The input items of a response that was stored."""
+        data = msgspec.Raw(responses.stored(request, response_id).input)
+        listed = {"object": "list", "data": data, "has_more": False}
+        return Response(msgspec.json.encode(listed), media_type=JSON)
+
+    @routes.delete(RESPONSES_PATH + "/{response_id}")
+    async def delete(request: Request, response_id: str) -> Response:
+        """Forget a response."""
+        responses.forget(request, response_id)
+        told = {"id": response_id, "object": "response", "deleted": True}
+        return Response(msgspec.json.encode(told), media_type=JSON)
+
+    return routes

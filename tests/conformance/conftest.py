@@ -1,0 +1,37 @@
+"""One stack for all rows: two workers of a tiny model behind a proxy of each dialect."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.asking import DIALECTS, Dialect, Door
+from tests.conftest import ModelDir
+from tests.support.chat_templates import TEMPLATES
+from tests.support.stack import idle, proxy, running
+
+
+@pytest.fixture(scope="session")
+def doors(
+    model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Dialect, Door]]:
+    """A proxy of each dialect."""
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATES["qwen3_tools"])
+    flags = ("--chat-template", str(template), "--trust-request-chat-template")
+    with running(model_dir("qwen3")) as stack:
+        workers = [stack.start(f"services.{name}", *flags) for name in ("prefill", "decode")]
+        for worker in workers:
+            worker.wait_ready()
+        prefill, decode = workers
+        proxies = {
+            dialect: proxy(stack, [], [prefill], [decode], "--dialect", dialect, *flags)
+            for dialect in DIALECTS
+        }
+        yield {dialect: Door(dialect, found.url, decode.url) for dialect, found in proxies.items()}
+        for worker in workers:
+            idle(worker)
+
+
+@pytest.fixture(params=DIALECTS)
+def door(request: pytest.FixtureRequest, doors: dict[Dialect, Door]) -> Door:
+    return doors[request.param]

@@ -1,0 +1,162 @@
+"""Anthropic's Messages API: requests become chats, gains become content blocks."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.anthropic import decode_messages
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatCompletionRequest
+from services.frontend.answering import Answering
+from services.frontend.anthropic.answer import MessageAnswer
+from services.frontend.anthropic.chats import chat_of
+from services.frontend.model_info import ModelInfo
+from services.frontend.parsing.hermes import Hermes
+from services.frontend.parsing.reading import Reading
+from services.frontend.parsing.thinking import Thinking
+from services.frontend.spec import OutputSpec
+from services.frontend.tokenizer import Tokenizer
+from tests.support.answer_steps import outputs, steps
+from tests.support.frontend_helpers import write_model
+
+Json = dict[str, Any]
+SAID = (
+    "<think>\nWhere?\n</think>\n\nI look.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+)
+
+
+def chat(messages: list[Json], **fields: Any) -> ChatCompletionRequest:
+    body = {"messages": messages, "max_tokens": 9, **fields}
+    return chat_of(decode_messages(msgspec.json.encode(body)))
+
+
+def user(*blocks: Json) -> Json:
+    return {"role": "user", "content": [*blocks]}
+
+
+def plain(request: ChatCompletionRequest) -> list[Json]:
+    messages: list[Json] = msgspec.to_builtins(request.messages)
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def test_a_conversation_with_a_tool_and_a_picture() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AA"}
+    call = {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Bern"}}
+    request = chat(
+        [
+            user({"type": "image", "source": source}, {"type": "text", "text": "Weather?"}),
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, call]},
+            user(
+                {"type": "tool_result", "tool_use_id": "t", "content": "rain"},
+                {"type": "text", "text": "And now?"},
+            ),
+        ],
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        tools=[{"name": "weather", "input_schema": {"type": "object"}}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        stop_sequences=["x"],
+        thinking={"type": "disabled"},
+    )
+    system, asked, said, result, again = plain(request)
+    assert system == {"role": "system", "content": "Be brief."}
+    assert asked["content"][0]["image_url"]["url"] == "data:image/png;base64,AA"
+    assert said["reasoning_content"] == "Hm."
+    assert said["tool_calls"][0]["function"]["arguments"] == {"city": "Bern"}
+    assert result == {"role": "tool", "tool_call_id": "t", "content": "rain"}
+    assert again["content"][0]["text"] == "And now?"
+    assert (request.tool_choice, request.parallel_tool_calls) == ("required", False)
+    assert (request.max_completion_tokens, request.stop) == (9, ["x"])
+    assert request.chat_template_kwargs == {"enable_thinking": False}
+    named = chat([user()], tool_choice={"type": "tool", "name": "f"}).tool_choice
+    assert named == {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [user({"type": "document"})]}, "messages[0].content[0].type"),
+        (
+            {"messages": [user({"type": "image", "source": {"type": "file"}})]},
+            "messages[0].content[0].source.type",
+        ),
+        ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_field(fields: Json, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(fields.pop("messages", []), **fields)
+    assert caught.value.param is not None
+    assert caught.value.param.replace("[...]", "[0]") == param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(ModelInfo.load(write_model("qwen3", tmp_path_factory.mktemp("m"))))
+
+
+def answering(tokenizer: Tokenizer, **fields: Any) -> Answering:
+    reading = Reading(Hermes(), Thinking(), most=9)
+    return Answering(OutputSpec("r", "m", True, [1, 2], reading=reading, **fields), tokenizer)
+
+
+def whole(tokenizer: Tokenizer, text: str = SAID, finish: str = "stop", **fields: Any) -> Json:
+    said = steps(outputs(tokenizer, text, finish))
+    return asyncio.run(MessageAnswer("msg_1", "m").whole(answering(tokenizer, **fields), said))
+
+
+def test_a_whole_message(tokenizer: Tokenizer) -> None:
+    message = whole(tokenizer)
+    thought, text, call = message["content"]
+    assert (thought["type"], thought["thinking"]) == ("thinking", "Where?")
+    assert text == {"type": "text", "text": "I look."}
+    assert (call["name"], call["input"]) == ("weather", {"city": "Bern"})
+    assert message["stop_reason"] == "tool_use" and message["stop_sequence"] is None
+    assert message["usage"]["input_tokens"] == 2
+
+
+def test_why_a_message_ends(tokenizer: Tokenizer) -> None:
+    assert whole(tokenizer, "Yes.")["stop_reason"] == "end_turn"
+    assert whole(tokenizer, "Yes.", "length")["stop_reason"] == "max_tokens"
+    stopped = whole(tokenizer, "Yes. No.", stop=(".",))
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", ".")
+    cut = whole(tokenizer, SAID[:-20], "length")["content"][-1]
+    assert cut["input"].keys() == {"partial_json"}
+
+
+def test_events_add_up_to_the_message(tokenizer: Tokenizer) -> None:
+    first, *rest = outputs(tokenizer, SAID, "stop")
+
+    async def run() -> bytes:
+        events = MessageAnswer("msg_1", "m").events(answering(tokenizer), [first], steps(rest))
+        return b"".join([data async for data in events])
+
+    told = []
+    for event in asyncio.run(run()).split(b"\n\n")[:-1]:
+        name, _, data = event.partition(b"\n")
+        told.append(json.loads(data.removeprefix(b"data: ")))
+        assert name.removeprefix(b"event: ").decode() == told[-1]["type"]
+    start, *middle, delta, stop = told
+    assert (start["type"], stop["type"]) == ("message_start", "message_stop")
+    assert start["message"]["content"] == [] and start["message"]["usage"]["input_tokens"] == 2
+    assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    blocks: list[Json] = []
+    texts: list[str] = []
+    for event in middle:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+            texts.append("")
+        elif event["type"] == "content_block_delta":
+            kind, text = event["delta"].values()
+            texts[-1] += text
+            assert kind in ("thinking_delta", "text_delta", "input_json_delta")
+        assert event["index"] == len(blocks) - 1
+    assert texts == ["Where?", "I look.", '{"city": "Bern"}']
+    assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]
+    assert [event["type"] for event in middle].count("content_block_stop") == 3
