@@ -5,7 +5,8 @@ config        which connector a worker uses
 factory       builds it
 ec, kv        the connectors
 transports    bytes from a peer's memory into ours
-side_channel  messages between engines, over sockets that are bounded (side_socket)
+side_server   messages between engines, over sockets that are bounded (side_socket);
+side_client   the other end
 messages      what they say
 peers         handshakes
 owners        which instances that share a folder live

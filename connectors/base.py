@@ -127,6 +127,12 @@ class ECConnector(ABC):
         """Whether `poll` must be called soon, as bytes may be moving."""
         return False
 
+    @property
+    def awaited(self) -> int:
+        """Entries of this instance that are kept for requests, or being read; no others are needed
+        by anybody."""
+        return 0
+
     def stats(self) -> TransferStats:
         return self.meter.snapshot()
 

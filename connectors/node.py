@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import zmq
 
 from connectors.peers import Greeter, Identity, Peers
-from connectors.side_channel import Address, SideClient, SideServer
+from connectors.side_client import Address, SideClient
+from connectors.side_server import SideServer
 from connectors.transports.background_poller import BackgroundPoller
 from connectors.transports.base import Transport
 from protocol.curve import Curve

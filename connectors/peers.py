@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 from connectors.messages import Hello, Refused, Welcome
-from connectors.side_channel import Address, Sender, SideClient, SideServer
+from connectors.side_client import Address, SideClient
+from connectors.side_server import Sender, SideServer
 from connectors.transports.base import Transfer, Transport
 from protocol.errors import IncompatiblePeer, TransferError, TransferTimeout
 

@@ -22,7 +22,7 @@ from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
-from services.http.access import Access, ApiKeys, gated, warn_if_public
+from services.http.access import Access, ApiKeys, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
 from services.http.server import bind, serve
@@ -53,7 +53,10 @@ async def run(config: ProxyConfig) -> None:
     clients = ApiKeys(config.read_api_keys())
     access = Access(clients=clients, opened=OPENED, protect_metrics=config.protect_metrics)
     config.check_tls()
-    warn_if_public(logger, clients, [config.host])
+    authenticated = bool(clients) or bool(config.ssl_ca_certs)
+    check_reach(
+        logger, "--api-key", authenticated, [("--host", config.host)], config.allow_unprotected
+    )
     with bind(config.host, config.port) as listener:
         frontend = _frontend(config)
         connect_s = config.connect_timeout

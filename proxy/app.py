@@ -16,12 +16,14 @@ from proxy.relay import passthrough
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS
+from services.http.anthropic import messaging
 from services.http.openai import Service, generating
+from services.http.responses import responding
 from services.http.server import version
 from services.http.tokens import informing
 
-OPENED = STATUS_PATHS | {"/instances"}
-"""What needs no API key; `/instances` has a key of its own."""
+OPENED = STATUS_PATHS | {"/instances", "/integrity"}
+"""What needs no API key; the last two have a key of their own."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -34,7 +36,10 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
     if gateway.frontend is not None:
-        app.include_router(generating(_service(gateway, gateway.frontend)))
+        service = _service(gateway, gateway.frontend)
+        app.include_router(generating(service))
+        app.include_router(messaging(service))
+        app.include_router(responding(service, gateway.config.response_store_bytes))
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
@@ -100,6 +105,16 @@ def _status(gateway: Gateway) -> APIRouter:
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
         return JSONResponse(body, status_code=200 if able() else 503)
+
+    @routes.get("/ping")
+    @routes.post("/ping")
+    async def ping() -> Response:
+        """The status of /health alone, as SageMaker asks for it."""
+        return Response(status_code=200 if able() else 503)
+
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        return {"server_load": gateway.in_flight.count}
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:

@@ -13,6 +13,7 @@ from proxy.admission import Admission, InFlight, QueueLimits
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch, Retrying
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.mistakes import MistakeLog
@@ -43,16 +44,21 @@ def make_gateway(
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     fleet = make_fleet(config)
     fleet.subscribe(MistakeLog(fleet).look)
-    metrics = ProxyMetrics(fleet)
+    master: MasterClient | None = None
+    if config.master_url:
+        master = MasterClient(config.urls_of_masters(), masters)
+    metrics = ProxyMetrics(fleet, master)
     planner: Planner = (alone := make_own_view(config, fleet, metrics))
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}
+    if dns_names := names_of(config):
+        dns = DnsFollower(fleet, dns_names)
+        first = {"looking up workers": dns.once, **first}
+        beside["looking up workers"] = lambda: dns.run(config.dns_interval)
     names = ModelNames.of(frontend)
-    if config.master_url:
-        master = MasterClient(config.urls_of_masters(), masters)
+    if master is not None:
         watcher, reporter = FleetWatcher(master, fleet, served_names(frontend)), Reporter(master)
         planner = MasterPlanner(fleet, master, watcher, reporter, alone, metrics)
-        metrics.watch_master(lambda: master.present, lambda: master.failovers)
         first = {"following the master": lambda: watcher.once(0.0), **first}
         beside |= {"following the master": watcher.run, "reporting to the master": reporter.run}
     model = ServedModel(names)
@@ -136,7 +142,8 @@ def make_fleet(config: ProxyConfig) -> Fleet:
         lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
     )
     fleet.force_dialect(config.dialect)
-    if not fleet.decode and not config.master_url and not config.admin_api_key:
+    named = fleet.decode or any(name.role == "decode" for name in names_of(config))
+    if not named and not config.master_url and not config.admin_api_key:
         raise ConfigError(
             "--decode-servers-urls: at least one worker is needed, or --master-url, or an "
             "--admin-api-key to add one with"

@@ -18,6 +18,7 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import parse_urls, urls
+from proxy.worker_urls import worker_urls
 from services.frontend.options import FrontendOptions
 
 
@@ -31,17 +32,25 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     """Resolved once at start."""
 
     host: str = option(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
+        "127.0.0.1",
+        "Address to listen on; 0.0.0.0 or :: for all of this machine.",
+        "address",
+        section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.", env="PROXY_PORT")
-    encode_servers_urls: str = urls(
-        "Comma-separated URLs of encode workers. none, disable or empty: there are none."
+    encode_servers_urls: str = worker_urls(
+        "Comma-separated URLs of encode workers; dns+http://NAME:PORT stands for all addresses of"
+        " NAME. none, disable or empty: there are none.",
+        section="Fleet",
     )
-    prefill_servers_urls: str = urls(
+    prefill_servers_urls: str = worker_urls(
         "Comma-separated URLs of prefill workers. none, disable or empty: decode workers prefill."
     )
-    decode_servers_urls: str = urls(
+    decode_servers_urls: str = worker_urls(
         "Comma-separated URLs of decode workers, or of workers that serve all stages."
+    )
+    dns_interval: float = seconds(
+        5.0, "Time between two lookups of the names that dns+http:// URLs have.", minimum=0.1
     )
     master_url: str = urls(
         "Comma-separated URLs of the masters that place requests; the next one is asked when one"
@@ -53,6 +62,7 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         "key",
         env="ADMIN_API_KEY",
         secret=True,
+        section="Access",
     )
     worker_api_key: str = option(
         "",
@@ -68,6 +78,7 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         "Protocol of the workers: auto (probe each worker), tokens (Triptych workers), openai (vLLM"
         " and compatible workers).",
         choices=("auto", "tokens", "openai"),
+        section="Protocol of the workers",
     )
     allow_media_references: bool = option(
         False, "Let a client name a picture of an earlier request by its uuid, without its bytes."
@@ -77,14 +88,17 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         "In the openai dialect, send the bytes of media to prefill and decode workers too, not to"
         " encode workers alone.",
     )
-    max_body_bytes: int = size(128 << 20, "Largest body of a request.")
+    max_body_bytes: int = size(128 << 20, "Largest body of a request.", section="Server")
     max_received_bytes: int = size(
         512 << 20,
         "Bytes of all request bodies that are being received and rendered; a body that does not fit"
         " is answered with 503 and Retry-After.",
     )
     max_in_flight: int = count(
-        4096, "Requests in the proxy beyond which a new one is answered with 503.", "requests"
+        4096,
+        "Requests in the proxy beyond which a new one is answered with 503.",
+        "requests",
+        section="Queue",
     )
     max_per_worker: int = count(
         0,
@@ -106,7 +120,9 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     queue_timeout: float = seconds(
         60.0, "How long a request may wait in the proxy's queue before it is answered with 503."
     )
-    request_timeout: float = seconds(600.0, "How long a whole request may take.")
+    request_timeout: float = seconds(
+        600.0, "How long a whole request may take.", section="Timeouts and retries"
+    )
     encode_timeout: float = seconds(60.0, "How long one call of an encode worker may take.")
     prefill_timeout: float = seconds(120.0, "How long one call of a prefill worker may take.")
     first_token_timeout: float = seconds(
@@ -150,7 +166,7 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     probe_interval: float = seconds(
         1.0, "Time between two health probes of a worker.", minimum=0.01
     )
-    drain_delay: float = drain_delay_option()
+    drain_delay: float = drain_delay_option(section="Server")
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
 

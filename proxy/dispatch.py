@@ -60,7 +60,7 @@ class Dispatch:
         observer: Suspicions | None = None,
     ) -> None:
         self.fleet = fleet
-        self._metrics = metrics
+        self.metrics = metrics
         self._seconds = metrics.stages
         self._retrying = retrying
         self._observer = observer
@@ -75,7 +75,7 @@ class Dispatch:
         failure = failure_of(error)
         if not failure.retry:
             return  # it speaks of the request alone
-        self._metrics.upstream_failures.labels(instance.role, failure.kind).inc()
+        self.metrics.upstream_failures.labels(instance.role, failure.kind).inc()
         if failure.elsewhere:
             tries.avoid.append(instance)
         if failure.gone or failure.charged:
@@ -156,7 +156,7 @@ class Dispatch:
                 logger.warning("%s: %s", tries.request_id, error)  # the client is told less
             raise error
         logger.info("%s: %s; trying again", tries.request_id, error)
-        self._metrics.retries.labels(stage).inc()
+        self.metrics.retries.labels(stage).inc()
         await self._backoff(tries)
 
     def _worth_it(self, tries: Tries, error: TriptychError) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
 
-from protocol.errors import TriptychError
 from protocol.generate import check_ec_params
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
@@ -55,21 +52,12 @@ class Gateway:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
-    async def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
+    def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""
-        request = self._allowed(rendered.generate)
-        timeline = Timeline(self.metrics)
+        request, output = self._allowed(rendered.generate), rendered.output
+        timeline = Timeline(self.metrics, streamed=output.stream, stops=bool(output.stop))
         caller = Caller(rendered.tenant, rendered.session)
-        steps = self.pipeline.run(request, rendered.media, caller)
-        try:
-            async with contextlib.aclosing(steps):
-                async for outputs in steps:
-                    timeline.step()
-                    yield outputs
-            timeline.end()
-        except BaseException as error:
-            self._left(rendered, timeline, error)
-            raise
+        return self.pipeline.run(request, rendered.media, caller, timeline)
 
     def _allowed(self, request: GenerateRequest) -> GenerateRequest:
         """Without what a client may not say: where workers fetch KV and, unless media may be named
@@ -80,14 +68,3 @@ class Gateway:
         return msgspec.structs.replace(
             request, model="", kv_transfer_params=None, ec_transfer_params=named
         )
-
-    def _left(self, rendered: RenderedRequest, timeline: Timeline, error: BaseException) -> None:
-        """Count what ends a request early and is no answer's status: an answer is ended by a stop
-        string, or it is a stream that has begun."""
-        if isinstance(error, GeneratorExit) and rendered.output.stop:
-            timeline.end()
-        elif rendered.output.stream and timeline.begun:
-            if isinstance(error, TriptychError):
-                self.metrics.errors.labels(error.code).inc()
-            elif isinstance(error, GeneratorExit | asyncio.CancelledError):
-                self.metrics.aborted.inc()

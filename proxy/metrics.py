@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from protocol.errors import TriptychError
 from proxy.fleet.fleet import Fleet
 from proxy.histogram import LightHistogram, Series
+from proxy.upstream.traffic import Traffic
 
 PREFIX = "triptych_proxy:"
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
@@ -16,15 +20,28 @@ _STAGES = ("encode", "prefill", "decode")
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
 
 
-class ProxyMetrics:
-    """One registry per proxy; nothing global."""
+class Masters(Protocol):
+    """Whether a master answers, and how often the proxy has turned to another one."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._registry = CollectorRegistry()
+    failovers: int
+
+    @property
+    def present(self) -> bool: ...
+
+
+class ProxyMetrics:
+    """One registry per proxy; nothing global. `masters` None: the proxy has none. `traffic` is
+    counted by those who receive and send."""
+
+    def __init__(self, fleet: Fleet, masters: Masters | None = None) -> None:
+        self.registry = CollectorRegistry()
         self._fleet = fleet
+        self._masters = masters
+        self.traffic = Traffic()
+        self._shown = Traffic()
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Series:
-            return LightHistogram(PREFIX + name, text, bounds, self._registry).series[""]
+            return LightHistogram(PREFIX + name, text, bounds, self.registry).series[""]
 
         self.ttft = histogram(
             "time_to_first_token_seconds",
@@ -42,37 +59,37 @@ class ProxyMetrics:
         self._in_flight = Gauge(
             PREFIX + "requests_in_flight",
             "Requests in the proxy that are not answered yet, of both dialects.",
-            registry=self._registry,
+            registry=self.registry,
         )
         self.errors = Counter(
             PREFIX + "request_errors",
             "Requests that were answered with an error, by error code.",
             ["code"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self.aborted = Counter(
             PREFIX + "request_aborted",
             "Requests whose client left before the answer was complete.",
-            registry=self._registry,
+            registry=self.registry,
         )
         self._up = Gauge(
             PREFIX + "instance_up",
             "1 while the worker answers health probes, else 0.",
             ["role", "url"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self._load = Gauge(
             PREFIX + "instance_in_flight",
             "Requests of this proxy that the worker has in progress.",
             ["role", "url"],
-            registry=self._registry,
+            registry=self.registry,
         )
 
         self._of_calls()
 
     def _of_calls(self) -> None:
         """Calls to workers and masters, and bytes of relayed requests."""
-        registry = self._registry
+        registry = self.registry
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=registry)
@@ -97,8 +114,6 @@ class ProxyMetrics:
         self._upstream_bytes = counter(
             "upstream_bytes", "Bytes sent to workers for relayed requests."
         )
-        self._received = self._counted_sent = 0
-        self._sent: Callable[[], int] = lambda: 0
         self.retries = counter("retries", "Attempts after the first one, by stage.", "stage")
         self.upstream_failures = counter(
             "upstream_failures",
@@ -106,9 +121,12 @@ class ProxyMetrics:
             "role",
             "kind",
         )
-        self._master = Gauge(
+        present = Gauge(
             PREFIX + "master_present", "1 while a master answers, else 0.", registry=registry
         )
+        if self._masters is not None:
+            masters = self._masters
+            present.set_function(lambda: masters.present)
         self._waiting = Gauge(
             PREFIX + "requests_waiting",
             "Requests that wait in the proxy's own queue.",
@@ -117,8 +135,7 @@ class ProxyMetrics:
         self._failovers = counter(
             "master_failovers", "Times that the proxy turned to another master because one failed."
         )
-        self._failed_over: Callable[[], int] = lambda: 0
-        self._counted_failovers = 0
+        self._shown_failovers = 0
         self.placements = counter(
             "placements",
             "Requests that were placed, by who placed them (master or proxy).",
@@ -131,19 +148,6 @@ class ProxyMetrics:
             registry=registry,
         )
 
-    def received(self, size: int) -> None:
-        """Bytes of a relayed request. Cheap: counted when the page is asked for."""
-        self._received += size
-
-    def watch_sent(self, total: Callable[[], int]) -> None:
-        """`total`: bytes sent to workers for relayed requests."""
-        self._sent = total
-
-    def watch_master(self, present: Callable[[], bool], failovers: Callable[[], int]) -> None:
-        """`failovers`: how many there have been."""
-        self._master.set_function(present)
-        self._failed_over = failovers
-
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         self._waiting.set_function(waiting)
 
@@ -152,33 +156,34 @@ class ProxyMetrics:
 
     def render(self) -> bytes:
         """Prometheus text format."""
-        self._client_bytes.inc(self._received)
-        sent = self._sent()
-        self._upstream_bytes.inc(sent - self._counted_sent)
-        self._received, self._counted_sent = 0, sent
-        failovers = self._failed_over()
-        self._failovers.inc(failovers - self._counted_failovers)
-        self._counted_failovers = failovers
+        traffic, shown = self.traffic, self._shown
+        self._client_bytes.inc(traffic.received - shown.received)
+        self._upstream_bytes.inc(traffic.sent - shown.sent)
+        shown.received, shown.sent = traffic.received, traffic.sent
+        if self._masters is not None:
+            failovers = self._masters.failovers
+            self._failovers.inc(failovers - self._shown_failovers)
+            self._shown_failovers = failovers
         for gauge in (self._up, self._load, self._breaker):
             gauge.clear()  # those of workers that have left
         for instance in self._fleet.all():
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
             self._breaker.labels(instance.role, instance.url).set(not instance.breaker.closed)
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class Timeline:
-    """Times of one request as its outputs pass by."""
+    """Times of one request as its outputs pass by, and how it ends. `streamed`: an error after the
+    first output is no answer's status. `stops`: an answer may be ended by a stop string."""
 
-    def __init__(self, metrics: ProxyMetrics) -> None:
+    def __init__(
+        self, metrics: ProxyMetrics, *, streamed: bool = False, stops: bool = False
+    ) -> None:
         self._metrics = metrics
+        self._streamed, self._stops = streamed, stops
         self._start = time.monotonic()
         self._last: float | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self._last is not None
 
     def step(self) -> None:
         now = time.monotonic()
@@ -190,3 +195,13 @@ class Timeline:
 
     def end(self) -> None:
         self._metrics.e2e.observe(time.monotonic() - self._start)
+
+    def cut_short(self, error: BaseException) -> None:
+        """Count what has ended the request early, unless it is counted as an answer's status."""
+        if isinstance(error, GeneratorExit) and self._stops:
+            self.end()
+        elif self._streamed and self._last is not None:
+            if isinstance(error, TriptychError):
+                self._metrics.errors.labels(error.code).inc()
+            elif isinstance(error, GeneratorExit | asyncio.CancelledError):
+                self._metrics.aborted.inc()

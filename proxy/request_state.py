@@ -37,13 +37,13 @@ class Tries:
     request_id: str = ""
     avoid: list[Instance] = field(default_factory=list)
     blamed: list[Instance] = field(default_factory=list)
-    attempt: int = 0
-    in_a_row: int = 0
-    failures: int = 0
+    attempt: int = field(init=False, default=0)
+    in_a_row: int = field(init=False, default=0)
+    failures: int = field(init=False, default=0)
     seen: dict[str, Instance] = field(default_factory=dict)
-    excused: TriptychError | None = None
-    lost: bool = False
-    waiting_since: float | None = None
+    excused: TriptychError | None = field(init=False, default=None)
+    lost: bool = field(init=False, default=False)
+    waiting_since: float | None = field(init=False, default=None)
 
     @property
     def left_s(self) -> float:

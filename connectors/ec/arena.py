@@ -20,7 +20,7 @@ from connectors.ec.store import ECStore
 from connectors.messages import ECTensor, ECWant
 from connectors.meter import Meter, TransferStats
 from connectors.node import Node
-from connectors.side_channel import Address
+from connectors.side_client import Address
 from protocol.errors import TransferError
 
 
@@ -140,6 +140,10 @@ class ArenaEC(ECConnector):
     @property
     def active(self) -> bool:
         return self._reader.active or (self._store is not None and self._store.active)
+
+    @property
+    def awaited(self) -> int:
+        return 0 if self._store is None else self._store.awaited
 
     def stats(self) -> TransferStats:
         refused = self._node.refused

@@ -10,7 +10,7 @@ import msgspec
 
 from connectors.owners import create_locked, locked
 from connectors.private_folder import make_private
-from connectors.side_channel import Address
+from connectors.side_client import Address
 from protocol.errors import ConfigError
 
 _PREFIX = "ec-producer-"

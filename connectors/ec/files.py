@@ -210,6 +210,10 @@ class FileEC(ECConnector):
         self._forget(mm_hash)
         self._folders.remove(mm_hash)
 
+    @property
+    def awaited(self) -> int:
+        return sum(map(self._pinned, list(self._entries)))
+
     def stats(self) -> TransferStats:
         return self.meter.snapshot(
             leases_expired=self.lapsed, bytes_held=self._size, evictions=self.evictions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from connectors.ec.wait_queue import Want
 from connectors.leases import LeaseTable
 from connectors.messages import ECGrant, ECTensor
-from connectors.side_channel import Sender
+from connectors.side_server import Sender
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.ec.load_owner import LoadOwner
 from connectors.ec.tensors import check, copies, span
 from connectors.messages import ECDone, ECGrant, ECTensor, ECWant
-from connectors.side_channel import Address
+from connectors.side_client import Address
 from connectors.transports.base import Range, Transfer
 from protocol.errors import EmbeddingLost, TransferError, TransferTimeout
 

@@ -11,7 +11,7 @@ from connectors.ec.buffer_pool import BufferPool, Landing
 from connectors.messages import ECDone, ECForget, ECWant
 from connectors.meter import Meter
 from connectors.node import Node
-from connectors.side_channel import Address
+from connectors.side_client import Address
 from connectors.transports.base import Transfer
 
 

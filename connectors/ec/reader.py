@@ -17,7 +17,8 @@ from connectors.ec.store import ECStore
 from connectors.messages import ECDone, ECForget, ECGrant, ECHeld, ECLost, ECWant, FromProducer
 from connectors.meter import Meter
 from connectors.node import Node
-from connectors.side_channel import Address, Sender
+from connectors.side_client import Address
+from connectors.side_server import Sender
 from connectors.transports.base import Transfer
 
 _LINGER_S = 1.0  # how long `close` lets reads end before it tells their producers

@@ -17,7 +17,7 @@ from connectors.ec.range_allocator import RangeAllocator, aligned
 from connectors.ec.tensors import copies, fill
 from connectors.ec.wait_queue import WaitQueue, Want
 from connectors.messages import ECDone, ECForget, ECHeld, ECTensor, ECWant
-from connectors.side_channel import Sender, SideServer
+from connectors.side_server import Sender, SideServer
 from protocol.errors import TransferError
 
 _POLL_S = 0.05  # leases are looked through this often
@@ -204,6 +204,11 @@ class ECStore:
     def active(self) -> bool:
         """Whether a peer reads, or waits for, an entry."""
         return bool(self.grants or self._waiting)
+
+    @property
+    def awaited(self) -> int:
+        """Entries that are kept for requests, or being read."""
+        return sum(map(self._pinned, self._entries)) + len(self._leaving)
 
     @property
     def size(self) -> int:

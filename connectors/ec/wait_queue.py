@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from connectors.messages import ECLost, ECWant
-from connectors.side_channel import Sender
+from connectors.side_server import Sender
 
 _MAX_WANTS = 100_000
 _MAX_WAIT_S = 3600.0

@@ -9,7 +9,7 @@ from connectors.kv.fetch import ConsumerOptions, Fetch
 from connectors.messages import Heartbeat, Held, KVEnd, KVFetched, KVGone, KVReady, Release
 from connectors.meter import Meter
 from connectors.peers import Peers
-from connectors.side_channel import Address, SideClient
+from connectors.side_client import Address, SideClient
 from connectors.transports.base import Transport
 from protocol.errors import TransferError
 from protocol.refs import KVRef

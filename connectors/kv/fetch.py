@@ -12,7 +12,7 @@ from connectors.kv.copies import Copies
 from connectors.messages import KVEnd, KVGone, KVReady, KVWant
 from connectors.meter import Meter
 from connectors.peers import Peers
-from connectors.side_channel import Address, SideClient
+from connectors.side_client import Address, SideClient
 from connectors.transports.base import Transport
 from protocol.errors import TransferError, TransferTimeout
 from protocol.refs import KVRef

@@ -21,7 +21,7 @@ from connectors.messages import (
     KVWant,
     Release,
 )
-from connectors.side_channel import Sender, SideServer
+from connectors.side_server import Sender, SideServer
 
 logger = logging.getLogger(__name__)
 _MAX_EARLY = 10_000

@@ -20,6 +20,7 @@ from proxy.fleet.probing import probe_one
 from proxy.fleet.worker import Instance, WorkingRole, stage_of
 from proxy.upstream.client import UpstreamClient
 from services.http.bodies import read_body
+from services.http.process_state import process_state
 
 _MAX_BODY = 1 << 20
 _MOST = 4096
@@ -73,6 +74,12 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
         """The workers this proxy knows."""
         _check_key(request, key)
         return {"instances": [_shown(instance) for instance in fleet.all()]}
+
+    @routes.get("/integrity")
+    async def integrity(request: Request) -> dict[str, Any]:
+        """What the process holds."""
+        _check_key(request, key)
+        return {"process": process_state()}
 
     @routes.post("/instances")
     async def add(request: Request) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Literal
 from blake3 import blake3
 
 from protocol.errors import Unavailable
-from protocol.settings import parse_urls
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.worker import Dialect, Instance
+from proxy.worker_urls import split_urls
 
 
 class NoWorker(Unavailable):
@@ -30,7 +30,6 @@ class WorkerUnknown(Unavailable):
 
 
 Relayed = Literal["none", "media", "all"]
-_OFF = ("", "none", "disable", "disabled")
 
 
 @dataclass
@@ -242,5 +241,4 @@ def rendezvous(instances: Sequence[Instance], key: str) -> Instance:
 
 
 def _urls(role: Role, urls: str) -> list[str]:
-    off = urls.strip().lower() in _OFF
-    return [] if off else parse_urls(f"--{role}-servers-urls", urls)
+    return split_urls(f"--{role}-servers-urls", urls)[0]

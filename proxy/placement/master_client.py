@@ -12,8 +12,9 @@ import msgspec
 
 from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import ProxyExhausted
+from proxy.upstream.patience import Patience
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -5,10 +5,8 @@ Nothing is rendered. A body that needs no change goes on byte for byte.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,13 +14,10 @@ from blake3 import blake3
 
 from protocol.errors import InvalidRequest
 from proxy.relay.data_urls import DataUrls
+from proxy.relay.media import EncodedMedia, MediaItem, Reference, media_of, replaced
 from proxy.upstream.answer import Body
 
-MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
-    {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
-)
 _MARKS = (b'_url"', b'input_audio"')
-_EMBEDS = "_embeds"
 _REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -38,30 +33,6 @@ _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
 _FOR_ENCODERS = ("model", *_PROCESSING)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _ENCODER = msgspec.json.Encoder()
-
-
-@dataclass(frozen=True)
-class MediaItem:
-    """One media item: where its part stands, and which of its modality it is in the request."""
-
-    message: int
-    part: int
-    modality: str
-    index: int
-    content: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What an encoder said of an item: its mm_hash and its entry of `ec_transfer_params`."""
-
-    mm_hash: str
-    entry: dict[str, Any]
-
-    def part(self, modality: str) -> dict[str, Any]:
-        """The content part that stands for the media: metadata and name, no bytes."""
-        kind = modality + _EMBEDS
-        return {"type": kind, kind: self.entry["metadata"], "uuid": self.mm_hash}
 
 
 @dataclass
@@ -100,8 +71,7 @@ class RequestBody:
 
     def find_media(self, limit: int) -> None:
         """Fill `items` with all media that an encoder could encode; `limit` is their number."""
-        if may_hold_media(self.data_urls.small):
-            self.items, self.seen_before = _media_of(self.fields.get("messages"))
+        self.items, self.seen_before = media_of(self.fields.get("messages"))
         if len(self.items) > limit:
             raise InvalidRequest(
                 f"{len(self.items)} media items, but at most {limit} are allowed in one request",
@@ -116,7 +86,7 @@ class RequestBody:
     def name_items(self, names: Sequence[str]) -> None:
         """Give media that has none a uuid, by which workers that hash in another way know it."""
         parts = [(i, self._named(i, name)) for i, name in zip(self.items, names, strict=True)]
-        self.fields["messages"], self.as_given = _replaced(self.fields["messages"], parts), False
+        self.fields["messages"], self.as_given = replaced(self.fields["messages"], parts), False
 
     def encode_body(self, item: MediaItem, name: str = "") -> Body:
         """One item alone, without text, with what decides how it is processed. `name`: what its
@@ -133,6 +103,12 @@ class RequestBody:
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
         return self.data_urls.fill(_encoded(self._with_media(body, media, references)))
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are scored: a worker that gets KV cannot do that."""
+        echoed = self.fields.get("echo") and self.fields.get("logprobs") is not None
+        return bool(echoed) or self.fields.get("prompt_logprobs") is not None
 
     @property
     def bare(self) -> Body:
@@ -177,7 +153,7 @@ class RequestBody:
             else (item, self._labelled(item, reference))
             for item, reference in media.references
         ]
-        messages = _replaced(body["messages"], parts)
+        messages = replaced(body["messages"], parts)
         return {**body, "messages": messages, "ec_transfer_params": params}
 
     def _nameable(self, media: EncodedMedia) -> set[str]:
@@ -211,21 +187,6 @@ def _too_deep() -> InvalidRequest:
     return InvalidRequest("the JSON is nested too deeply", code="malformed_json")
 
 
-@dataclass(frozen=True)
-class EncodedMedia:
-    """The items that encoders have, each with what they said of it."""
-
-    references: Sequence[tuple[MediaItem, Reference]]
-
-    def params(self) -> dict[str, Any]:
-        """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request."""
-        params: dict[str, Any] = {}
-        for item, reference in self.references:
-            entry = params.setdefault(reference.mm_hash, {**reference.entry, "item_indices": []})
-            entry["item_indices"].append(item.index)
-        return params
-
-
 def digest_of(body: Body, *more: bytes) -> bytes:
     """What makes two bodies the same, 32 bytes; `more` is what has to be the same beside them."""
     digest = blake3(b"\n".join((*more, b"")))
@@ -238,40 +199,3 @@ def may_hold_media(body: bytes) -> bool:
     """Whether a body could have media items, without parsing it. Large data URLs stand last in
     their part, so that little is read before a mark is found."""
     return any(mark in body for mark in _MARKS)
-
-
-def _media_of(messages: Any) -> tuple[list[MediaItem], set[str]]:
-    """Items with content of their own, and the modalities of those without. Ready-made embeddings
-    are counted only."""
-    found: list[MediaItem] = []
-    seen_before: set[str] = set()
-    counts: Counter[str] = Counter()
-    for place, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for number, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            modality = _modality(kind)
-            if modality is None:
-                continue
-            if kind in MEDIA_TYPES and part.get(kind) is not None:
-                found.append(MediaItem(place, number, modality, counts[modality], part))
-            elif kind in MEDIA_TYPES:
-                seen_before.add(modality)
-            counts[modality] += 1
-    return found, seen_before
-
-
-def _modality(kind: Any) -> str | None:
-    if not isinstance(kind, str):
-        return None
-    return MEDIA_TYPES.get(kind) or (kind[: -len(_EMBEDS)] if kind.endswith(_EMBEDS) else None)
-
-
-def _replaced(messages: list[Any], parts: Sequence[tuple[MediaItem, dict[str, Any]]]) -> list[Any]:
-    """`messages` with other parts in the places of items; what does not change is shared."""
-    messages = list(messages)
-    for place in {item.message for item, _ in parts}:
-        messages[place] = {**messages[place], "content": list(messages[place]["content"])}
-    for item, part in parts:
-        messages[item.message]["content"][item.part] = part
-    return messages

@@ -14,7 +14,8 @@ from proxy.fleet.fleet import rendezvous
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
-from proxy.relay.bodies import EncodedMedia, MediaItem, Reference, digest_of
+from proxy.relay.bodies import digest_of
+from proxy.relay.media import EncodedMedia, MediaItem, Reference
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import encoded
 from proxy.request_state import Tries

@@ -15,8 +15,8 @@ from protocol.openai import CHAT_PATH, decode_chat, decode_completion
 from proxy.fleet.fleet import Fleet
 from proxy.placement.needs import ModelNames, need_of
 from proxy.placement.planner import Need
-from proxy.relay.bodies import MediaItem
 from proxy.relay.data_urls import STAND_IN
+from proxy.relay.media import MediaItem
 from proxy.relay.message_keys import predicted_need
 from proxy.relay.request_state import RelayedRequest
 from services.frontend.render import Frontend, RenderedRequest

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from proxy.fleet.fleet import Fleet
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
+from proxy.upstream.patience import Patience
 from services.http.bodies import Bodies
 from services.http.counting import Admitted, counted
 from services.http.openai import JSON

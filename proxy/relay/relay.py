@@ -19,6 +19,7 @@ from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.stages import RelayStages
 from proxy.request_state import Caller
+from proxy.upstream.alarm import Alarm
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
@@ -42,6 +43,7 @@ class Relay:
             lambda: (instance.url for instance in self._fleet.all()),
             config.connect_timeout,
             config.encode_at_once,
+            gateway.metrics.traffic,
             key,
             config.client_context(),
         )
@@ -54,7 +56,7 @@ class Relay:
             self._pools,
             Needs(gateway.fleet, gateway.frontend),
         )
-        gateway.metrics.watch_sent(lambda: self._pools.sent)
+        self._traffic = gateway.metrics.traffic
         self.max_body_bytes = config.max_body_bytes
         self.bodies = gateway.bodies
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
@@ -62,6 +64,7 @@ class Relay:
         # A key of ours is for nobody else: workers get their own.
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
+        self._deadlines: list[_Deadline] = []
         names = config.served_model_name.split(",")
         self._names = frozenset(name.strip() for name in names if name.strip())
 
@@ -99,15 +102,15 @@ class Relay:
         `source` is told whose stream is being forwarded, so that it can be paused.
         """
         metrics, start = self._metrics, time.monotonic()
-        metrics.received(len(client.body))
+        self._traffic.received += len(client.body)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()
         client.authorize(self._authorization)
-        deadline: _Deadline | None = None
+        deadline = self._deadlines.pop() if self._deadlines else _Deadline()
         try:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
-            deadline = _Deadline(seconds)
+            deadline.begin(seconds)
             body = self._read(client)
             request = RelayedRequest(
                 deadline=start + seconds,
@@ -123,7 +126,7 @@ class Relay:
             await self._run(request)
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
-            if deadline is None or not deadline.passed:
+            if not deadline.passed:
                 self.observe(RequestAborted("the client left"))
                 raise
             self._fail(response, DeadlineExceeded("the request's deadline has passed"))
@@ -132,8 +135,8 @@ class Relay:
         except Exception as error:
             self._fail(response, _in_our_tree(error, client))
         finally:
-            if deadline is not None:
-                deadline.cancel()
+            deadline.end()
+            self._deadlines.append(deadline)
 
     async def _run(self, request: RelayedRequest) -> None:
         """As a request may begin. (Without a context: that would take every request longer.)"""
@@ -188,16 +191,21 @@ class Relay:
 
 
 class _Deadline:
-    """Cancels the task it is made in once so many seconds are over. (`asyncio.timeout` does too, at
-    three times the cost.)"""
+    """Cancels the task that begins it once so many seconds are over, unless it is ended before; for
+    one task after the other. (`asyncio.timeout` does too, at three times the cost.)"""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         self.passed = False
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
+        self._task: asyncio.Task[None] | None = None
+        self._alarm = Alarm(asyncio.get_running_loop(), self._pass)
 
-    def cancel(self) -> None:
-        self._timer.cancel()
+    def begin(self, seconds: float) -> None:
+        self._task = asyncio.current_task()
+        self._alarm.set(seconds)
+
+    def end(self) -> None:
+        self.passed, self._task = False, None
+        self._alarm.stop()
 
     def _pass(self) -> None:
         self.passed = True

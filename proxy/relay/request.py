@@ -34,11 +34,11 @@ class ClientRequest:
     def __post_init__(self) -> None:
         given = self.headers.get(b"x-request-id", b"")[:_MAX_ID]
         self.request_id = given if _PLAIN(given) else b"%032x" % random.getrandbits(128)
-        self._fields = b"".join(
-            b"%b: %b\r\n" % (name, self.headers[name])
-            for name in _PASSED_ON
-            if _PLAIN(self.headers.get(name, b""))
-        )
+        self._fields = b""
+        for name in _PASSED_ON:
+            value = self.headers.get(name)
+            if value is not None and _PLAIN(value):
+                self._fields += b"%b: %b\r\n" % (name, value)
 
     @property
     def is_chat(self) -> bool:

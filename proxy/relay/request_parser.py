@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from services.http.listener import MAX_HEAD, TOO_MUCH, framing_fits
+from proxy.upstream.known_heads import KnownHeads, MessageHead
+from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
 
 _SMALL = 4096
+
+
+@dataclass(frozen=True)
+class RequestHead:
+    """What the parser has said of a head with a length."""
+
+    url: bytes
+    headers: Mapping[bytes, bytes]
+    keep_alive: bool
+    http_1_0: bool
 
 
 class RequestParser:
     """Fed until `complete`; `raw` holds all bytes fed, if wanted. `admitted` is its owner's.
 
-    The parser sees the head, and bodies in chunks; others are taken as they come.
+    The parser sees the head, unless it is among the `heads` that were parsed before, and bodies in
+    chunks; others are taken as they come.
     """
 
-    def __init__(self, max_body_bytes: int, *, keep_raw: bool) -> None:
+    def __init__(
+        self,
+        max_body_bytes: int,
+        *,
+        keep_raw: bool,
+        heads: KnownHeads[RequestHead] | None = None,
+    ) -> None:
         self._limit = max_body_bytes
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._heads = heads
+        self._parser: Any = None
         self._pieces: list[bytes] = []
         self._crumbs = bytearray()
         self._url = b""
@@ -55,7 +76,11 @@ class RequestParser:
         """The parser is handed a body of known length only where it comes with the head's end."""
         end = 0 if self.headers_complete else data.find(b"\r\n\r\n") + 4
         head, body = (data, b"") if end < 4 else (data[:end], data[end:])
-        left = self._feed_parser(head)
+        left = b""
+        fresh = MessageHead.of(data) if self._heads is not None and self._fed == len(data) else None
+        if not self._recall(fresh):
+            left = self._feed_parser(head)
+            self._learn(fresh)
         if self._announced and not self.complete:
             self._missing = self._announced - self._size
         if self._missing:
@@ -67,9 +92,11 @@ class RequestParser:
         """What the parser leaves: an upgrade is declined, but it takes no body where it sees one
         asked for."""
         left = b""
-        if self._parser is None:
+        if self.complete:
             self.keep_alive = False  # pipelined: its sender has to ask again
             return left
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -78,6 +105,23 @@ class RequestParser:
             raise InvalidRequest("malformed HTTP request") from None
         self._let_go()
         return left
+
+    def _recall(self, head: MessageHead | None) -> bool:
+        """Take over what the parser has said of the same head before."""
+        known = None if head is None or self._heads is None else self._heads.get(head)
+        if head is None or known is None or not head.length:
+            return False
+        self._url, self._announced = known.url, head.length
+        self.headers = {**known.headers, b"content-length": b"%d" % head.length}
+        self.keep_alive, self.http_1_0 = known.keep_alive, known.http_1_0
+        self.headers_complete = True
+        return True
+
+    def _learn(self, head: MessageHead | None) -> None:
+        usual = self.headers_complete and not (self._upgrading or self.complete or self._size)
+        if head is not None and self._heads is not None and usual:
+            known = RequestHead(self._url, self.headers.copy(), self.keep_alive, self.http_1_0)
+            self._heads.learn(head, known)
 
     def _let_go(self) -> None:
         """The parser refers to this reader: such a cycle would wait for the collector."""

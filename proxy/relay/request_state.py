@@ -8,7 +8,8 @@ from typing import Any
 
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
-from proxy.relay.bodies import EncodedMedia, RequestBody
+from proxy.relay.bodies import RequestBody
+from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
 from proxy.relay.resume.recorder import Recorder
@@ -29,6 +30,7 @@ class RelayedRequest(RequestState):
     `plan`: where a master has placed the attempt under way; its id there is `placed_as`.
     `media`: what encoders said.
     `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
+    `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
     `recorder`: notes what it takes to resume the stream, None if that cannot be done.
     """
@@ -45,6 +47,7 @@ class RelayedRequest(RequestState):
     media: EncodedMedia | None = None
     handed: dict[str, Any] | None = None
     prefill: ConnectionPool | None = None
+    cached_tokens: int | None = None
     decoder: Instance | None = None
     recorder: Recorder | None = None
 

@@ -21,7 +21,23 @@ class Chat(msgspec.Struct):
 
 
 class Prefilled(Chat, kw_only=True):
+    """`usage` is not checked: an answer is good without it."""
+
     kv_transfer_params: dict[str, Any] | None = None
+    usage: Any = None
+
+    @property
+    def handed(self) -> dict[str, Any] | None:
+        """The KV handles; None if there are none."""
+        return self.kv_transfer_params or None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the worker did not have to compute; None if it does not say."""
+        usage = self.usage if isinstance(self.usage, dict) else {}
+        details = usage.get("prompt_tokens_details")
+        count = details.get("cached_tokens") if isinstance(details, dict) else None
+        return count if type(count) is int and count >= 0 else None
 
 
 class Encoded(Chat, kw_only=True):
@@ -45,11 +61,10 @@ def check_whole(url: str, answer: Answer) -> None:
     _decoded(url, answer, Chat)
 
 
-def prefilled(url: str, answer: Answer) -> dict[str, Any] | None:
-    """The KV handles in a prefill worker's answer; raises as `check_whole` does."""
+def prefilled(url: str, answer: Answer) -> Prefilled:
+    """What a prefill worker's answer says; raises as `check_whole` does."""
     check_status(url, answer)
-    found = _decoded(url, answer, Prefilled)
-    return found.kv_transfer_params or None
+    return _decoded(url, answer, Prefilled)
 
 
 def encoded(url: str, answer: Answer) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import socket
+from typing import Any
 
 from starlette.types import ASGIApp
 
 from protocol.server_options import TlsOptions
 from proxy.relay.entry import Entry
 from proxy.relay.hot_path import HotPath
-from proxy.relay.server import connection_class
+from proxy.relay.server import ClientConnection
+from services.http.client_bounds import Pace
 from services.http.lame_duck import LameDuck
 from services.http.server import serve as serve_http
 
@@ -31,6 +34,14 @@ async def serve(
     _spare_the_collector()
     http, share = connection_class(hot, entry=entry), CLIENT_SHARE
     await serve_http(app, listener, "proxy", http=http, client_share=share, tls=tls, life=life)
+
+
+def connection_class(hot: HotPath, pace: Pace | None = None, entry: Entry | None = None) -> Any:
+    """The protocol class for `uvicorn.Config(http=…)`."""
+    kind: Any = ClientConnection
+    if pace is not None:
+        kind = type("PacedConnection", (ClientConnection,), {"pace": pace})
+    return functools.partial(kind, hot=hot, entry=entry)
 
 
 def _spare_the_collector() -> None:

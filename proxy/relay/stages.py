@@ -15,6 +15,7 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
+from proxy.relay.cached_tokens import telling, with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
 from proxy.relay.request_state import RelayedRequest
@@ -110,7 +111,7 @@ class RelayStages:
 
     async def _prefill(self, request: RelayedRequest) -> None:
         plan = request.plan
-        if request.prefill is not None or not self._fleet.prefill:
+        if request.prefill is not None or not self._fleet.prefill or request.body.scores_prompt:
             return
         if plan is not None and plan.prefill is None:
             return
@@ -127,7 +128,8 @@ class RelayStages:
         with call:
             exchange, answer = await self._ask(request, pool, body, self._prefill_limits)
             exchange.abort()  # should it stream, against all agreement
-            request.handed = prefilled(pool.url, answer)
+            found = prefilled(pool.url, answer)
+            request.handed, request.cached_tokens = found.handed, found.cached_tokens
             request.prefill = pool
         if plan is not None:
             self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
@@ -140,6 +142,7 @@ class RelayStages:
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
+        begin, sink = _sinks(request)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(
@@ -149,33 +152,42 @@ class RelayStages:
         pool, first_s = self._pools.of(instance), 0.0
         call = self._dispatch.calling(request, instance, "decode")
         with call:
-            exchange, answer = await self._ask(request, pool, body, limits)
+            exchange, answer = await self._ask(request, pool, body, limits, sink)
             try:
                 (check_stream if stream else check_whole)(pool.url, answer)
                 request.handed = None
                 if stream:
                     first_s = call.so_far_s if plan else 0.0
-                    await self._forward(request, exchange, answer)
+                    await self._forward(request, exchange, answer, begin)
                 else:
-                    request.response.whole(answer)
+                    self._whole(request, answer)
             finally:
                 exchange.abort()
         if recorder is not None:
             instance.fingerprint = recorder.progress.fingerprint or instance.fingerprint
         return None if plan is None else _end_of(request, call, first_s)
 
-    async def _forward(self, request: RelayedRequest, exchange: Exchange, answer: Answer) -> None:
+    @staticmethod
+    def _whole(request: RelayedRequest, answer: Answer) -> None:
+        if request.cached_tokens is not None:
+            body = with_cached_tokens(answer.body, request.cached_tokens)
+            answer = answer._replace(body=body)
+        request.response.whole(answer)
+
+    async def _forward(
+        self,
+        request: RelayedRequest,
+        exchange: Exchange,
+        answer: Answer,
+        begin: Callable[[bytes], None],
+    ) -> None:
         """The stream as it comes, from its first event on."""
         response, first = request.response, time.monotonic()
-        begin: Callable[[bytes], None] = response.begin
-        sink: Callable[[bytes], None] = response.forward
-        if request.recorder is not None:
-            begin = sink = request.recorder.feed
         self._metrics.ttft.observe(first - request.start)
         request.source(exchange)
         try:
             begin(answer.body)
-            await exchange.forward(sink)
+            await exchange.forward()
             response.end()
         finally:
             request.source(None)
@@ -189,6 +201,7 @@ class RelayStages:
         pool: ConnectionPool,
         body: Callable[[bool], Body],
         limits: AnswerLimits,
+        sink: Callable[[bytes], None] | None = None,
     ) -> tuple[Exchange, Answer]:
         """A worker's answer, with media by reference, or with their bytes if it refuses that.
 
@@ -200,7 +213,9 @@ class RelayStages:
         refused = False
         while True:
             data = body(named and not refused)
-            exchange, answer = await pool.ask(request.client.path, request.fields, data, limits)
+            exchange, answer = await pool.ask(
+                request.client.path, request.fields, data, limits, sink
+            )
             if refused and answer.status == 200:
                 pool.refuses_references(time.monotonic())
             if refused or not named or answer.status not in _REFUSALS:
@@ -210,12 +225,24 @@ class RelayStages:
     def _forget(self, request: RelayedRequest) -> None:
         """Start anew; prefill is told that nobody will take what it holds, without waiting."""
         handed, pool = request.handed, request.prefill
-        request.media = request.handed = request.prefill = None
+        request.media = request.handed = request.prefill = request.cached_tokens = None
         name = handed.get("remote_request_id") if handed is not None else None
         if pool is not None and isinstance(name, str):
             task = asyncio.create_task(_release(pool, request.fields, name))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
+
+
+def _sinks(request: RelayedRequest) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
+    """What takes a stream's first events, and what takes the later ones."""
+    begin: Callable[[bytes], None] = request.response.begin
+    sink: Callable[[bytes], None] = request.response.forward
+    if request.recorder is not None:
+        begin = sink = request.recorder.feed
+    if request.cached_tokens is not None and request.body.fields.get("stream_options"):
+        # Only such streams tell a count; the others' events are not looked at.
+        return telling(request.cached_tokens, begin), telling(request.cached_tokens, sink)
+    return begin, sink
 
 
 def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEnd:

@@ -15,11 +15,13 @@ from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode
 from protocol.generate_answers import EncodeAnswer
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
 from proxy.single_flight import SingleFlight
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
+from proxy.upstream.patience import Patience
 
 _KNOWN = 100_000
 
@@ -138,7 +140,10 @@ class EncodeStage:
             place = next((i for i in fleet.encode if i.draining and i.url == known), None)
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
-        return fleet.by_content(mm_hash) if fleet.usable("encode") else None
+        try:
+            return fleet.by_content(mm_hash)
+        except NoWorker:
+            return None
 
     async def _encode(self, item: _Item) -> None:
         """At the item's encoder; if that fails, at the one that is next for it."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from protocol.errors import TriptychError, UpstreamError
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.dispatch import Dispatch
+from proxy.metrics import Timeline
 from proxy.placement.needs import ModelNames, need_of
 from proxy.placement.planner import Plan, Planner
 from proxy.request_state import Caller
-from proxy.tokens.choices import ANY_TOKEN
-from proxy.tokens.request_state import TokensRequest
+from proxy.tokens.request_state import ANY_TOKEN, TokensRequest
 from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import Attempt
 
@@ -39,7 +39,11 @@ class Pipeline:
     model: ServedModel = field(default_factory=ServedModel)
 
     async def run(
-        self, request: GenerateRequest, media: Mapping[str, bytes], caller: Caller | None = None
+        self,
+        request: GenerateRequest,
+        media: Mapping[str, bytes],
+        caller: Caller | None = None,
+        timeline: Timeline | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request, as they come; `media` are bytes by mm_hash.
 
@@ -56,17 +60,23 @@ class Pipeline:
             media=media,
             vocab_size=self.model.vocab_size,
         )
+        timeline = timeline or Timeline(self.dispatch.metrics)
         admission = self.planner.admission
-        async with (
-            contextlib.nullcontext()
-            if admission is None
-            else admission.admitted(state, len(request.token_ids))
-        ):
-            while not state.complete:
-                steps = self._attempt(state)
-                async with contextlib.aclosing(steps):
-                    async for outputs in steps:
-                        yield outputs
+        try:
+            async with (
+                contextlib.nullcontext()
+                if admission is None
+                else admission.admitted(state, len(request.token_ids))
+            ):
+                while not state.complete:
+                    async with contextlib.aclosing(self._attempt(state)) as steps:
+                        async for outputs in steps:
+                            timeline.step()
+                            yield outputs
+            timeline.end()
+        except BaseException as error:
+            timeline.cut_short(error)
+            raise
 
     async def _attempt(self, state: TokensRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """One attempt; if it fails and another may help, the pause before that."""

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from protocol.errors import EmbeddingLost, TriptychError
-from protocol.generate_answers import GenerateAnswer
-from protocol.types import RequestOutput
+from protocol.types import GenerateRequest, RequestOutput
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Planner
 from proxy.tokens.encode_stage import EncodeStage
-from proxy.tokens.outputs import ReadAhead, first, fresh, outputs_of, uncounted, unless_failed
+from proxy.tokens.overlap import ReadAhead, unless_failed
+from proxy.tokens.request_state import unscored
 from proxy.tokens.worker_calls import Attempt, Steps, WorkerCalls
 from services.http.tasks import ended
 
@@ -38,17 +38,12 @@ class TokensStages:
             params = {**(wanted.ec_transfer_params or {}), **places}
             attempt.wanted = msgspec.structs.replace(wanted, ec_transfer_params=params or None)
 
-    async def run(self, attempt: Attempt) -> Steps:
+    def run(self, attempt: Attempt) -> Steps:
         """Outputs that the client has not had. Closing the generator ends every stage."""
         plan = attempt.plan
-        stages = (
-            self._aggregated(attempt, plan.decode)
-            if plan.prefill is None
-            else self._split(attempt, plan.prefill, plan.decode)
-        )
-        async with contextlib.aclosing(stages):
-            async for outputs in stages:
-                yield outputs
+        if plan.prefill is None:
+            return self._aggregated(attempt, plan.decode)
+        return self._split(attempt, plan.prefill, plan.decode)
 
     async def _aggregated(self, attempt: Attempt, worker: Instance) -> Steps:
         """E+PD: one worker prefills and decodes, and waits inside for embeddings."""
@@ -67,17 +62,18 @@ class TokensStages:
             ahead = await self._placed_ahead(stack, attempt, prefill, decode)
             try:
                 async with self._encoding(attempt) as encoding:
-                    answer = await unless_failed(self._calls.prefill(attempt, prefill), encoding)
-                held = answer.kv_transfer_params is not None
-                if ahead is not None and held:
-                    self._check_place(attempt, prefill, answer)
+                    outputs, handed = await unless_failed(
+                        self._calls.prefill(attempt, prefill), encoding
+                    )
+                held = handed is not None
+                if ahead is not None and handed is not None:
+                    self._check_place(attempt, prefill, handed)
                 self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
-                outputs = self._firsts(attempt, answer)
-                if outputs:
-                    yield outputs
+                if outputs and not attempt.wanted.emitted:
+                    yield [_first(output, attempt.wanted) for output in outputs]
                 if attempt.state.complete:
                     return
-                rest = self._rest(attempt, decode, ahead, answer.kv_transfer_params)
+                rest = self._rest(attempt, decode, ahead, handed)
                 async with contextlib.aclosing(rest):
                     async for later in rest:
                         yield later
@@ -85,19 +81,13 @@ class TokensStages:
                 if held and (attempt.misplaced or not attempt.fetched):
                     self._calls.release(prefill, attempt.wanted.request_id)
 
-    def _check_place(self, attempt: Attempt, prefill: Instance, answer: GenerateAnswer) -> None:
+    def _check_place(self, attempt: Attempt, prefill: Instance, handed: dict[str, Any]) -> None:
         """Decode asked for the KV where prefill's process was before it restarted, unseen by any
         probe: it computes the prompt itself, and what prefill holds is for nobody."""
-        engine = (answer.kv_transfer_params or {}).get(_ENGINE, attempt.asked_at)
+        engine = handed.get(_ENGINE, attempt.asked_at)
         if engine != attempt.asked_at:
             attempt.misplaced = prefill.suspect = True
             prefill.known = False
-
-    def _firsts(self, attempt: Attempt, answer: GenerateAnswer) -> list[RequestOutput]:
-        """Prefill's first tokens, none if the client had them from an earlier attempt."""
-        if attempt.wanted.emitted:
-            return []
-        return [first(output, attempt.wanted) for output in outputs_of(answer)]
 
     async def _placed_ahead(
         self,
@@ -112,7 +102,7 @@ class TokensStages:
             return None
         attempt.asked_at = str(prefill.kv_endpoint.get(_ENGINE, ""))
         params = {**prefill.kv_endpoint, "remote_request_id": attempt.wanted.request_id}
-        wanted = msgspec.structs.replace(attempt.wanted, kv_transfer_params=params)
+        wanted = msgspec.structs.replace(unscored(attempt.wanted), kv_transfer_params=params)
         steps = self._calls.stream(attempt, decode, wanted, ahead=True)
         return await stack.enter_async_context(ReadAhead(steps))
 
@@ -127,18 +117,20 @@ class TokensStages:
         emitted = attempt.state.wanted().emitted
         if ahead is None:
             wanted = msgspec.structs.replace(
-                attempt.wanted, emitted=emitted, kv_transfer_params=handed
+                unscored(attempt.wanted), emitted=emitted, kv_transfer_params=handed
             )
             steps = self._calls.stream(attempt, decode, wanted)
             async with contextlib.aclosing(steps):
                 async for outputs in steps:
-                    yield uncounted(outputs)
+                    yield _uncounted(outputs)
             return
         had = attempt.wanted.emitted
         known = {i: len(tokens) - len(had.get(i, ())) for i, tokens in emitted.items()}
-        while (step := await ahead.next()) is not None:
-            if later := fresh(step, known):
+        step = await ahead.first()
+        while step is not None:
+            if later := _fresh(step, known):
                 yield later
+            step = await anext(ahead.steps, None)
 
     @contextlib.asynccontextmanager
     async def _encoding(self, attempt: Attempt) -> AsyncGenerator[asyncio.Task[Any], None]:
@@ -164,3 +156,33 @@ class TokensStages:
 
         state = attempt.state
         await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
+
+
+def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:
+    """`outputs` without the tokens that the client has from prefill; `known` counts, per choice
+    that goes on, how many of those are still to come."""
+    rest = []
+    for output in _uncounted(outputs):
+        if output.index not in known:
+            continue
+        skip = min(known[output.index], len(output.token_ids))
+        known[output.index] -= skip
+        output.token_ids = output.token_ids[skip:]
+        output.logprobs = output.logprobs[skip:] if output.logprobs is not None else None
+        if output.token_ids or output.finish_reason is not None:
+            rest.append(output)
+    return rest
+
+
+def _uncounted(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Decode's count of cached tokens is not the prompt's: prefill's is."""
+    for output in outputs:
+        output.cached_tokens = None
+    return outputs
+
+
+def _first(output: RequestOutput, request: GenerateRequest) -> RequestOutput:
+    """Prefill's output as the client sees it: it ends `length` only because prefill hands over."""
+    if output.finish_reason == "length" and len(output.token_ids) < request.sampling.max_tokens:
+        output.finish_reason = None
+    return output

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -17,9 +18,9 @@ from protocol.types import GenerateRequest, MMItem, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Plan
-from proxy.tokens.outputs import outputs_of
 from proxy.tokens.request_state import TokensRequest
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
+from proxy.upstream.patience import Patience
 
 Steps = AsyncGenerator[list[RequestOutput], None]
 _JSON = {"content-type": "application/json"}
@@ -88,8 +89,11 @@ class WorkerCalls:
         self._dispatch = dispatch
         self._times = times
 
-    async def prefill(self, attempt: Attempt, worker: Instance) -> GenerateAnswer:
-        """The prompt alone: what has been emitted is decode's to take in."""
+    async def prefill(
+        self, attempt: Attempt, worker: Instance
+    ) -> tuple[list[RequestOutput], dict[str, Any] | None]:
+        """(outputs, KV handles) of the prompt alone: what has been emitted is decode's to take
+        in."""
         wanted = msgspec.structs.replace(
             attempt.wanted,
             kv_transfer_params={"do_remote_decode": True},
@@ -102,22 +106,24 @@ class WorkerCalls:
         with call:
             data = await self._client.post(worker.url + GENERATE_PATH, body, _JSON, patience)
             answer = _parsed(data, worker, wanted)
-            self._check_prefilled(attempt, worker, wanted, answer)
+            outputs = self._prefilled(attempt, worker, wanted, answer)
         attempt.prefill_s = call.elapsed_s
-        return answer
+        return outputs, answer.kv_transfer_params
 
-    def _check_prefilled(
+    def _prefilled(
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, answer: GenerateAnswer
-    ) -> None:
-        """One token of each choice, or its end, and this request's own KV."""
+    ) -> list[RequestOutput]:
+        """One token of each choice, or its end; and the KV must be this request's own."""
+        outputs = _outputs_of(answer)
         choices = attempt.state.choices(wanted)
         choices.most = 1
-        choices.take(outputs_of(answer))
+        choices.take(outputs)
         if not choices.begun:
             raise UpstreamError(f"{worker.url} did not prefill every choice")
         name = (answer.kv_transfer_params or {}).get("remote_request_id", answer.request_id)
         if name != answer.request_id:
             raise UpstreamError(f"{worker.url} handed over another request's KV")
+        return outputs
 
     async def stream(
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, *, ahead: bool = False
@@ -137,7 +143,7 @@ class WorkerCalls:
             async with contextlib.AsyncExitStack() as unfinished:
                 unfinished.push_async_callback(events.aclose)
                 async for event in events:
-                    outputs = outputs_of(_parsed(event, worker, wanted))
+                    outputs = _outputs_of(_parsed(event, worker, wanted))
                     choices.take(outputs)
                     attempt.decoded(outputs)
                     if choices.complete:
@@ -174,3 +180,22 @@ def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateA
     if answer.request_id != wanted.request_id:
         raise UpstreamError(f"{worker.url} answered another request")
     return answer
+
+
+def _outputs_of(answer: GenerateAnswer) -> list[RequestOutput]:
+    cached = answer.usage.cached_tokens if answer.usage is not None else None
+    outputs = [
+        RequestOutput(
+            answer.request_id,
+            choice.index,
+            choice.token_ids,
+            choice.logprobs.content if choice.logprobs is not None else None,
+            choice.finish_reason,
+            choice.stop_reason,
+            cached,
+        )
+        for choice in answer.choices
+    ]
+    if outputs:
+        outputs[0].prompt_logprobs = answer.prompt_logprobs
+    return outputs

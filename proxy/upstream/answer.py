@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.upstream.http1 import EVENTS
 
@@ -16,8 +17,7 @@ def size_of(body: Body) -> int:
     return sum(map(len, body))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A worker's whole answer; of an event stream, `body` is what came up to the first event."""
 
     status: int
@@ -28,6 +28,15 @@ class Answer:
     @property
     def is_stream(self) -> bool:
         return self.content_type.startswith(EVENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What the head of an answer says. `keep`: its connection serves another request."""
+
+    content_type: bytes
+    retry_after: bytes
+    keep: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,60 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
 
 from protocol.decoding import decoded
-from protocol.errors import DeadlineExceeded, TriptychError, UpstreamError, from_openai
+from protocol.errors import TriptychError, UpstreamError, from_openai
 from protocol.fleet_key import NO_KEY, FleetKey, refuses_key
 from protocol.generate import INSTANCE_HEADER
 from proxy.upstream.failures import (
-    DROPPED,
     NOT_A_WORKER,
     OTHER_INSTANCE,
-    SILENT,
     WRONG_KEY,
     CallFailed,
     is_no_worker,
-    no_connection,
-    unconnected,
 )
+from proxy.upstream.patience import Patience, next_look_s, patiently, unreachable
 from proxy.upstream.reach import reachable
 from proxy.upstream.unhurried import unhurried
 from services.http.tasks import ended
 
-_T = TypeVar("_T")
 _MAX_EVENT = 1 << 24
 _MAX_ANSWER = 1 << 28
 _DONE = b"[DONE]"
-_LOOK_S = 0.5
 _LEFTOVER_S = 1.0
 _EVENTS = "text/event-stream"
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait: until `deadline` (`time.monotonic`) for the whole, `answer_s` for an answer
-    or a stream's first event, `stall_s` between events, and only as long as the worker is `alive`.
-    And for whom: an answer with a status that names an instance, "" for none, counts if it `fits`.
-    """
-
-    deadline: float
-    answer_s: float = math.inf
-    stall_s: float = math.inf
-    alive: Callable[[], bool] = lambda: True
-    fits: Callable[[str, int], bool] = lambda name, status: True
-
-    @staticmethod
-    def of(seconds: float) -> Patience:
-        return Patience(time.monotonic() + seconds)
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -118,7 +94,7 @@ class UpstreamClient:
         """The whole answer, within the probe timeout if nothing else is said; raises as `post`."""
         patience = patience or Patience.of(self._probe_timeout)
         call = self._session.get(url, headers=headers, allow_redirects=False)
-        return await self._whole(await _patiently(call, patience, url), patience)
+        return await self._whole(await patiently(call, patience, url), patience)
 
     async def introduction(self, url: str) -> tuple[bytes, bool]:
         """As `get`, and whether the answer names the instance that gave it."""
@@ -138,14 +114,14 @@ class UpstreamClient:
         `DeadlineExceeded`."""
         patience = patience or Patience.of(self._probe_timeout)
         call = self._session.post(url, data=body, headers=headers, allow_redirects=False)
-        return await self._whole(await _patiently(call, patience, url), patience, called=True)
+        return await self._whole(await patiently(call, patience, url), patience, called=True)
 
     async def _whole(
         self, response: aiohttp.ClientResponse, patience: Patience, *, called: bool = False
     ) -> bytes:
         async with response:
             _check_instance(response, patience)
-            body = await _patiently(_read(response), patience, str(response.url))
+            body = await patiently(_read(response), patience, str(response.url))
         _check(response, body, called)
         return body
 
@@ -158,10 +134,10 @@ class UpstreamClient:
         Closing the generator closes the connection, which tells the worker to stop.
         """
         call = self._session.post(url, data=body, headers=headers, allow_redirects=False)
-        async with await _patiently(call, patience, url) as response:
+        async with await patiently(call, patience, url) as response:
             _check_instance(response, patience)
             if response.status != 200:
-                _check(response, await _patiently(_read(response), patience, url), True)
+                _check(response, await patiently(_read(response), patience, url), True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
@@ -216,51 +192,14 @@ async def _next_piece(
     late = time.monotonic() + limit_s
     loop = asyncio.get_running_loop()
     while True:
-        wait_s = _wait_s(patience, late, url)
+        wait_s = next_look_s(patience, late, url)
         try:
             async with asyncio.timeout_at(loop.time() + wait_s):
                 return await content.readany()
         except TimeoutError:
             pass
         except aiohttp.ClientError as error:
-            raise _unreachable(url, error) from None
-
-
-async def _patiently(work: Awaitable[_T], patience: Patience, url: str) -> _T:
-    """`work` in time; network failures as errors of our tree."""
-    late = time.monotonic() + patience.answer_s
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            await asyncio.wait((task,), timeout=_wait_s(patience, late, url))
-        return task.result()
-    except aiohttp.ClientError as error:
-        raise _unreachable(url, error) from None
-    finally:
-        if not task.done():
-            await ended(task, aiohttp.ClientError)
-
-
-def _wait_s(patience: Patience, late: float, url: str) -> float:
-    """Seconds until it is worth looking again; raises if waiting is over."""
-    now = time.monotonic()
-    if now >= patience.deadline:
-        raise DeadlineExceeded(f"{url}: no answer in time")
-    if now >= late:
-        raise CallFailed(f"{url}: no answer in time", "stalled", status=504)
-    if not patience.alive():
-        raise CallFailed(f"{url}: the worker has gone silent", SILENT)
-    return min(patience.deadline - now, late - now, _LOOK_S)
-
-
-def _unreachable(url: str, error: aiohttp.ClientError) -> TriptychError:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return unconnected(url, error.os_error)
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return no_connection(url)
-    dropped = isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError)
-    kind = DROPPED if dropped else "garbage"
-    return CallFailed(f"{url}: {type(error).__name__}: {error}", kind)
+            raise unreachable(url, error) from None
 
 
 def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from proxy.upstream.answer import Body
+from proxy.upstream.alarm import Alarm
+from proxy.upstream.answer import AnswerHead, Body
+from proxy.upstream.known_heads import KnownHeads
 
 _SMALL = 4096
 
@@ -20,13 +22,24 @@ class User(Protocol):
 
     def silenced(self) -> None: ...
 
+    def late(self) -> None: ...
+
 
 class Connection(asyncio.Protocol):
     """One connection to a worker, with one user at a time. `released` is called whenever it is free
-    for another; `used` once it has been."""
+    for another; `used` once it has been. `alarm` is the user's, `heads` are those that the worker
+    has sent."""
 
-    def __init__(self, url: str, released: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        heads: KnownHeads[AnswerHead],
+        released: Callable[[Connection], None],
+    ) -> None:
         self.url = url
+        self.heads = heads
+        self.alarm = Alarm(loop, self._late)
         self.idle_since = 0.0
         self.used = False
         self.closed = False
@@ -56,10 +69,16 @@ class Connection(asyncio.Protocol):
         user, self._user = self._user, None
         if user is not None:
             user.lost()
+        self.alarm.close()
+
+    def _late(self) -> None:
+        if self._user is not None:
+            self._user.late()
 
     def free(self, *, keep: bool) -> None:
         """The user is done with it."""
         self._user = None
+        self.alarm.stop()
         self.used = True
         if keep and not self.closed:
             self._released(self)
@@ -76,4 +95,5 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            self.alarm.close()
             self.transport.abort()

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from protocol.fleet_key import NO_KEY, FleetKey
-from proxy.upstream.answer import Answer, AnswerLimits, Body, size_of
+from proxy.upstream.answer import Answer, AnswerHead, AnswerLimits, Body, size_of
 from proxy.upstream.connection import Connection
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import CallFailed, no_connection, unconnected
 from proxy.upstream.http1 import JSON, request_head
+from proxy.upstream.known_heads import KnownHeads
+from proxy.upstream.traffic import Traffic
 from proxy.upstream.unhurried import unhurried
 
 _KEEP_S = 30.0  # shorter than servers of ours and vLLM's keep an idle connection
 _MAX_IDLE = 1024
+_KNOWN_HEADS = 32
 _REFERENCES_OFF_S = 300.0
 
 
@@ -46,6 +50,7 @@ class ConnectionPool:
         url: str,
         connect_timeout_s: float,
         encode_at_once: int,
+        traffic: Traffic,
         key: FleetKey = NO_KEY,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -53,30 +58,37 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self.url = url
         self.room = asyncio.Semaphore(encode_at_once)
-        self.sent = 0  # bytes of bodies
+        self._traffic = traffic
         self._closed = False
         self._address = _Address.of(url, tls)
         self._authority = urlsplit(url).netloc.rpartition("@")[2].encode()
         self._connect_timeout = connect_timeout_s
         self._idle: list[Connection] = []
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._heads: KnownHeads[AnswerHead] = KnownHeads(_KNOWN_HEADS)
         self._prefixes: dict[str, bytes] = {}
         self._references_off_until = 0.0
 
     async def ask(
-        self, path: str, fields: bytes, body: Body, limits: AnswerLimits
+        self,
+        path: str,
+        fields: bytes,
+        body: Body,
+        limits: AnswerLimits,
+        sink: Callable[[bytes], None] | None = None,
     ) -> tuple[Exchange, Answer]:
         """POST `body`; `fields` are header lines of this request. Raises `CallFailed`.
 
-        A stream goes on in the exchange, which is the caller's to end, after its first event.
+        A stream goes on in the exchange, which is the caller's to end, after its first event;
+        further events go to `sink`.
         """
         size = size_of(body)
-        self.sent += size
+        self._traffic.sent += size
         head = request_head(self._prefix(path), fields, size)
         kept = self._kept()
         while True:
             connection = await self._connect() if kept is None else kept
-            exchange = Exchange(self._loop, connection, head, body, size, limits)
+            exchange = Exchange(self._loop, connection, head, body, size, limits, sink)
             try:
                 return exchange, await exchange.ready
             except CallFailed as failure:
@@ -130,7 +142,7 @@ class ConnectionPool:
         address = self._address
         try:
             connecting = self._loop.create_connection(
-                lambda: Connection(self.url, self._release),
+                lambda: Connection(self._loop, self.url, self._heads, self._release),
                 address.host,
                 address.port,
                 ssl=address.context,

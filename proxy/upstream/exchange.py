@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
-
-import httptools
 
 from proxy.upstream.answer import Answer, AnswerLimits, Body
+from proxy.upstream.answer_parser import AnswerParser, NotHttp, known_answer
 from proxy.upstream.connection import Connection
 from proxy.upstream.failures import SILENT, CallFailed
-from proxy.upstream.http1 import EVENTS
+from proxy.upstream.known_heads import MessageHead
 from proxy.upstream.sse import EventCutter, EventTooLong
-from services.http.listener import MAX_HEAD
 
 _DRAIN_S = 1.0
-_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Exchange:
     """To be awaited: `ready` for the answer, of a stream with its first event, then `forward` for
-    the rest. Both raise `CallFailed`. `abort` closes the connection: that tells the worker to stop.
+    the rest, which goes to `sink`. Both raise `CallFailed`. `abort` closes the connection: that
+    tells the worker to stop.
     """
 
     def __init__(
@@ -36,31 +33,29 @@ class Exchange:
         body: Body,
         size: int,
         limits: AnswerLimits,
+        sink: Callable[[bytes], None] | None = None,
     ) -> None:
         self._loop = loop
         self._connection = connection
         self._limits = limits
-        self._parser: Any = httptools.HttpResponseParser(self)
-        self._pieces: list[bytes] = []
-        self._size = self._status = self._head_size = 0
-        self._content_type = self._retry_after = b""
-        self._framed = self._complete = self._keep = self._over = False
+        self._parser: AnswerParser | None = None
         self._events: EventCutter | None = None
         self._early = b""
-        self._sink: Callable[[bytes], None] | None = None
+        self._sink = sink
+        self._forwarding = self._over = False
         self.ready: asyncio.Future[Answer] = loop.create_future()
         self._ended: asyncio.Future[None] | None = None
         self._failure: CallFailed | None = None
         self._last = loop.time()
-        self._timer = loop.call_later(limits.answer_s, self._late)
+        connection.alarm.set(limits.answer_s)
         connection.send(self, head, body, size)
 
-    async def forward(self, sink: Callable[[bytes], None]) -> None:
-        """Hand every event after those in the answer to `sink`, until the end mark, or until it
+    async def forward(self) -> None:
+        """Hand every event after those in the answer to the sink, until the end mark, or until it
         raises `CallFailed`."""
-        self._sink = sink
-        if self._early:
-            sink(self._early)
+        self._forwarding = True
+        if self._early and self._sink is not None:
+            self._sink(self._early)
             self._early = b""
         if self._failure is not None:
             raise self._failure
@@ -71,13 +66,13 @@ class Exchange:
     def pause(self) -> None:
         """Read no more until `resume`: the client does not keep up."""
         if not self._over and not self._marked:
-            self._timer.cancel()
+            self._connection.alarm.stop()
             self._connection.transport.pause_reading()
 
     def resume(self) -> None:
         if not self._over and not self._marked:
             self._last = self._loop.time()
-            self._timer = self._loop.call_later(self._limits.stall_s, self._late)
+            self._connection.alarm.set(self._limits.stall_s)
             self._connection.transport.resume_reading()
 
     def abort(self) -> None:
@@ -94,76 +89,81 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         self._last = self._loop.time()
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail("answered with something that is not HTTP", "garbage")
+        if self._parser is None:
+            self._begin(data)
+        else:
+            self._parse(self._parser, data)
+
+    def _begin(self, data: bytes) -> None:
+        """The first bytes: most answers come whole, under a head that has come before."""
+        heads = self._connection.heads
+        head = MessageHead.of(data)
+        known = known_answer(data, head, heads)
+        if known is not None and len(known[0].body) <= self._limits.max_bytes:
+            answer, keep = known
+            self._leave(keep=keep)
+            if not self.ready.done():
+                self.ready.set_result(answer)
             return
-        if not self._status:
-            self._head_size += len(data)
-            if self._head_size > MAX_HEAD:
-                self._fail("sent headers without an end", "garbage")
-        elif self._pieces and self._events is not None:
-            self._advance(self._events)
-        elif self._size > self._limits.max_bytes and self._events is None:
+        parser = self._parser = AnswerParser()
+        self._parse(parser, data)
+        if head is not None and parser.complete:
+            parser.learn(head, heads)
+
+    def _parse(self, parser: AnswerParser, data: bytes) -> None:
+        try:
+            parser.feed(data)
+        except NotHttp as nonsense:
+            self._fail(str(nonsense), "garbage")
+            return
+        if parser.is_stream:
+            if parser.pieces:
+                self._advance(parser)
+        elif parser.size > self._limits.max_bytes:
             self._fail("answered with more than is allowed", "too_large")
-        if self._complete:
-            self._completed()
+        if parser.complete:
+            self._completed(parser)
 
     def lost(self) -> None:
         """The connection is gone; where nothing frames the body, that is its end."""
-        if not self._status:
+        parser = self._parser
+        if parser is None or not parser.status:
             stale = self._connection.used
             self._fail("closed the connection without an answer", "dropped", stale=stale)
-        elif self._framed or self._events is not None:
+        elif parser.framed or parser.is_stream:
             self._fail("dropped the connection", "dropped")
         else:
-            self._completed()
+            self._completed(parser)
 
     def silenced(self) -> None:
         """The worker is given up."""
         self._fail("has gone silent", SILENT)
 
-    # What the parser reports.
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            raise ValueError("an answer that nobody asked for")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-type":
-            self._content_type = value.lower()
-        elif name in _FRAMING:
-            self._framed = True
-        elif name == b"retry-after":
-            self._retry_after = value
-
-    def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-        if self._status == 200 and self._content_type.startswith(EVENTS):
-            self._events = EventCutter()
-
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        self._pieces.append(body)
-
-    def on_message_complete(self) -> None:
-        self._complete = self._status >= 200
-        self._keep = self._framed and self._parser.should_keep_alive()
+    def late(self) -> None:
+        idle = self._loop.time() - self._last
+        if not self.ready.done():
+            self._fail("did not answer in time", "timeout", status=504)
+        elif self._marked:
+            self._leave()
+        elif idle < self._limits.stall_s:
+            self._connection.alarm.set(self._limits.stall_s - idle)
+        else:
+            self._fail("stopped in the middle of its stream", "stalled", status=504)
 
     # What follows from it.
 
-    def _advance(self, events: EventCutter) -> None:
+    def _advance(self, parser: AnswerParser) -> None:
+        if self._events is None:
+            self._events = EventCutter()
         try:
-            data = events.feed(b"".join(self._pieces))
+            data = self._events.feed(b"".join(parser.pieces))
         except EventTooLong:
             self._fail("sent an event without an end", "garbage")
             return
-        self._pieces.clear()
+        parser.pieces.clear()
         if not data:
             return
-        if self._sink is not None:
+        if self._forwarding and self._sink is not None:
             try:
                 self._sink(data)
             except CallFailed as failure:
@@ -173,37 +173,28 @@ class Exchange:
         else:
             self._early += data
             if not self.ready.done() and b"data:" in self._early:
-                self.ready.set_result(self._answer(self._early))
+                self.ready.set_result(parser.answer(self._early))
                 self._early = b""
-        if events.ended and not self._complete:
+                self._connection.alarm.set(self._limits.stall_s)
+        if self._events.ended and not parser.complete:
             self._drain()
 
     def _drain(self) -> None:
         """The client has all; the connection is worth keeping if the worker ends the message."""
-        self._timer.cancel()
-        self._timer = self._loop.call_later(_DRAIN_S, self._leave)
+        self._connection.alarm.set(_DRAIN_S)
         self._end(None)
 
-    def _completed(self) -> None:
+    def _completed(self, parser: AnswerParser) -> None:
         if self._over:
             return
-        if self._events is not None and not self._events.ended:
+        if parser.is_stream and not self._marked:
             self._fail("ended its stream without the end mark", "cut_short")
             return
-        self._leave(keep=self._keep)
-        if self._events is not None:
+        self._leave(keep=parser.keep)
+        if parser.is_stream:
             self._end(None)
         elif not self.ready.done():
-            self.ready.set_result(self._answer(b"".join(self._pieces)))
-
-    def _late(self) -> None:
-        idle = self._loop.time() - self._last
-        if not self.ready.done():
-            self._fail("did not answer in time", "timeout", status=504)
-        elif idle < self._limits.stall_s:
-            self._timer = self._loop.call_later(self._limits.stall_s - idle, self._late)
-        else:
-            self._fail("stopped in the middle of its stream", "stalled", status=504)
+            self.ready.set_result(parser.answer(b"".join(parser.pieces)))
 
     def _fail(self, text: str, kind: str, *, stale: bool = False, status: int = 502) -> None:
         if self._over:
@@ -218,8 +209,8 @@ class Exchange:
     def _leave(self, keep: bool = False) -> None:
         if not self._over:
             self._over = True
-            self._timer.cancel()
-            self._parser = None  # it refers to this exchange: a cycle would wait for the collector
+            if self._parser is not None:
+                self._parser.let_go()
             self._connection.free(keep=keep)
 
     def _end(self, failure: CallFailed | None) -> None:
@@ -230,6 +221,3 @@ class Exchange:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(failure)
-
-    def _answer(self, body: bytes) -> Answer:
-        return Answer(self._status, self._content_type, body, self._retry_after)

@@ -12,9 +12,11 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import body_of, tokens
-from tests.support.conversations import LONG, asking
+from tests.support.conversations import LONG, asking, picture
 from tests.support.mocks import CHAT, Stream, mock
-from tests.support.stack import STOP_S, Process, Stack, call, proxy, running
+from tests.support.reference import reference_generate
+from tests.support.stack import STOP_S, Process, Stack, call, idle, proxy, running
+from tests.support.vllm_proxy import ask
 from tests.support.waiting import until
 
 DIALECTS = pytest.mark.parametrize("dialect", ["tokens", "openai"])
@@ -96,7 +98,7 @@ def test_a_worker_that_stops_serves_and_then_hands_over(model_dir: ModelDir) -> 
         for worker in workers:
             worker.wait_ready()
         server = proxy(stack, [], [], workers)
-        case, most = asking(LONG), {"max_tokens": 1000, "ignore_eos": True}
+        case, most = asking(LONG), {"max_tokens": 400, "ignore_eos": True}
         expected = tokens(server, case, **most)
         stream = Stream(server.url, CHAT, body_of(case, **most, stream=True), timeout_s=60)
         events = stream.events()
@@ -140,3 +142,70 @@ def test_a_master_that_stops_waits_for_no_news(start: Callable[..., Process]) ->
         master.terminate()
         assert news.result()[0] == 200
     assert ended(master) == 0
+
+
+def test_workers_that_stop_wait_until_others_have_what_they_made(model_dir: ModelDir) -> None:
+    """Embeddings and KV were made, and nobody had asked for them when their workers were told."""
+    with running(model_dir("qwen2_5_vl")) as stack:
+        patient = ("--shutdown-timeout", "60")
+        encode, prefill, decode = (
+            stack.start(f"services.{role}", *patient) for role in ("encoder", "prefill", "decode")
+        )
+        for worker in (encode, prefill, decode):
+            worker.wait_ready()
+        case = asking(picture(91), "What is in this image?")
+        body = body_of(case, max_tokens=4, ignore_eos=True)
+        alone = body_of([{"role": "user", "content": case[0]["content"][:1]}], max_tokens=1)
+        media = ask(encode, alone)["ec_transfer_params"]
+        encode.terminate()
+        until(lambda: call_status(f"{encode.url}/ready") == 503)
+        handed = {"kv_transfer_params": {"do_remote_decode": True}, "ec_transfer_params": media}
+        first = ask(prefill, {**body, "max_tokens": 1, **handed})
+        assert ended(encode) == 0
+        prefill.terminate()
+        until(lambda: call_status(f"{prefill.url}/ready") == 503)
+        until(lambda: call(prefill.url + CHAT, body)[0] == 503)
+        handed = {"kv_transfer_params": first["kv_transfer_params"], "ec_transfer_params": media}
+        answer = ask(decode, {**body, **handed})
+        expected = reference_generate(stack.model, case, 4, ignore_eos=True)
+        assert answer["choices"][0]["token_ids"] == expected
+        assert idle(decode)["counters"]["kv_fetched"] == 1
+        assert ended(prefill) == 0
+
+
+def test_a_drain_can_be_taken_back(model_dir: ModelDir) -> None:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        worker = mock(stack, "decode")
+        for path, status in (("/drain", 503), ("/undrain", 200)):
+            assert call(worker.url + path, b"", method="POST")[0] == 200
+            assert call_status(f"{worker.url}/ready") == status
+            assert call(worker.url + CHAT, chat())[0] == status
+
+
+def test_a_mock_worker_ends_as_real_ones_do(model_dir: ModelDir) -> None:
+    """It is a double for them here too: what is under way ends, or gets an error."""
+    with running(model_dir("qwen2_5_vl")) as stack:
+        slow = ("--speed", "1", "--decode-base-ms")
+        patient = mock(stack, "decode", *slow, "50", "--shutdown-timeout", "60")
+        hasty = mock(stack, "decode", *slow, "2000")
+        ends = []
+        for worker in (patient, hasty):
+            events = Stream(worker.url, CHAT, chat(stream=True)).events()
+            first = next(events)
+            worker.terminate()
+            *more, last = events
+            ends.append([first, *more])
+            assert last == b"[DONE]" and ended(worker) == 0
+        choices = [choice for event in ends[0] for choice in json.loads(event)["choices"]]
+        assert sum(len(choice.get("token_ids") or ()) for choice in choices) == COUNT
+        assert json.loads(ends[1][-1])["error"]["code"] == "not_serving"
+
+
+def test_a_mock_worker_asks_for_the_keys_that_real_ones_ask_for(model_dir: ModelDir) -> None:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        worker = mock(stack, "decode", "--api-key", "one", "--api-key", "two")
+        for key, status in (("", 401), ("three", 401), ("one", 200), ("two", 200)):
+            given = {"authorization": f"Bearer {key}"} if key else {}
+            assert call(worker.url + CHAT, chat(), headers=given)[0] == status
+            assert call(f"{worker.url}/integrity", headers=given)[0] == status
+        assert call_status(f"{worker.url}/health") == 200

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
+from tests.support.relay_failures import saying, streaming
 from tests.support.relay_workers import (
     CHAT,
     DONE,
@@ -18,7 +20,6 @@ from tests.support.relay_workers import (
     pictures,
     relaying,
     run,
-    saying,
     text,
 )
 
@@ -41,6 +42,35 @@ def test_answers_come_through_byte_for_byte(topology: str, stream: bool) -> None
             assert part["type"] == ("image_embeds" if "E" in topology else "image_url")
             assert all(worker.left == 0 for worker in relayed.all())
             assert relayed.in_flight == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("told", "shown"), [(3, 3), (0, 0), (None, 9)])
+def test_clients_are_told_what_prefill_found_cached(
+    told: int | None, shown: int, stream: bool
+) -> None:
+    """For decode, all that comes from prefill was cached; asked where prefill is silent."""
+
+    def counting(count: int | None) -> dict[str, Any]:
+        details = None if count is None else {"cached_tokens": count}
+        return {"usage": {"prompt_tokens": 9, "prompt_tokens_details": details}}
+
+    async def work() -> None:
+        async with relaying("PD") as relayed:
+            first = json.dumps({**WHOLE, "kv_transfer_params": HANDLES, **counting(told)})
+            relayed.workers["prefill"][0].script = [saying(first.encode())]
+            said = json.dumps({**WHOLE, **counting(9)}).encode()
+            last = b"data: %b\n\n" % said
+            relayed.workers["decode"][0].script = [
+                streaming(EVENTS[0], last, DONE, end="end") if stream else saying(said)
+            ]
+            body = text(stream=stream, stream_options={"include_usage": True}) if stream else text()
+            _, answer = await relayed.post(body)
+            wanted = json.dumps({**WHOLE, **counting(shown)}).encode()
+            whole = EVENTS[0] + b"data: %b\n\n" % wanted + DONE if stream else wanted
+            assert answer.replace(b" ", b"") == whole.replace(b" ", b"")
 
     run(work)
 

@@ -5,23 +5,20 @@ import json
 
 import pytest
 
+from tests.support.relay_failures import FAILURES, drop, hang, saying
 from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
-    FAILURES,
     WHOLE,
     Asked,
     Worker,
     begin,
     chunk,
     data_url,
-    drop,
-    hang,
     pictures,
     relaying,
     run,
-    saying,
     text,
 )
 from tests.support.waiting import eventually

@@ -5,24 +5,26 @@ import json
 
 import pytest
 
+from tests.support.relay_failures import (
+    FAILURES,
+    STREAM_FAILURES,
+    UNASKED,
+    hang,
+    streaming,
+)
 from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
-    FAILURES,
-    STREAM_FAILURES,
-    UNASKED,
     WHOLE,
     Asked,
     Worker,
     begin,
     chunk,
     data_url,
-    hang,
     pictures,
     relaying,
     run,
-    streaming,
     text,
 )
 from tests.support.waiting import eventually

@@ -13,6 +13,8 @@ from tests.support.reference import reference_generate
 from tests.support.relay_workers import CHAT
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 
+TEMPLATE = 16  # a block of tokens with which all prompts begin
+
 
 @dataclass
 class Both:
@@ -110,3 +112,14 @@ def test_a_proxy_without_a_model_passes_on_what_workers_say(both: Both) -> None:
     assert call(f"{both.openai.url}/health")[0] == 200
     status, schema = call(f"{both.openai.url}/openapi.json")
     assert status == 200 and CHAT in schema["paths"]
+
+
+def test_both_dialects_tell_what_was_cached(both: Both) -> None:
+    """A prompt that nobody has seen is not told as cached, though decode has it from prefill."""
+    for number, server in enumerate((both.openai, both.tokens)):
+        body = body_of(asking(f"{number} {LONG}"), max_tokens=4)
+        found = []
+        for _ in range(2):
+            usage = call(server.url + CHAT, body)[1]["usage"]
+            found.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert found[0] <= TEMPLATE < found[1] < usage["prompt_tokens"]

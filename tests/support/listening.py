@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from services.http.listener import Listener, Pace
+from services.http.client_bounds import Pace
+from services.http.listener import Listener
 
 QUICK = Pace(grace_s=0.3, bytes_per_s=2000.0)
 
@@ -63,12 +64,13 @@ class Client:
 
     async def answer(self) -> tuple[int, bytes]:
         """Status and body of the next answer that has a length."""
-        head, _, body = (await self.until(b"\r\n\r\n")).partition(b"\r\n\r\n")
+        head, _, begun = (await self.until(b"\r\n\r\n")).partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        body = bytearray(begun)  # to which a piece is added without a copy of all before it
         while len(body) < length:
             body += await self._piece()
         assert len(body) == length, "more than one answer"
-        return int(head.split()[1]), body
+        return int(head.split()[1]), bytes(body)
 
     async def until(self, mark: bytes) -> bytes:
         """All that has come when `mark` has."""

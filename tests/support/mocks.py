@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.stack import Process, Stack, call
 
 CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
-FAST = ("--speed", "20", "--log-level", "warning")
+FAST = ("--speed", "20", "--log-level", "warning", "--shutdown-timeout", "0")
 JSON = {"content-type": "application/json"}
 HAND_OVER = {"do_remote_decode": True, "do_remote_prefill": False}
 

@@ -15,9 +15,11 @@ from protocol.errors import TriptychError, Unavailable
 from protocol.types import RequestOutput
 from services.frontend.render import Frontend, RenderedRequest
 from services.http import errors
+from services.http.anthropic import messaging
 from services.http.bodies import Bodies
 from services.http.listener import Listener
 from services.http.openai import Service, generating
+from services.http.responses import responding
 from services.http.tokens import informing
 from tests.support.frontend_helpers import NAME, user
 from tests.support.listening import listening
@@ -80,6 +82,8 @@ class Server:
             Bodies(1 << 20, 64 << 20), self.timeout_s,
         )  # fmt: skip
         app.include_router(generating(service))
+        app.include_router(messaging(service))
+        app.include_router(responding(service, 1 << 20))
         app.include_router(informing(self.front, self.admitted, Bodies(64 << 20, 64 << 20)))
         errors.install(app, self.seen.append)
         return app
@@ -92,11 +96,13 @@ Ask = Callable[..., Awaitable[tuple[int, Any]]]
 async def asking(server: Server) -> AsyncGenerator[tuple[Ask, tuple[str, int]], None]:
     async with listening(server.app(), Listener) as address, aiohttp.ClientSession() as session:
 
-        async def ask(path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        async def ask(
+            path: str, body: Any = b"", *, method: str = "POST", **headers: str
+        ) -> tuple[int, Any]:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             url = f"http://{address[0]}:{address[1]}{path}"
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            async with session.post(url, data=data, headers=named) as response:
+            async with session.request(method, url, data=data, headers=named) as response:
                 return response.status, json.loads(await response.read())
 
         yield ask, address

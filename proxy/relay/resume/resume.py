@@ -8,7 +8,7 @@ what comes out exact is resumed (`proxy.relay.resume.eligibility`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -127,24 +127,29 @@ class Resumer:
             request.response.forward(chunks.delta("", [], "length", None))
             progress.finish = "length"
             return
-        exchange, answer = await self._ask(request, pool, GENERATE_PATH, (body,))
+        rest = Continuation(pool.url, progress, chunks, request.response.forward)
+        exchange, answer = await self._ask(request, pool, GENERATE_PATH, (body,), rest.feed)
         try:
             check_stream(pool.url, answer)
-            rest = Continuation(pool.url, progress, chunks, request.response.forward)
             request.source(exchange)
             rest.feed(answer.body)
-            await exchange.forward(rest.feed)
+            await exchange.forward()
         finally:
             request.source(None)
             exchange.abort()
 
     async def _ask(
-        self, request: RelayedRequest, pool: ConnectionPool, path: str, body: Body
+        self,
+        request: RelayedRequest,
+        pool: ConnectionPool,
+        path: str,
+        body: Body,
+        sink: Callable[[bytes], None] | None = None,
     ) -> tuple[Exchange, Answer]:
         """A worker may still be busy with an earlier try of this request, so that each has a name
         of its own."""
         fields = request.client.fields(b"-%d" % len(request.avoid))
-        return await pool.ask(path, fields, body, self._limits)
+        return await pool.ask(path, fields, body, self._limits, sink)
 
 
 def _chunks(request: RelayedRequest, instance: Instance) -> Chunks:

@@ -12,7 +12,8 @@ import pytest
 
 from connectors.kv.base import KVLoad
 from connectors.messages import Alive, Heartbeat, Hello, KVFetched
-from connectors.side_channel import SideClient, SideServer
+from connectors.side_client import SideClient
+from connectors.side_server import SideServer
 from tests.support.links import Link, linked
 from tests.support.raw_peers import RawConsumer
 
@@ -20,7 +21,7 @@ SILENCE_S = 1.5
 STEP_S = 1.4 * SILENCE_S
 BOUND_S = 30.0
 PEER = """
-from connectors.side_channel import SideServer
+from connectors.side_server import SideServer
 import sys, time
 server = SideServer("127.0.0.1", 0)
 print(server.port, flush=True)

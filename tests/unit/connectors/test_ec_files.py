@@ -156,3 +156,13 @@ def test_whoever_is_done_while_an_entry_is_being_kept_for_it_is_seen(tmp_path: P
     other.join()
     assert marks.kept("a") == set()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_files_that_others_still_need_are_counted(tmp_path: Path) -> None:
+    writer, reader = store(tmp_path), store(tmp_path)
+    writer.offer("cached", entry(1))
+    assert writer.awaited == 0
+    writer.offer("a", entry(2, "r"))
+    assert writer.awaited == 1 and reader.awaited == 0
+    reader.release("a", None, "r")
+    assert writer.awaited == 0

@@ -152,3 +152,14 @@ def test_a_full_disk_fails_one_entry_only() -> None:
     case.store._commit = lambda offset, size: None
     assert case.offer("a") and case.offer("b")
     case.sound()
+
+
+def test_what_others_still_need_is_counted() -> None:
+    """Who stops waits for these; what is only cached is no reason."""
+    case = Case(2)
+    assert case.offer("cached") and case.offer("a", "r1", "r2")
+    assert case.store.awaited == 1
+    case.bus.say(ECForget("a", "r1"))
+    assert case.store.awaited == 1
+    case.bus.say(ECForget("a", "r2"))
+    assert case.store.awaited == 0

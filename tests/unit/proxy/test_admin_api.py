@@ -145,9 +145,13 @@ async def test_gauges_of_workers_that_have_left_are_gone() -> None:
         assert gone not in shown() and stays in shown()
 
 
+class Masters:
+    present = True
+    failovers = 3
+
+
 def test_failovers_are_counted_once() -> None:
-    metrics = ProxyMetrics(Fleet())
-    metrics.watch_master(lambda: True, lambda: 3)
+    metrics = ProxyMetrics(Fleet(), Masters())
     for _ in range(2):
         assert b"triptych_proxy:master_failovers_total 3.0\n" in metrics.render()
 
@@ -228,3 +232,16 @@ def test_workers_may_all_be_added_later() -> None:
     assert make_fleet(ProxyConfig(admin_api_key="secret")).all() == []
     with pytest.raises(ConfigError, match="--admin-api-key"):
         make_fleet(ProxyConfig())
+
+
+async def test_what_the_process_holds_is_told_to_who_has_the_key() -> None:
+    async with relaying("D", "--admin-api-key", "secret") as proxy:
+        for headers in ({}, {"x-api-key": "another"}):
+            assert (await call(proxy, "GET", "/integrity", headers=headers))[0] == 401
+        before = (await call(proxy, "GET", "/integrity"))[1]["process"]
+        assert before["open_files"] > 0 and before["threads"] > 0
+        leaked = [asyncio.create_task(asyncio.Event().wait()) for _ in range(5)]
+        after = (await call(proxy, "GET", "/integrity"))[1]["process"]
+        assert after["tasks"] == before["tasks"] + len(leaked)
+        for task in leaked:
+            task.cancel()

@@ -10,8 +10,9 @@ from protocol.errors import ModelNotFound, TriptychError
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import CallFailed, failure_of
+from proxy.upstream.patience import Patience
 from tests.support.probed_workers import OURS, Worker, serving
 
 

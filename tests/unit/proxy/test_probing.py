@@ -9,8 +9,8 @@ import pytest
 
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_first, probe_once, probe_one
-from proxy.upstream.client import Patience
 from proxy.upstream.failures import CallFailed
+from proxy.upstream.patience import Patience
 from tests.support.probed_workers import OURS, PROBE_S, THEIRS, Worker, asking, decoding, serving
 from tests.support.shortage import no_files_left
 

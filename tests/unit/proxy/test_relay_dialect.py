@@ -20,7 +20,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_once
 from proxy.relay.bodies import may_hold_media
 from proxy.relay.response import ClientResponse
-from proxy.relay.server import connection_class
+from proxy.relay.serving import connection_class
 from proxy.upstream.answer import Answer
 from proxy.upstream.client import UpstreamClient
 from services.http.bodies import Bodies

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,72 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from protocol.errors import TriptychError, Unavailable
-from proxy.relay.response import ClientResponse
-from proxy.relay.server import connection_class
-from proxy.upstream.answer import Answer
-from services.http.bodies import Bodies
-from services.http.listener import Pace
-from tests.support.listening import QUICK, Client, code_of, listening, post, run
+from proxy.relay.serving import connection_class
+from services.http.client_bounds import Pace
+from tests.support.echoing import Echo, application, edge
+from tests.support.listening import Client, code_of, post, run
 from tests.support.waiting import eventually
 from tests.unit.proxy.test_relay_request_parser import CHAT, FORGED, REQUESTS
-
-
-@dataclass
-class Echo:
-    """A hot path that says what it has been asked; `inside` counts requests."""
-
-    takes_any: bool = True
-    takes_all: bool = True
-    max_body_bytes: int = 1 << 20
-    room: int = 100
-    inside: int = 0
-    seen: list[TriptychError] = field(default_factory=list)
-    size: int = 0
-    gate: asyncio.Event | None = None
-    bodies: Bodies = field(default_factory=lambda: Bodies(1 << 20, 1 << 20, stall_s=0.05))
-
-    def takes(self, body: bytes) -> bool:
-        return self.takes_all
-
-    def enter(self) -> None:
-        if self.inside >= self.room:
-            raise Unavailable("full", retry_after_s=1.0)
-        self.inside += 1
-
-    def leave(self) -> None:
-        self.inside -= 1
-
-    def observe(self, error: TriptychError) -> None:
-        self.seen.append(error)
-
-    async def answer(self, call: Any, reply: ClientResponse, source: Any) -> None:
-        if self.gate is not None:
-            await self.gate.wait()
-        body = call.body + b"x" * self.size
-        reply.whole(Answer(200, b"application/json", b"hot:" + body))
-
-
-async def application(scope: Any, receive: Any, send: Any) -> None:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body, more = body + message["body"], message["more_body"]
-    said = b"cold:" + body
-    length = (b"content-length", str(len(said)).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": said})
-
-
-@contextlib.asynccontextmanager
-async def edge(hot: Echo, pace: Pace = QUICK) -> AsyncGenerator[tuple[str, int], None]:
-    def protocol(*args: Any) -> Any:
-        return connection_class(hot, pace)(*args)
-
-    async with listening(application, protocol) as address:
-        yield address
 
 
 def test_a_request_cut_at_any_byte_is_answered() -> None:
@@ -305,49 +243,3 @@ def test_whatever_arrives_every_request_is_counted_out(
         assert hot.inside == 0
 
     asyncio.run(work())
-
-
-def test_large_bodies_are_counted_until_their_requests_are_over() -> None:
-    async def work() -> None:
-        hot = Echo(gate=asyncio.Event())
-        async with edge(hot) as address, Client(address) as one, Client(address) as two:
-            await one.send(post(CHAT, b"a" * 600_000))
-            await eventually(lambda: hot.bodies.held >= 600_000)
-            await two.send(post(CHAT, b"b" * 600_000))
-            status, answer = await two.answer()
-            assert status == 503 and b"being received" in answer
-            assert hot.gate is not None
-            hot.gate.set()
-            assert (await one.answer())[0] == 200
-            await eventually(lambda: hot.bodies.held == 0 and hot.inside == 0)
-
-    run(work)
-
-
-def test_a_body_that_stalls_makes_room_for_others() -> None:
-    async def work() -> None:
-        hot = Echo()
-        async with edge(hot) as address, Client(address) as silent, Client(address) as other:
-            await silent.send(post(CHAT, b"a" * 900_000)[:800_000])
-            await eventually(lambda: hot.bodies.held > 700_000)
-            await asyncio.sleep(0.1)
-            await other.send(post(CHAT, b"b" * 600_000))
-            assert (await other.answer())[0] == 200
-            assert (await silent.answer())[0] == 408
-            await eventually(lambda: hot.bodies.held == 0)
-
-    run(work)
-
-
-def test_small_bodies_are_not_counted() -> None:
-    async def work() -> None:
-        hot = Echo(gate=asyncio.Event())
-        async with edge(hot) as address, Client(address) as client:
-            await client.send(post(CHAT, b"a" * 1000))
-            await eventually(lambda: hot.inside == 1)
-            assert hot.bodies.held == 0
-            assert hot.gate is not None
-            hot.gate.set()
-            assert (await client.answer())[0] == 200
-
-    run(work)

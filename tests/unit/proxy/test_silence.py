@@ -16,10 +16,12 @@ from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
 from proxy.upstream.answer import AnswerLimits
-from proxy.upstream.client import Patience, UpstreamClient
+from proxy.upstream.client import UpstreamClient
 from proxy.upstream.failures import CallFailed
+from proxy.upstream.patience import Patience
 from proxy.upstream.pools import ConnectionPools
 from proxy.upstream.reach import reachable
+from proxy.upstream.traffic import Traffic
 from tests.support.probed_workers import OURS, Worker, serving
 
 PROBE_S = 0.3
@@ -128,12 +130,12 @@ async def test_relayed_calls_end_with_a_worker_that_is_given_up() -> None:
     async with serving(Worker(OURS)) as worker:
         fleet = Fleet.from_urls("", "", worker.url)
         (instance,) = fleet.decode
-        pools = ConnectionPools(lambda: [worker.url], 2.0, 1)
+        pools = ConnectionPools(lambda: [worker.url], 2.0, 1, Traffic())
         pool, limits = pools.of(instance), AnswerLimits(60, 60, 1 << 20)
         streaming, _ = await pool.ask("/open", b"", [b""], limits)
         worker.silent = {"/slow"}
         answering = asyncio.create_task(pool.ask("/slow", b"", [b""], limits))
-        reading = asyncio.create_task(streaming.forward(lambda _: None))
+        reading = asyncio.create_task(streaming.forward())
         while "/slow" not in worker.asked:  # noqa: ASYNC110 — what is awaited has no event
             await asyncio.sleep(0.001)
         pools.give_up([instance])

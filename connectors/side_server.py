@@ -1,4 +1,4 @@
-"""The side channel between engines: one ROUTER per engine, one DEALER per peer.
+"""The producer's end of the side channel: one ROUTER per engine.
 
 It carries handshakes, offers and acknowledgements, never tensors. Both ends are polled from the
 engine's step loop. Whatever is not one of our messages, or of another version, is refused, counted
@@ -8,10 +8,7 @@ and logged once; it never raises.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,14 +27,12 @@ from connectors.messages import (
     Refused,
 )
 from connectors.meter import Refusals
-from connectors.side_socket import HIGH_WATER, Connection, body, open_socket, receive
+from connectors.side_socket import HIGH_WATER, body, open_socket, receive
 from protocol.curve import Curve
 from protocol.errors import ConfigError, TransferError
 
 logger = logging.getLogger(__name__)
-Address = tuple[str, int]
 _MAX_INTRODUCED = 65_536  # consumers; those that were heard last are remembered
-_BROKEN_S = 30.0  # how long a connection that is not there is tried again
 
 
 @dataclass(frozen=True)
@@ -150,108 +145,3 @@ class SideServer:
 
     def close(self) -> None:
         self._socket.close()
-
-
-class SideClient:
-    """The consumer's end: a connection per producer, made when first needed."""
-
-    def __init__(self, curve: Curve | None = None) -> None:
-        """With `curve`, of producers of the fleet alone."""
-        self._curve = curve
-        self._refusals = Refusals()
-        self._lives = itertools.count()
-        self._handlers: dict[type, Callable[[Address, Any], None]] = {}
-        self._decoder: msgspec.msgpack.Decoder[FromProducer] = msgspec.msgpack.Decoder(FromProducer)
-        self._connections: dict[Address, Connection] = {}
-        self._closed = False
-
-    @property
-    def refused(self) -> int:
-        """Answers that made no sense."""
-        return self._refusals.count
-
-    def on(self, kind: type, handler: Callable[[Address, Any], None]) -> None:
-        self._handlers[kind] = handler
-
-    def send(self, peer: Address, message: FromConsumer) -> bool:
-        """False if the message cannot be queued: the address is none, the peer has not been reading
-        for long, or this end is closed."""
-        if self._closed or not peer[0] or not 0 < peer[1] < 1 << 16:
-            return False
-        try:
-            connection = self._connections.get(peer) or self._connect(peer)
-            connection.socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
-        except (zmq.ZMQError, UnicodeError):
-            return False
-        return True
-
-    def _connect(self, peer: Address) -> Connection:
-        connection = self._connections[peer] = Connection(*peer, self._lives, self._curve)
-        return connection
-
-    def poll(self) -> None:
-        for peer, connection in list(self._connections.items()):
-            for frames in connection.receive():
-                self._dispatch(peer, connection, frames)
-            connection.watch()
-
-    def _dispatch(self, peer: Address, connection: Connection, frames: list[bytes]) -> None:
-        try:
-            message = self._decoder.decode(body(frames))
-        except (msgspec.DecodeError, UnicodeError, TransferError) as error:
-            return self._refusals.add("none of ours", f"{peer[0]}:{peer[1]}: {error}")
-        if isinstance(message, Alive):
-            connection.step_s = message.step_s
-            if message.step_s:
-                connection.computing = connection.heard
-        handler = self._handlers.get(type(message))
-        return None if handler is None else handler(peer, message)
-
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [connection.socket for connection in self._connections.values()]
-
-    def broken(self, peer: Address) -> bool:
-        """True while there is no connection to a peer: its process has ended, or its host."""
-        connection = self._connections.get(peer)
-        return connection is not None and connection.broken_since is not None
-
-    def life(self, peer: Address) -> int | None:
-        """A number that changes with every loss of the connection: what was said before it did is
-        forgotten by the peer. None without a connection."""
-        connection = self._connections.get(peer)
-        return None if connection is None else connection.life
-
-    def gone(self) -> list[Address]:
-        """Peers whose connections have been broken for so long that nobody needs them."""
-        end = time.monotonic() - _BROKEN_S
-        return [
-            peer
-            for peer, connection in self._connections.items()
-            if connection.broken_since is not None and connection.broken_since < end
-        ]
-
-    def silent_s(self, peer: Address) -> float:
-        """Seconds since the peer last said anything."""
-        connection = self._connections.get(peer)
-        return 0.0 if connection is None else time.monotonic() - connection.heard
-
-    def computing(self, peer: Address) -> tuple[float, float]:
-        """When a peer last said that it computes a step (`time.monotonic`, minus infinity if it
-        never has), and for how many seconds by now, 0 if it has ended."""
-        connection = self._connections.get(peer)
-        if connection is None:
-            return -math.inf, 0.0
-        so_far_s = time.monotonic() - connection.computing + connection.step_s
-        return connection.computing, so_far_s if connection.step_s else 0.0
-
-    def forget(self, peer: Address) -> None:
-        """Close the connection to a peer; the next message makes a new one."""
-        connection = self._connections.pop(peer, None)
-        if connection is not None:
-            connection.close()
-
-    def close(self) -> None:
-        self._closed = True
-        for peer in list(self._connections):
-            self.forget(peer)

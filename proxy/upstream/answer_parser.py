@@ -1,0 +1,93 @@
+"""An answer's bytes into status, the header fields that count, and body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httptools
+
+from proxy.upstream.answer import Answer, AnswerHead
+from proxy.upstream.http1 import EVENTS
+from proxy.upstream.known_heads import KnownHeads, MessageHead
+from services.http.client_bounds import MAX_HEAD
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class NotHttp(Exception):
+    """A worker has sent something else than an answer; the text goes behind its URL."""
+
+
+class AnswerParser:
+    """Fed until `complete`. `pieces` are of the body, and its user's to take; `size` is of all of
+    it. `framed`: the answer says where it ends; `keep`: its connection serves another request;
+    `is_stream`: it is one of events."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._head_size = 0
+        self.status = self.size = 0
+        self.content_type = self.retry_after = b""
+        self.framed = self.complete = self.keep = self.is_stream = False
+        self.pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Raises `NotHttp`."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise NotHttp("answered with something that is not HTTP") from None
+        if not self.status:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
+                raise NotHttp("sent headers without an end")
+
+    def let_go(self) -> None:
+        """The parser refers to this object: such a cycle would wait for the collector."""
+        self._parser = None
+
+    def answer(self, body: bytes) -> Answer:
+        return Answer(self.status, self.content_type, body, self.retry_after)
+
+    def learn(self, head: MessageHead, heads: KnownHeads[AnswerHead]) -> None:
+        """Have `head` known, which was that of a whole and usual answer."""
+        if self.status == 200 and self.size == head.length and not self.is_stream:
+            heads.learn(head, AnswerHead(self.content_type, self.retry_after, self.keep))
+
+    # What httptools reports.
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("an answer that nobody asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self.content_type = value.lower()
+        elif name in _FRAMING:
+            self.framed = True
+        elif name == b"retry-after":
+            self.retry_after = value
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.is_stream = self.status == 200 and self.content_type.startswith(EVENTS)
+
+    def on_body(self, body: bytes) -> None:
+        self.size += len(body)
+        self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = self.status >= 200
+        self.keep = self.framed and self._parser.should_keep_alive()
+
+
+def known_answer(
+    data: bytes, head: MessageHead | None, heads: KnownHeads[AnswerHead]
+) -> tuple[Answer, bool] | None:
+    """The answer in `data`, and whether its connection is kept; None unless it is whole, and its
+    head one that was parsed before."""
+    known = None if head is None else heads.get(head)
+    if head is None or known is None or len(data) != head.end + head.length:
+        return None
+    return Answer(200, known.content_type, data[head.end :], known.retry_after), known.keep

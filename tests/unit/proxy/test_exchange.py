@@ -1,0 +1,93 @@
+"""One request on a kept connection to a worker, without the worker."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from proxy.upstream.answer import AnswerLimits
+from proxy.upstream.connection import Connection
+from proxy.upstream.exchange import Exchange
+from proxy.upstream.failures import CallFailed
+from proxy.upstream.http1 import chunk
+from proxy.upstream.known_heads import KnownHeads
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Transport:
+    """Takes all that is written."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def write(self, data: bytes) -> None: ...
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+class Line:
+    """A connection, and how often it was free again."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.released = 0
+        self.transport = Transport()
+        self.connection = Connection(self.loop, "http://w", KnownHeads(8), self._release)
+        self.connection.connection_made(cast(Any, self.transport))
+
+    def _release(self, connection: Connection) -> None:
+        self.released += 1
+
+    def ask(self, limits: AnswerLimits, sink: Any = None) -> Exchange:
+        return Exchange(self.loop, self.connection, b"", (b"",), 0, limits, sink)
+
+
+async def test_a_stream_that_stalls_is_not_given_the_time_of_its_first_event() -> None:
+    line, had = Line(), list[bytes]()
+    exchange = line.ask(AnswerLimits(600.0, 0.02, 1000), had.append)
+    line.connection.data_received(STREAM + chunk(b"data: 1\n\n"))
+    assert (await exchange.ready).body == b"data: 1\n\n"
+    line.connection.data_received(chunk(b"data: 2\n\n"))
+    async with asyncio.timeout(60):
+        with pytest.raises(CallFailed) as caught:
+            await exchange.forward()
+    assert caught.value.kind == "stalled" and had == [b"data: 2\n\n"]
+    assert line.transport.closed
+
+
+async def test_answers_under_one_head_are_told_apart() -> None:
+    line, limits = Line(), AnswerLimits(60.0, 60.0, 1000)
+    for number, body in enumerate([b'{"a": 1}', b"{}", b"[" * 1000, b'{"a": 22}']):
+        exchange = line.ask(limits)
+        line.connection.data_received(HEAD % len(body) + body)
+        assert (await exchange.ready).body == body
+        assert line.released == number + 1
+
+
+async def test_a_known_head_does_not_let_too_large_an_answer_pass() -> None:
+    line = Line()
+    for size, most in ((10, 10), (10, 9)):
+        exchange = line.ask(AnswerLimits(60.0, 60.0, most))
+        line.connection.data_received(HEAD % size + b"x" * size)
+        if size <= most:
+            await exchange.ready
+    with pytest.raises(CallFailed) as caught:
+        await exchange.ready
+    assert caught.value.kind == "too_large"
+
+
+async def test_half_an_answer_under_a_known_head_is_awaited() -> None:
+    line, limits = Line(), AnswerLimits(60.0, 60.0, 1000)
+    for pieces in ([HEAD % 4 + b"full"], [HEAD % 4 + b"ha", b"lf"], [(HEAD % 4)[:30]]):
+        exchange = line.ask(limits)
+        for piece in pieces:
+            line.connection.data_received(piece)
+        if len(pieces) > 1:
+            assert (await exchange.ready).body == b"half"
+    line.connection.connection_lost(None)
+    with pytest.raises(CallFailed) as caught:
+        await exchange.ready
+    assert caught.value.kind == "dropped" and caught.value.stale

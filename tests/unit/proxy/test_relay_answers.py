@@ -1,0 +1,107 @@
+"""What the relay makes of the answers of each stage."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.relay.cached_tokens import with_cached_tokens
+from proxy.relay.response_validation import check_stream, check_whole, encoded, prefilled
+from proxy.upstream.answer import Answer
+from proxy.upstream.failures import CallFailed, Refused, failure_of
+
+
+def answer(body: Any, status: int = 200, kind: bytes = b"application/json", **more: Any) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer(status, kind, data, **more)
+
+
+GOOD = {"choices": [{"index": 0, "message": {"content": "x"}}]}
+
+
+def test_good_answers_are_read() -> None:
+    check_whole("u", answer(GOOD, kind=b"application/json; charset=utf-8"))
+    assert prefilled("u", answer({**GOOD, "kv_transfer_params": {"p": 1}})).handed == {"p": 1}
+    assert prefilled("u", answer({**GOOD, "kv_transfer_params": None})).handed is None
+    assert prefilled("u", answer(GOOD)).handed is None
+    assert encoded("u", answer({**GOOD, "ec_transfer_params": {"h": {}}})) == {"h": {}}
+    event = b': hi\n\ndata: {"choices":[]}\n\n'
+    check_stream("u", answer(event, kind=b"text/event-stream; charset=utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("usage", "count"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 16}}, 16),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": "16"}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": -1}}, None),
+        ({"prompt_tokens_details": None}, None),
+        ({"prompt_tokens_details": 16}, None),
+        ("nonsense", None),
+        (None, None),
+    ],
+)
+def test_what_prefill_found_cached(usage: Any, count: int | None) -> None:
+    assert prefilled("u", answer({**GOOD, "usage": usage})).cached_tokens == count
+
+
+def test_a_count_is_replaced_in_usage_and_not_in_texts() -> None:
+    said = {"content": '{"cached_tokens": 30}', "usage": {"cached_tokens": 31, "prompt_tokens": 31}}
+    for data in (json.dumps(said), json.dumps(said, indent=2), json.dumps(said).replace(": ", ":")):
+        changed = json.loads(with_cached_tokens(data.encode(), 7))
+        assert changed["usage"] == {"cached_tokens": 7, "prompt_tokens": 31}
+        assert json.loads(changed["content"]) == {"cached_tokens": 30}
+    assert with_cached_tokens(b'{"cached_tokens":null}', 7) == b'{"cached_tokens":null}'
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (answer(b"<html>"), "garbage"),
+        (answer(json.dumps(GOOD).encode()[:-5]), "garbage"),
+        (answer({}), "garbage"),
+        (answer([]), "garbage"),
+        (answer({"choices": None}), "garbage"),
+        (answer({**GOOD, "kv_transfer_params": "yes"}), "garbage"),
+        (answer(GOOD, kind=b"text/html"), "wrong_type"),
+        (answer(GOOD, kind=b""), "wrong_type"),
+    ],
+)
+def test_nonsense_is_told_from_answers(bad: Answer, kind: str) -> None:
+    with pytest.raises(CallFailed) as caught:
+        prefilled("u", bad)
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "kind"),
+    [
+        (b'data: {"choices":\n\n', b"text/event-stream", "garbage"),
+        (b'data: {"hello":1}\n\n', b"text/event-stream", "garbage"),
+        (b"data: [DONE]\n\n", b"text/event-stream", "cut_short"),
+        (json.dumps(GOOD).encode(), b"application/json", "wrong_type"),
+    ],
+)
+def test_streams_that_begin_wrongly(body: bytes, content_type: bytes, kind: str) -> None:
+    with pytest.raises(CallFailed) as caught:
+        check_stream("u", answer(body, kind=content_type))
+    assert caught.value.kind == kind
+
+
+def test_an_error_as_first_event_is_an_error() -> None:
+    body = b'data: {"error":{"message":"too long","code":400}}\n\n'
+    with pytest.raises(Refused) as caught:
+        check_stream("u", answer(body, kind=b"text/event-stream"))
+    assert not caught.value.again and caught.value.answer.status == 400
+
+
+def test_what_an_error_answer_means() -> None:
+    client = Refused("u", answer({"error": {"message": "bad"}}, 400))
+    assert not client.again and not failure_of(client).charged
+    busy = Refused("u", answer({"error": {"message": "full"}}, 503, retry_after=b"7"))
+    assert busy.again and not failure_of(busy).charged
+    assert (busy.status, busy.code, busy.retry_after_s) == (503, "unavailable", 7.0)
+    broken = Refused("u", answer(b"oops", 500))
+    assert broken.again and failure_of(broken).charged
+    assert (broken.status, broken.code) == (502, "upstream_error")
