@@ -1,16 +1,31 @@
 """Fixtures shared by all tests."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from connectors.host_memory import available_bytes
 from services.engine.compile_cache import ensure_writable
+from tests.support.side_by_side import processes
 from tests.support.tiny_models import build
 
 ModelDir = Callable[[str], Path]
 Pass = Callable[[float], None]
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means; 0 runs the tests in this process."""
+    number = processes(len(os.sched_getaffinity(0)), available_bytes())
+    return number if number > 1 else 0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ import uvloop
 from protocol.errors import ConfigError
 from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
-from services.http.access import Access, gated, warn_if_open
+from services.http.access import Access, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
 from services.http.server import bind, serve
@@ -72,7 +72,9 @@ async def run(config: MasterConfig) -> None:
     key = config.read_fleet_key()
     access = Access(key, opened=OPENED, protect_metrics=config.protect_metrics)
     config.check_tls()
-    warn_if_open(logger, key, [config.host])
+    check_reach(
+        logger, "--fleet-key", bool(key), [("--host", config.host)], config.allow_unprotected
+    )
     with bind(config.host, config.port) as listener:
         service = MasterService(config, key)
         host, port = listener.getsockname()[:2]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
-from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
+from protocol.networks import check_networks
 from protocol.options import (
     count,
     drain_delay_option,
@@ -21,25 +20,6 @@ from protocol.options import (
 )
 from protocol.server_options import TlsOptions
 
-Network = IPv4Network | IPv6Network
-ANY_NETWORK = "any"
-
-
-def parse_networks(text: str) -> tuple[Network, ...]:
-    """Comma-separated networks; `ConfigError` names the one that is none."""
-    found: list[Network] = []
-    for word in filter(None, map(str.strip, text.split(","))):
-        try:
-            found.append(ip_network(word))
-        except ValueError as error:
-            raise ConfigError(f"'{word}' is no network such as 10.0.0.0/8: {error}") from None
-    return tuple(found)
-
-
-def _check_networks(text: str) -> None:
-    if text.strip().lower() != ANY_NETWORK:
-        parse_networks(text)
-
 
 def _weight(default: float, help: str, unit: str = "weight", most: float = 1e12) -> Any:
     """0 or more."""
@@ -51,11 +31,17 @@ class MasterConfig(FleetOptions, TlsOptions):
     """Resolved once at start. A policy's own options name it first."""
 
     host: str = option(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
+        "127.0.0.1",
+        "Address to listen on; 0.0.0.0 or :: for all of this machine.",
+        "address",
+        section="Server",
     )
     port: int = port_option(7000, "TCP port to listen on. 0: any free port.", env="MASTER_PORT")
     lease: float = seconds(
-        10.0, "Silence after which a registered worker is removed from the fleet.", minimum=0.1
+        10.0,
+        "Silence after which a registered worker is removed from the fleet.",
+        minimum=0.1,
+        section="Fleet",
     )
     policy: str = option(
         "cost",
@@ -63,6 +49,7 @@ class MasterConfig(FleetOptions, TlsOptions):
         " a class of your own as module:Class.",
         "policy",
         pattern=r"\w+|[\w.]+:\w+",
+        section="Placement",
     )
     seed: int = option(
         0,
@@ -110,7 +97,11 @@ class MasterConfig(FleetOptions, TlsOptions):
         "ratio",
     )
     expected_tokens: int = count(
-        256, "Output tokens expected of a request that may make more.", "tokens", minimum=0
+        256,
+        "Output tokens expected of a request that may make more.",
+        "tokens",
+        minimum=0,
+        section="Estimates",
     )
     decode_prefill_tokens: int = count(
         1024,
@@ -149,7 +140,11 @@ class MasterConfig(FleetOptions, TlsOptions):
         65536, "Blocks that a cache without events is assumed to keep.", "blocks", minimum=0
     )
     max_index_entries: int = count(
-        64_000_000, "Blocks and pictures in the index of one model.", "entries", minimum=0
+        64_000_000,
+        "Blocks and pictures in the index of one model.",
+        "entries",
+        minimum=0,
+        section="Limits",
     )
     max_instances: int = count(
         10_000, "Workers of all models; further ones are refused.", "workers"
@@ -163,6 +158,7 @@ class MasterConfig(FleetOptions, TlsOptions):
         " none waits.",
         "requests",
         minimum=0,
+        section="Queue and objectives",
     )
     max_queue_wait: float = seconds(
         5.0, "Predicted wait in the master's queue beyond which a request is answered with 503."
@@ -187,7 +183,9 @@ class MasterConfig(FleetOptions, TlsOptions):
         choices=("refuse", "last"),
     )
     busy_queue_ms: float = milliseconds(
-        10_000.0, "Queued work with which a worker gets no further requests. 0: no such limit."
+        10_000.0,
+        "Queued work with which a worker gets no further requests. 0: no such limit.",
+        section="Busy and failing workers",
     )
     busy_requests: int = count(
         0,
@@ -214,7 +212,10 @@ class MasterConfig(FleetOptions, TlsOptions):
         30.0, "How long a worker gets no requests after --breaker-failures.", minimum=0
     )
     redis_url: str = option(
-        "", "URL of the Redis through which masters share a fleet. Empty: one master alone.", "URL"
+        "",
+        "URL of the Redis through which masters share a fleet. Empty: one master alone.",
+        "URL",
+        section="Several masters",
     )
     redis_namespace: str = option(
         "default",
@@ -233,20 +234,24 @@ class MasterConfig(FleetOptions, TlsOptions):
         "key",
         env="ADMIN_API_KEY",
         secret=True,
+        section="Access",
     )
     allowed_worker_networks: str = option(
         "",
         "Comma-separated networks (CIDR) that URLs and event endpoints of workers must be in; any:"
         " all. Empty: all with --fleet-key, without it loopback and private ones and --host.",
         "networks",
-        check=_check_networks,
+        check=check_networks,
     )
     protect_metrics: bool = option(
         False,
         "Ask for the fleet key at /metrics too, and for what /health tells beyond its status.",
     )
     probe_interval: float = seconds(
-        5.0, "Time between two probes of a worker that cannot register.", minimum=0.01
+        5.0,
+        "Time between two probes of a worker that cannot register.",
+        minimum=0.01,
+        section="Workers that cannot register",
     )
     probe_timeout: float = seconds(2.0, "How long one probe may take.")
     probe_failures: int = count(
@@ -255,7 +260,7 @@ class MasterConfig(FleetOptions, TlsOptions):
     probe_forget: float = seconds(
         900.0, "Silence after which a worker that cannot register is removed from the fleet."
     )
-    max_body_bytes: int = size(16 << 20, "Largest body of a request.")
+    max_body_bytes: int = size(16 << 20, "Largest body of a request.", section="Server")
     drain_delay: float = drain_delay_option()
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()

@@ -32,6 +32,15 @@ class EventsConfig(msgspec.Struct, frozen=True):
     buffer_steps: _Positive = 10_000  # batches kept for replay
     hwm: _Positive = 100_000  # batches queued for a slow reader before some are dropped
 
+    def hosts(self) -> list[str]:
+        """Addresses that the sockets are bound to, one for each that is of TCP."""
+        parts = (
+            one.partition("://")
+            for one in (self.endpoint, self.replay_endpoint, self.ec_endpoint,
+                        self.ec_replay_endpoint)
+        )  # fmt: skip
+        return [rest.rpartition(":")[0] for scheme, _, rest in parts if scheme == "tcp"]
+
     def blocks(self) -> TopicOptions:
         return TopicOptions(
             self.endpoint, self.replay_endpoint, self.topic,

@@ -138,7 +138,11 @@ class Registration:
             soon.clear()
 
     async def _beat(self, member: Member, master: str) -> LeaseAnswer:
-        return await self._post(master + HEARTBEAT_PATH, await member.heartbeat())
+        """What the worker itself has said is no word of the master's: it may have taken that back
+        by the time that the answer is here."""
+        beat = await member.heartbeat()
+        answer = await self._post(master + HEARTBEAT_PATH, beat)
+        return msgspec.structs.replace(answer, draining=answer.draining and not beat.draining)
 
     async def _post(self, url: str, body: msgspec.Struct) -> LeaseAnswer:
         """The master's answer; one that is not understood is as good as none."""

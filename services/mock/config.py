@@ -9,8 +9,17 @@ from pathlib import Path
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.options import count as count_option
-from protocol.options import log_level_option, milliseconds, option, port_option, seconds, size
+from protocol.options import (
+    drain_delay_option,
+    log_level_option,
+    milliseconds,
+    option,
+    port_option,
+    seconds,
+    size,
+)
 from protocol.registry import InstanceRole
+from protocol.server_options import ClientKeyOptions
 from protocol.settings import parse_urls, urls
 from services.frontend.model_info import ModelInfo
 from services.mock.settings import EngineSettings
@@ -21,10 +30,10 @@ ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion")
 
 
 @dataclass(frozen=True)
-class MockConfig(FleetOptions):
+class MockConfig(FleetOptions, ClientKeyOptions):
     """Resolved once at start."""
 
-    role: str = option("decode", "Role of the workers.", choices=ROLES)
+    role: str = option("decode", "Role of the workers.", choices=ROLES, section="Workers")
     count: int = count_option(1, "Workers in this process.", "workers", maximum=65535)
     host: str = option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
@@ -38,7 +47,10 @@ class MockConfig(FleetOptions):
         choices=("tokens", "openai"),
     )
     model: str = option(
-        "mock", "Name of the model, or a model directory that content keys are taken from.", "model"
+        "mock",
+        "Name of the model, or a model directory that content keys are taken from.",
+        "model",
+        section="Model",
     )
     served_model_name: str = option(
         "", "Name by which clients call the model. Empty: the value of --model.", "name"
@@ -49,7 +61,9 @@ class MockConfig(FleetOptions):
     max_model_len: int = count_option(
         32768, "Longest request, prompt and output together.", "tokens"
     )
-    block_size: int = count_option(16, "Tokens in one KV block.", "tokens", maximum=65536)
+    block_size: int = count_option(
+        16, "Tokens in one KV block.", "tokens", maximum=65536, section="Engine"
+    )
     num_gpu_blocks_override: int = count_option(4096, "Blocks of the KV cache.", "blocks")
     enable_prefix_caching: bool = option(
         True, "Reuse the KV of prompts that start as earlier ones did."
@@ -87,10 +101,15 @@ class MockConfig(FleetOptions):
     growing_kv: bool = option(True, "Let decode workers ask for KV that is still being computed.")
     encode_servers_urls: str = urls(
         "Comma-separated URLs of encode workers to fetch embeddings from. Empty: they are assumed"
-        " to be there."
+        " to be there.",
+        section="Fleet",
     )
     first_token: int = count_option(
-        97, "Answers consist of this token id and those that follow.", "token id", minimum=0
+        97,
+        "Answers consist of this token id and those that follow.",
+        "token id",
+        minimum=0,
+        section="Answers",
     )
     num_tokens: int = count_option(26, "How many token ids answers consist of.", "token ids")
     eos_token_id: int = count_option(
@@ -100,8 +119,8 @@ class MockConfig(FleetOptions):
     default_max_tokens: int = count_option(
         128, "Output of an OpenAI request that sets no max_tokens.", "tokens"
     )
-    max_body_bytes: int = size(256 << 20, "Largest body of a request.")
-    encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.")
+    max_body_bytes: int = size(256 << 20, "Largest body of a request.", section="Workers")
+    encode_base_ms: float = milliseconds(5.0, "Time of an encoder run.", section="Timing")
     encode_patch_ms: float = milliseconds(0.02, "Time of a run's patch, added to its base.")
     encode_token_ms: float = milliseconds(0.0, "Time of an item's token, added to the run's base.")
     prefill_base_ms: float = milliseconds(5.0, "Time of a step that computes prompt tokens.")
@@ -130,6 +149,7 @@ class MockConfig(FleetOptions):
         "number",
         minimum=-(1 << 63),
         maximum=(1 << 63) - 1,
+        section="Faults and events",
     )
     faults: str = option("", "Rules of faults, as the JSON that POST /faults takes.", "JSON")
     kv_events: str = option(
@@ -137,7 +157,9 @@ class MockConfig(FleetOptions):
         "Whether cache events are published: on, off, auto (if --master-url is given).",
         choices=("auto", "on", "off"),
     )
-    master_url: str = urls("Comma-separated URLs of the masters that the workers register with.")
+    master_url: str = urls(
+        "Comma-separated URLs of the masters that the workers register with.", section="Fleet"
+    )
     heartbeat_interval: float = seconds(
         1.0,
         "Time between load reports to a master; a master's lease shortens it to a third of the"
@@ -145,7 +167,13 @@ class MockConfig(FleetOptions):
         minimum=0.01,
     )
     enable_request_id_headers: bool = option(
-        True, "Return the X-Request-Id header of a request with its answer."
+        True, "Return the X-Request-Id header of a request with its answer.", section="Workers"
+    )
+    drain_delay: float = drain_delay_option()
+    shutdown_timeout: float = seconds(
+        0.0,
+        "Time that requests in progress have to end after --drain-delay; the rest get an error.",
+        minimum=0,
     )
     log_level: str = log_level_option()
 

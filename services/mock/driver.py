@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from protocol.errors import RequestAborted, error_info, from_info
+from protocol.errors import RequestAborted, TriptychError, error_info, from_info
 from protocol.refs import KVRef
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.mock.actions import Action, AskEmbedding, AskKV, ConfirmKV, KeepKV, ReleaseKV
@@ -235,6 +235,15 @@ class Driver:
         answer = await self._peers.embedding(action.mm_hash, action.host, action.port)
         self.engine.ec.found(action.mm_hash, answer)
         self.wake()
+
+    def fail(self, error: TriptychError) -> None:
+        """End all requests with `error`."""
+        told = error_info(error)
+        for name, sink in self._sinks.items():
+            if sink.left:
+                sink.put([RequestOutput(name, finish_reason="error", error=told)])
+        for name, queue in self._encoding.items():
+            queue.put_nowait(EncodeOutput(name, "", error=told))
 
     def close(self) -> None:
         """Stop; whoever still waits is left waiting."""

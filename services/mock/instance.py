@@ -12,10 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protocol.draining import held_only
-from protocol.errors import ModelNotFound, NotServing, RequestAborted, TriptychError, Unavailable
+from protocol.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NotServing,
+    RequestAborted,
+    TriptychError,
+    Unavailable,
+)
+from protocol.refs import wants_remote_decode
 from protocol.registry import InstanceInfo
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.reports import load_of
+from services.engine.reports import awaited_of, load_of, success
+from services.http.lame_duck import LameDuck
 from services.membership.tasks import TaskLog
 from services.mock.config import MockConfig
 from services.mock.driver import Driver
@@ -43,6 +52,7 @@ class Instance:
     publisher: Publisher | None = None  # of cache events, None for none
     draining: bool = False  # takes no more requests
     drained_by_master: bool = False  # may be taken back by a master
+    life: LameDuck = field(default_factory=LameDuck)  # of the whole process
     in_flight: int = 0  # requests now, those of the queue included
     tasks: TaskLog = field(default_factory=TaskLog)  # what RTP-LLM's status shows
     finished: Counter[str] = field(default_factory=Counter)  # choices by finish reason
@@ -58,6 +68,7 @@ class Instance:
         number: int,
         peers: Peers,
         publisher: Publisher | None,
+        life: LameDuck | None = None,
     ) -> Instance:
         """The worker number `number` of this process."""
         settings = replace(
@@ -67,7 +78,27 @@ class Instance:
         engine = Engine(settings, config.timing(), noise, time.monotonic)
         faults = Faults(parse_faults(config.faults or "[]"), config.seed + number)
         driver = Driver(engine, peers, publisher)
-        return Instance(config, settings, engine, driver, faults, publisher)
+        return Instance(
+            config, settings, engine, driver, faults, publisher, life=life or LameDuck()
+        )
+
+    @property
+    def leaving(self) -> bool:
+        """Whether new requests had better go elsewhere: it takes none, or soon will not."""
+        return self.draining or self.life.draining
+
+    def undrain(self) -> None:
+        """As of `services.worker`."""
+        if self.life.draining:
+            raise InvalidRequest("this worker is about to stop")
+        if self.drained_by_master:
+            raise InvalidRequest("a master has drained this worker: its /drain takes it back")
+        self.draining = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether requests are under way, or others have yet to fetch what was made for them."""
+        return self.in_flight > 0 or awaited_of(self.engine) > 0
 
     @property
     def url(self) -> str:
@@ -109,6 +140,7 @@ class Instance:
         self, request: GenerateRequest, local: Collection[str] = (), *, whole: bool = False
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request here; see `Driver.generate`."""
+        handed = wants_remote_decode(request.kv_transfer_params)
         with (
             self.admitted(),
             self.tasks.task(request.request_id, len(request.token_ids)) as task,
@@ -116,7 +148,8 @@ class Instance:
             steps = self.driver.generate(request, local, task.observe, whole=whole)
             async with contextlib.aclosing(steps):
                 async for outputs in steps:
-                    self.finished.update(o.finish_reason for o in outputs if o.finish_reason)
+                    reasons = (success(output, hands_over=handed) for output in outputs)
+                    self.finished.update(filter(None, reasons))
                     yield outputs
 
     async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:

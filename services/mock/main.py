@@ -13,15 +13,16 @@ import uvloop
 import zmq.asyncio
 
 from protocol.curve import Curve
-from protocol.errors import ConfigError, InvalidRequest
-from protocol.fleet_key import FleetKey
+from protocol.errors import ConfigError, InvalidRequest, NotServing
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
-from services.http.access import warn_if_open
+from services.http.access import Access, ApiKeys, check_reach
+from services.http.lame_duck import LameDuck
 from services.http.open_files import Room, raise_limit
 from services.http.server import bind
+from services.membership.registration import Changes
 from services.mock import openai_api, rtp_api, status_api, tokens_api
 from services.mock.config import MockConfig
 from services.mock.instance import Instance
@@ -61,27 +62,57 @@ async def serve(config: MockConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
     raise_limit()
     key = config.read_fleet_key()
-    warn_if_open(logger, key, [config.host])
-    stop = asyncio.Event()
+    check_reach(
+        logger, "--fleet-key", bool(key), [("--host", config.host)], config.allow_unprotected
+    )
+    clients = ApiKeys(config.read_api_keys())
+    access = Access(key, clients, protect_metrics=config.protect_metrics)
+    life = LameDuck(config.drain_delay, config.shutdown_timeout)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, life.signal)
     async with contextlib.AsyncExitStack() as stack:
-        peers = Peers(config.encoders, key=key)
+        peers = Peers(config.encoders, key=key, api_key=next(iter(config.read_api_keys()), ""))
         stack.push_async_callback(peers.close)
-        servers = await _open_all(config, peers, stack, key)
+        servers = await _open_all(config, peers, stack, access, life)
+        instances, changes = [server.instance for server in servers], Changes()
         registration = Registration(
-            [server.instance for server in servers], config.masters, config.heartbeat_interval, key
+            instances, config.masters, config.heartbeat_interval, changes, key
         )
         stack.push_async_callback(registration.close)
         registration.start()
         for server in servers:
             server.instance.begin(server.instance.faults.rules, server.refuse)
-        await stop.wait()
+        await _stopped(life, instances, registration, changes)
+
+
+async def _stopped(
+    life: LameDuck, instances: Sequence[Instance], registration: Registration, changes: Changes
+) -> None:
+    """As `services.worker` ends: masters hear of it, then it takes no more requests, those under
+    way end, others fetch what was made for them, and what is left gets an error."""
+    await life.begun.wait()
+    changes.announce()
+    await life.over()
+    for instance in instances:
+        instance.draining, instance.drained_by_master = True, False
+    await registration.close()
+
+    async def kept() -> bool:
+        return any(instance.kept for instance in instances)
+
+    if not await life.handed_over(kept):
+        for instance in instances:
+            instance.driver.fail(NotServing("the server is shutting down", retry_after_s=1.0))
+        await life.told(lambda: any(instance.in_flight for instance in instances))
 
 
 async def _open_all(
-    config: MockConfig, peers: Peers, stack: contextlib.AsyncExitStack, key: FleetKey
+    config: MockConfig,
+    peers: Peers,
+    stack: contextlib.AsyncExitStack,
+    access: Access,
+    life: LameDuck,
 ) -> list[Server]:
     """Every worker listens, and says so in a line of its own: scripts and tests wait for it."""
     shared = config.settings()
@@ -94,12 +125,12 @@ async def _open_all(
     for number in range(config.count):
         port = config.port + number if config.port else 0
         listener = bind(config.host, port)
-        publisher = _publisher(config, shared, context, Curve.of(key))
+        publisher = _publisher(config, shared, context, Curve.of(access.fleet))
         if publisher is not None:
             stack.push_async_callback(publisher.close)
         port = listener.getsockname()[1]
-        instance = Instance.create(config, shared, port, number, peers, publisher)
-        server = Server(instance, table, room, key)
+        instance = Instance.create(config, shared, port, number, peers, publisher, life)
+        server = Server(instance, table, room, access)
         await server.open(listener)
         stack.push_async_callback(server.close)
         servers.append(server)
@@ -139,6 +170,7 @@ def routes(config: MockConfig) -> Routes:
         ("POST", "/reset_prefix_cache"): status_api.reset_prefix_cache,
         ("POST", "/reset_encoder_cache"): status_api.reset_encoder_cache,
         ("POST", "/drain"): status_api.drain,
+        ("POST", "/undrain"): status_api.undrain,
         ("POST", "/abort_requests"): tokens_api.abort,
         ("POST", ASK_PATH): tokens_api.kv_ask,
         ("POST", CONFIRM_PATH): tokens_api.kv_confirm,

@@ -58,9 +58,15 @@ class Peers:
     embeddings that no handle names, `patience_s` bounds every wait."""
 
     def __init__(
-        self, encoders: Sequence[str] = (), patience_s: float = 30.0, key: FleetKey = NO_KEY
+        self,
+        encoders: Sequence[str] = (),
+        patience_s: float = 30.0,
+        key: FleetKey = NO_KEY,
+        api_key: str = "",
     ) -> None:
-        self._key = key
+        """`key` opens the others' routes; without one, `api_key` does."""
+        named = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = key.headers or named
         self.encoders = tuple(encoders)
         self._patience_s = patience_s
         self._session: aiohttp.ClientSession | None = None
@@ -69,7 +75,7 @@ class Peers:
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers=self._key.headers,
+                headers=self._headers,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
                 timeout=aiohttp.ClientTimeout(total=_POLL_S + _MARGIN_S, sock_connect=2.0),
             )

@@ -8,6 +8,7 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Heartbeat, InstanceInfo
 from services.engine.reports import load_of
 from services.membership import registration
+from services.membership.registration import Changes
 from services.mock.instance import Instance
 
 
@@ -21,8 +22,8 @@ class _Member:
     async def heartbeat(self) -> Heartbeat:
         settings, engine = self._instance.settings, self._instance.engine
         return Heartbeat(
-            settings.instance_id, settings.generation, load_of(engine), self._instance.draining,
-            self._instance.drained_by_master,
+            settings.instance_id, settings.generation, load_of(engine), self._instance.leaving,
+            self._instance.drained_by_master and not self._instance.life.draining,
         )  # fmt: skip
 
     def drain(self) -> None:
@@ -42,7 +43,8 @@ class Registration(registration.Registration):
         instances: Sequence[Instance],
         masters: Sequence[str],
         interval_s: float,
+        changes: Changes,
         key: FleetKey = NO_KEY,
     ) -> None:
         members = [_Member(instance) for instance in instances]
-        super().__init__(members, masters, interval_s, key=key)
+        super().__init__(members, masters, interval_s, changes, key)

@@ -9,7 +9,13 @@ from connectors.base import EC_TENSOR, Tensors
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest
 from protocol.registry import Rates
-from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, TokenLogprob
+from protocol.types import (
+    EncodeItem,
+    GenerateRequest,
+    PositionLogprobs,
+    SamplingParams,
+    TokenLogprob,
+)
 from services.engine.scheduling.chunks import Chunk, Work
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Prepared, Sampled
@@ -73,7 +79,7 @@ class TimedAdmission:
     def positions(self, source: GenerateRequest) -> tuple[Any, int]:
         return None, self._digest(source)
 
-    def constraint(self, grammar: str) -> None:
+    def constraint(self, sampling: SamplingParams) -> None:
         return None
 
 

@@ -14,9 +14,9 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from protocol.errors import InternalError, PayloadTooLarge, TriptychError
-from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
+from protocol.fleet_key import HEADER
 from services.http.accepting import Acceptor
-from services.http.access import STATUS_PATHS
+from services.http.access import Access
 from services.http.open_files import Room
 from services.http.server import bind
 from services.mock.answering import Answering, Cut
@@ -31,10 +31,11 @@ class Server:
     """Listens for one instance. Call `open`, then `close`; it may be opened again."""
 
     def __init__(
-        self, instance: Instance, routes: Routes, room: Room, key: FleetKey = NO_KEY
+        self, instance: Instance, routes: Routes, room: Room, access: Access | None = None
     ) -> None:
+        """`access`: who may ask for what; everybody for everything without."""
         self.instance = instance
-        self._key = key
+        self._access = access or Access()
         self._routes = routes
         self._room = room
         self._listening: Acceptor | None = None
@@ -129,9 +130,15 @@ class Server:
             return answering.error(InternalError("internal error"))
 
     def _check_key(self, request: web.BaseRequest) -> None:
-        given = request.headers.get(HEADER, "").encode("utf-8", "surrogateescape")
-        if self._key and request.path not in STATUS_PATHS and not self._key.admits(given):
-            raise no_fleet_key()
+        if not self._access.closed:
+            return
+        keys = (
+            request.headers.get(name, "").encode("utf-8", "surrogateescape")
+            for name in (HEADER, "authorization")
+        )
+        refusal = self._access.judge(request.path, *keys)
+        if refusal is not None:
+            raise refusal
 
     def _route(self, request: web.BaseRequest) -> Handler:
         path = request.path

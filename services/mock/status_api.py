@@ -9,6 +9,7 @@ from aiohttp import web
 
 from protocol.bounds import Int64
 from protocol.decoding import accepted
+from services.http.process_state import process_state
 from services.http.server import version
 from services.mock.answering import Answering
 from services.mock.chat import text_of
@@ -37,7 +38,7 @@ async def health(instance: Instance, answering: Answering) -> web.StreamResponse
 
 async def ready(instance: Instance, answering: Answering) -> web.StreamResponse:
     """200 while requests are taken, 503 while draining; the body is this worker's name."""
-    if instance.draining:
+    if instance.leaving:
         return answering.empty(503)
     return answering.plain(instance.settings.instance_id)
 
@@ -84,6 +85,7 @@ async def integrity(instance: Instance, answering: Answering) -> web.StreamRespo
         "problems": engine.check_integrity(),
         "gauges": engine.gauges(),
         "counters": engine.counters(),
+        "process": process_state(),
     }
     return answering.json(report)
 
@@ -103,6 +105,12 @@ async def reset_encoder_cache(instance: Instance, answering: Answering) -> web.S
 async def drain(instance: Instance, answering: Answering) -> web.StreamResponse:
     """Take no more requests; those under way finish."""
     instance.draining, instance.drained_by_master = True, False
+    return answering.json({"in_flight": instance.in_flight})
+
+
+async def undrain(instance: Instance, answering: Answering) -> web.StreamResponse:
+    """Take requests again, unless a master has drained the worker."""
+    instance.undrain()
     return answering.json({"in_flight": instance.in_flight})
 
 

@@ -12,6 +12,7 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
 from services.http.bodies import read_body
+from services.http.process_state import process_state
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
@@ -60,6 +61,12 @@ def _status(worker: Worker) -> APIRouter:
         name = worker.instance_id
         return Response(name, status_code=200 if taking else 503, media_type="text/plain")
 
+    @routes.get("/ping")
+    @routes.post("/ping")
+    async def ping() -> Response:
+        """The status of /health alone, as SageMaker asks for it."""
+        return Response(status_code=503 if worker.engine.outage else 200)
+
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
         return {"version": version()}
@@ -80,13 +87,15 @@ def _status(worker: Worker) -> APIRouter:
 
     @routes.get("/integrity")
     async def integrity() -> dict[str, Any]:
-        """Compare the engine's books; `problems` is empty if nothing leaked."""
+        """Compare the engine's books; `problems` is empty if nothing leaked. `process` is what the
+        HTTP process holds."""
         report = await worker.engine.statistics(check=True)
         return {
             "problems": report.problems,
             "gauges": report.gauges,
             "counters": report.counters,
             "transfers": msgspec.to_builtins(report.transfers),
+            "process": process_state(),
         }
 
     return routes
@@ -135,6 +144,12 @@ def _control(worker: Worker) -> APIRouter:
     async def drain() -> Response:
         """Take no more requests; those under way finish."""
         worker.drain()
+        return JSONResponse({"in_flight": worker.in_flight})
+
+    @routes.post("/undrain")
+    async def undrain() -> Response:
+        """Take requests again, unless a master has drained the worker."""
+        worker.undrain()
         return JSONResponse({"in_flight": worker.in_flight})
 
     return routes

@@ -21,15 +21,21 @@ from protocol.openai_answers import encode
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, MMItem, RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.render import RenderedRequest
+from services.http.anthropic import messaging
 from services.http.counting import counted
 from services.http.openai import JSON, Service, generating
+from services.http.responses import responding
 from services.http.streams import EventStream, while_connected
 from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
-    """Chat and completions of a worker that generates."""
-    return generating(_service(worker))
+    """Chat, completions and responses of a worker that generates."""
+    service = _service(worker)
+    routes = generating(service)
+    routes.include_router(messaging(service))
+    routes.include_router(responding(service, worker.config.response_store_bytes))
+    return routes
 
 
 def encoder_router(worker: Worker) -> APIRouter:

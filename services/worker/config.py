@@ -43,10 +43,16 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     """Resolved once at start."""
 
     revision: str = option(
-        "", "Name of the weights in content keys. Empty: derived from the model's files.", "name"
+        "",
+        "Name of the weights in content keys. Empty: derived from the model's files.",
+        "name",
+        section="Model",
     )
     host: str = option(
-        "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
+        "127.0.0.1",
+        "Address to listen on; 0.0.0.0 or :: for all of this machine.",
+        "address",
+        section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.")
     dtype: str = option(
@@ -55,10 +61,11 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         " auto: bfloat16 on a GPU and on a CPU with AVX-512 or AMX instructions for it, float32 on"
         " other CPUs.",
         choices=("auto", "float32", "float16", "bfloat16"),
+        section="Engine",
     )
     weight_layout: str = option(
         "auto",
-        "Order of the language model's weights in memory. packed: as oneDNN reads them on a CPU,"
+        "Order of the weights in memory. packed: as oneDNN reads them on a CPU,"
         " projections of one input merged. plain: as they are in the files. auto: packed on a CPU"
         " that oneDNN can pack for, plain elsewhere.",
         choices=("auto", "plain", "packed"),
@@ -87,7 +94,11 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         maximum=1,
     )
     max_num_seqs: int = count(
-        64, "Requests that the engine computes at once; others wait.", "requests", maximum=65536
+        64,
+        "Requests that the engine computes at once; others wait.",
+        "requests",
+        maximum=65536,
+        section="Batching",
     )
     max_num_batched_tokens: int = count(
         2048, "Tokens that one step of the engine computes at most.", "tokens", maximum=1 << 24
@@ -100,6 +111,13 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         minimum=0,
         maximum=1 << 24,
     )
+    max_decode_delay: float = seconds(
+        0.1,
+        "Time by which prompts and, in a worker that encodes as well, pictures may delay a step in"
+        " which other requests decode; 16 tokens of a prompt and one layer of the vision model run"
+        " in any case. 0: no bound but --max-prefill-beside-decode.",
+        minimum=0,
+    )
     max_num_queued: int = count(
         1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"
     )
@@ -109,21 +127,21 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     embedding_cache_bytes: int = size(
         256 << 20, "Memory for the embeddings that requests of the engine use.", minimum=0
     )
-    max_body_bytes: int = size(256 << 20, "Largest body of a request.")
+    max_body_bytes: int = size(256 << 20, "Largest body of a request.", section="Server")
     max_received_bytes: int = size(
         512 << 20,
         "Bytes of all request bodies that are being received and rendered; a body that does not fit"
         " is answered with 503 and Retry-After.",
     )
     enable_prefix_caching: bool = option(
-        True, "Reuse the KV of prompts that start as earlier ones did."
+        True, "Reuse the KV of prompts that start as earlier ones did.", section="Engine"
     )
     enforce_eager: bool = option(False, "Run without CUDA graphs.")
     mm_encoder_only: bool = option(
         False, "No effect: accepted for scripts made for vLLM. The role decides what is loaded."
     )
     enable_request_id_headers: bool = option(
-        True, "Return the X-Request-Id header of a request with its answer."
+        True, "Return the X-Request-Id header of a request with its answer.", section="Server"
     )
     ec_transfer_config: str = option(
         "",
@@ -131,6 +149,7 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         " Empty: the role's default.",
         "connector",
         check=_check_ec,
+        section="Connectors",
     )
     kv_transfer_config: str = option(
         "",
@@ -139,7 +158,9 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         "connector",
         check=_check_kv,
     )
-    master_url: str = urls("Comma-separated URLs of the masters that the worker registers with.")
+    master_url: str = urls(
+        "Comma-separated URLs of the masters that the worker registers with.", section="Fleet"
+    )
     advertise_url: str = urls(
         "URL by which masters and other workers reach this worker. Empty: derived from --host and"
         " --port.",
@@ -164,6 +185,7 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         "number",
         minimum=-(1 << 63),
         maximum=(1 << 63) - 1,
+        section="Engine",
     )
     num_threads: int = count(
         0, "CPU threads of the engine. 0: PyTorch's default.", "threads", minimum=0, maximum=4096
@@ -174,6 +196,7 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         " those it has, until the engine goes on. A step may take longer: the process says so while"
         " it computes.",
         minimum=0.5,
+        section="Health of the engine",
     )
     engine_step_timeout: float = seconds(
         0.0,
@@ -182,6 +205,6 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         minimum=0,
     )
     start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
-    drain_delay: float = drain_delay_option()
+    drain_delay: float = drain_delay_option(section="Server")
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import shutil
 import sys
@@ -30,6 +29,7 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, Request
 from services.engine import messages
 from services.engine.config import EngineConfig
 from services.worker.open_requests import OpenRequests
+from services.worker.queries import Queries
 from services.worker.stall_watch import StallBounds, StallWatch
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ class EngineClient:
         self._commands.setsockopt(zmq.SNDHWM, _MAX_COMMANDS)
         self._events: Any = context.socket(zmq.PULL)
         self._requests = OpenRequests()
-        self._queries: dict[int, asyncio.Future[messages.Statistics]] = {}
-        self._query_ids = itertools.count()
+        self._queries = Queries()
         self._ready: asyncio.Future[messages.Ready] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self.dead = asyncio.Event()
@@ -143,9 +142,7 @@ class EngineClient:
                 case messages.Outputs(outputs, encoded):
                     self._requests.hand(outputs, encoded)
                 case messages.Statistics():
-                    future = self._queries.pop(event.query_id, None)
-                    if future is not None and not future.done():
-                        future.set_result(event)
+                    self._queries.answer(event)
                 case messages.Ready():
                     self._ready.set_result(event)
                 case messages.Fatal(error):
@@ -164,10 +161,7 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(error)
         self._requests.fail(error_info(error))
-        for future in self._queries.values():
-            if not future.done():
-                future.set_exception(error)
-        self._queries.clear()
+        self._queries.fail(error)
 
     def _send(self, command: messages.Command) -> None:
         """`NotServing` without an engine; one that stalls is only told to stop something."""
@@ -222,18 +216,20 @@ class EngineClient:
         self._send(messages.ResetCaches(prefix, encoder))
 
     async def statistics(
-        self, *, check: bool = False, keys_since: int | None = None, timeout_s: float = _QUERY_S
+        self,
+        *,
+        check: bool = False,
+        keys_since: int | None = None,
+        awaited: bool = False,
+        timeout_s: float = _QUERY_S,
     ) -> messages.Statistics:
         """A snapshot of the engine; see `messages.Query`. `Unavailable` if it does not answer."""
-        query_id = next(self._query_ids)
-        future = self._queries[query_id] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(messages.Query(query_id, check, keys_since))
-            return await asyncio.wait_for(future, timeout_s)
-        except TimeoutError:
-            raise Unavailable("the engine did not answer in time") from None
-        finally:
-            self._queries.pop(query_id, None)
+        with self._queries.asking() as (query_id, answer):
+            try:
+                self._send(messages.Query(query_id, check, keys_since, awaited))
+                return await asyncio.wait_for(answer, timeout_s)
+            except TimeoutError:
+                raise Unavailable("the engine did not answer in time") from None
 
     async def close(self) -> None:
         """End the engine process and release the sockets; idempotent."""

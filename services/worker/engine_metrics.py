@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-ENGINE_HELP = MappingProxyType(
+ENGINE_GAUGES = MappingProxyType(
     {
         "num_requests_running": "Choices in the running batch, those loading KV included.",
         "num_requests_waiting": "Choices that wait to be computed or for KV of another worker.",
@@ -12,9 +12,16 @@ ENGINE_HELP = MappingProxyType(
         "kv_blocks_free": "KV blocks that hold nothing a request needs.",
         "embedding_cache_bytes": "Bytes of embeddings beside the engine, reserved ones included.",
         "num_items_encoding": "Pictures that wait to be encoded or are being encoded.",
-        "prompt_tokens": "Prompt tokens of all requests, cached ones included.",
-        "generation_tokens": "Tokens that were generated.",
-        "cached_tokens": "Prompt tokens whose KV was not computed here.",
+    }
+)
+ENGINE_COUNTERS = MappingProxyType(
+    {
+        "prompt_tokens": "Prompt tokens of requests whose prompt this worker has computed or found"
+        " in its prefix cache.",
+        "generation_tokens": "Output tokens that were computed here.",
+        "cached_tokens": "Those of the prompt tokens that were found in the prefix cache.",
+        "received_tokens": "Prompt tokens of requests whose KV came from another worker, which"
+        " counts them as its prompt tokens.",
         "steps": "Steps of the engine that computed tokens.",
         "preemptions": "Choices whose KV blocks were taken for older ones.",
         "kv_fetched": "KV transfers from other workers that succeeded.",
@@ -28,6 +35,7 @@ ENGINE_HELP = MappingProxyType(
         "mm_received_bytes": "Bytes of pictures that were received.",
     }
 )
+ENGINE_HELP = MappingProxyType({**ENGINE_GAUGES, **ENGINE_COUNTERS})
 
 
 def help_of(name: str) -> str:

@@ -13,7 +13,7 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
-from services.http.access import Access, ApiKeys, gated, warn_if_open
+from services.http.access import Access, ApiKeys, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.naming import InstanceHeader
 from services.http.open_files import raise_limit
@@ -60,7 +60,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
     access = Access(key, clients, protect_metrics=config.protect_metrics)
     config.check_tls()
     events = parse_events(config.kv_events_config, config.host, default=bool(masters))
-    warn_if_open(logger, key, [config.host, *side_channels(role, config)])
+    addresses = [("--host", config.host), *side_channels(role, config, events)]
+    check_reach(logger, "--fleet-key", bool(key), addresses, config.allow_unprotected)
     with bind(config.host, config.port) as listener:
         port = listener.getsockname()[1]
         url = advertised_url(
@@ -103,11 +104,19 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             await frontend.close()
 
 
-def side_channels(role: RoleSpec, config: WorkerConfig) -> list[str]:
-    """Addresses that peers of the engine reach it by."""
+def side_channels(
+    role: RoleSpec, config: WorkerConfig, events: EventsConfig | None
+) -> list[tuple[str, str]]:
+    """Where peers of the engine and readers of its events reach it: flags and addresses."""
     ec = parse_ec(config.ec_transfer_config or role.ec_transport)
     kv = parse_kv(config.kv_transfer_config or role.kv_transport)
-    return [ec.host, kv.host]
+    # Event sockets that no flag has placed are at --host.
+    bound = events.hosts() if events is not None and config.kv_events_config else []
+    return [
+        ("--ec-transfer-config", ec.host),
+        ("--kv-transfer-config", kv.host),
+        *(("--kv-events-config", host) for host in bound),
+    ]
 
 
 def engine_config(
@@ -119,7 +128,7 @@ def engine_config(
 ) -> EngineConfig:
     info = frontend.info
     return EngineConfig(
-        model_dir=config.model,
+        model_dir=str(info.path),
         model=info.name,
         revision=info.revision,
         parts=role.parts if info.has_media else ("language",),
@@ -134,6 +143,7 @@ def engine_config(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_beside_decode=config.max_prefill_beside_decode,
+        max_decode_delay_s=config.max_decode_delay,
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         embedding_cache_bytes=config.embedding_cache_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from services.membership.config import reachable
 from services.membership.registration import Registration
 from services.worker.worker import Worker
 
+logger = logging.getLogger("worker")
 _ASK_S = 0.5
 
 
@@ -70,7 +72,8 @@ class WorkerMember:
 
 @contextlib.asynccontextmanager
 async def registered(worker: Worker, registration: Registration) -> AsyncGenerator[None, None]:
-    """While a worker takes requests its masters know of it; before it stops they are told."""
+    """While a worker takes requests its masters know of it; before it stops they are told, and
+    others have time to fetch what it keeps for them."""
     registration.start()
     telling = asyncio.create_task(_tell(worker))
     try:
@@ -79,6 +82,24 @@ async def registered(worker: Worker, registration: Registration) -> AsyncGenerat
         telling.cancel()
         worker.draining, worker.drained_by_master = True, False
         await registration.close()
+        await handed_over(worker)
+
+
+async def handed_over(worker: Worker) -> None:
+    """Until requests on other workers have the KV and the embeddings that were made here for them,
+    as long as the worker may take to stop: else they compute them again."""
+
+    async def kept() -> bool:
+        if worker.engine.outage:
+            return False  # there is no engine that could hand out anything
+        try:
+            statistics = await worker.engine.statistics(awaited=True, timeout_s=_ASK_S)
+        except TriptychError:
+            return not worker.engine.outage
+        return worker.in_flight > 0 or statistics.awaited > 0
+
+    if not await worker.life.handed_over(kept):
+        logger.warning("the worker stops before others have fetched all that it made for them")
 
 
 async def _tell(worker: Worker) -> None:

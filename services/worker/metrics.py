@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
+from services.engine.reports import success
 from services.worker.engine_metrics import help_of
 from services.worker.transfer_metrics import transfer_families
 
@@ -71,7 +72,8 @@ class WorkerMetrics:
         )
         self.finished = Counter(
             PREFIX + "request_success",
-            "Choices that finished, by reason.",
+            "Choices that finished without an error, by reason; handed_over: another worker decodes"
+            " on.",
             ["role", "finished_reason"],
             registry=self.registry,
         )
@@ -94,8 +96,9 @@ class WorkerMetrics:
             registry=self.registry,
         )
 
-    def timeline(self) -> Timeline:
-        return Timeline(self, self._role)
+    def timeline(self, *, hands_over: bool = False) -> Timeline:
+        """`hands_over`: another worker decodes."""
+        return Timeline(self, self._role, hands_over)
 
     def error(self, code: str) -> None:
         self.errors.labels(self._role, code).inc()
@@ -121,6 +124,7 @@ class Timeline:
 
     metrics: WorkerMetrics
     role: str
+    hands_over: bool = False
     start: float = field(default_factory=time.monotonic)
     last: float | None = None
 
@@ -132,6 +136,7 @@ class Timeline:
             self.metrics.itl.labels(self.role).observe(now - self.last)
         self.last = now
         for output in outputs:
-            if output.finish_reason is not None:
-                self.metrics.finished.labels(self.role, output.finish_reason).inc()
-                self.metrics.e2e.labels(self.role).observe(now - self.start)
+            if reason := success(output, hands_over=self.hands_over):
+                self.metrics.finished.labels(self.role, reason).inc()
+                if reason != "handed_over":
+                    self.metrics.e2e.labels(self.role).observe(now - self.start)

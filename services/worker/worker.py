@@ -12,6 +12,7 @@ from fastapi import APIRouter
 
 from protocol.draining import held_only
 from protocol.errors import InvalidRequest, ModelNotFound, NotServing, Unavailable
+from protocol.refs import wants_remote_decode
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from protocol.vocabulary import check_request
 from services.engine.config import Part
@@ -66,6 +67,16 @@ class Worker:
     def drain(self, *, by_master: bool = False) -> None:
         """Take no more requests; those under way finish."""
         self.draining, self.drained_by_master = True, by_master
+        self.changes.announce()
+
+    def undrain(self) -> None:
+        """End a drain that was asked for here. `InvalidRequest` if a master has asked for it, which
+        would only ask again, or if the worker is about to stop."""
+        if self.life.draining:
+            raise InvalidRequest("this worker is about to stop")
+        if self.drained_by_master:
+            raise InvalidRequest("a master has drained this worker: its /drain takes it back")
+        self.draining = False
         self.changes.announce()
 
     def resume(self) -> None:
@@ -132,7 +143,8 @@ class Worker:
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
         check_request(request, self.frontend.info.vocab_size)
-        timeline = self.metrics.timeline()
+        handed = wants_remote_decode(request.kv_transfer_params)
+        timeline = self.metrics.timeline(hands_over=handed)
         with self.tasks.task(request.request_id, len(request.token_ids)) as task:
             async with contextlib.aclosing(self.engine.generate(request)) as steps:
                 try:

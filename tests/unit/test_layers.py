@@ -68,10 +68,13 @@ ALLOWED = {
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
     "services": set(),
     "benchmarks": {"benchmarks", "protocol", "connectors", "services", "proxy"},
+    # It starts processes of all the others, and imports none before it is asked to.
+    "triptych": {"triptych", "services.frontend", "protocol"},
 }  # fmt: skip
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
+    ("proxy.worker_urls",),
     ("proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
@@ -102,12 +105,14 @@ ENGINE = (
     ("services.engine.engine",),
     ("services.engine.process",),
 )  # fmt: skip
-OURS = ("protocol", "connectors", "services", "proxy", "benchmarks", "tests", "scripts")
+OURS = (
+    "protocol", "connectors", "services", "proxy", "benchmarks", "triptych", "tests", "scripts",
+)  # fmt: skip
 LIGHT = (
     "protocol.generate", "services.admission.queue", "services.frontend.render",
     "services.http.server", "proxy.__main__",
     "services.worker.main", "services.master.__main__", "services.mock.main",
-    "benchmarks.simulate.simulation",
+    "benchmarks.simulate.simulation", "triptych.launch.serve",
     "services.engine.reports", "services.engine.scheduling.block_manager",
     "services.engine.scheduling.embedding_cache", "services.engine.scheduling.encode_queue",
     "services.engine.scheduling.generate_core", "services.engine.scheduling.image_prefetch",
@@ -135,7 +140,7 @@ def layer_of(module: str) -> str | None:
 
 
 def sources() -> list[Path]:
-    folders = [ROOT / name for name in ("protocol", "connectors", "services", "proxy")]
+    folders = [ROOT / name for name in ("protocol", "connectors", "services", "proxy", "triptych")]
     return [
         *(p for folder in folders for p in folder.rglob("*.py")),
         *(ROOT / "benchmarks").rglob("*.py"),

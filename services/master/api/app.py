@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from protocol.errors import InvalidRequest, TriptychError, Unauthorized
 from services.http import errors
 from services.http.access import STATUS_PATHS
+from services.http.process_state import process_state
 from services.http.server import version
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
@@ -71,6 +72,11 @@ def _status(service: MasterService) -> APIRouter:
                 for model, fleet in fleets.items()
             },
         }
+
+    @routes.get("/integrity")
+    async def integrity() -> dict[str, Any]:
+        """What the process holds; for the fleet."""
+        return {"process": process_state()}
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:

@@ -37,24 +37,24 @@ class MasterMetrics:
     def __init__(
         self, master: Master, events: Subscriber, suspects: Counter[str], replicator: Replicator
     ) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Collector(master, events, suspects, replicator))
+        self.registry = CollectorRegistry()
+        self.registry.register(_Collector(master, events, suspects, replicator))
         self.schedule = Histogram(
             PREFIX + "schedule_seconds",
             "Seconds that placing one request takes.",
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.errors = Count(
             PREFIX + "errors",
             "Requests that were answered with an error, by error code.",
             ["code"],
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def render(self) -> bytes:
         """Prometheus text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class _Collector(Collector):

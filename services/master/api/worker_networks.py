@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
-from services.master.config import ANY_NETWORK, MasterConfig, Network, parse_networks
+from protocol.networks import ANY_NETWORK, Network, parse_networks
+from services.master.config import MasterConfig
 
 _NEAR = (
     "127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",

@@ -13,6 +13,7 @@ from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventBatch
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
+from services.master.fleet.availability import Availability
 from services.master.fleet.changelog import Changelog
 from services.master.fleet.circuit_breakers import CircuitBreakers
 from services.master.fleet.fleet import Fleet
@@ -43,6 +44,7 @@ class Registry:
     refused: Counter[str] = field(default_factory=Counter)
     changelog: Changelog = field(init=False)
     breakers: CircuitBreakers = field(init=False)
+    _availability: Availability = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)
 
@@ -51,6 +53,7 @@ class Registry:
         self.breakers = CircuitBreakers(
             self.config, self.instances, self.changelog, self.listener.opened
         )
+        self._availability = Availability(self.breakers, self.changelog)
 
     def fleet(self, model: str) -> Fleet:
         """As `resolve`, whatever adapter is meant."""
@@ -135,12 +138,7 @@ class Registry:
         instance = self._in_generation(beat.instance_id, beat.generation)
         if instance is None:
             return LeaseAnswer(False)
-        # A worker that a call has taken back goes on saying that a master drained it until it has
-        # heard of that in an answer: its word must not drain it once more.
-        by_us = instance.resumed and beat.drained_by_master
-        instance.resumed = by_us and beat.draining
-        self._set_draining(instance, instance.drained, beat.draining and not by_us, now_ms)
-        self._set_stalled(instance, beat.stalled, now_ms)
+        self._availability.heard(instance, beat, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
@@ -175,34 +173,12 @@ class Registry:
 
     def drain(self, name: Drain, now_ms: float) -> LeaseAnswer:
         """No new work; what it caches can still be fetched until it leaves. Or, where `draining` is
-        false, work again; what a worker has said by itself still counts once it says it again."""
+        false, work again."""
         instance = self.named(name.instance_id, name.generation)
         if instance is None:
             return LeaseAnswer(False)
-        instance.resumed = not name.draining and instance.draining
-        says = name.draining and instance.says_draining
-        self._set_draining(instance, name.draining, says, now_ms)
+        self._availability.drain(instance, name.draining, now_ms)
         return LeaseAnswer(True, self.config.lease, instance.draining, instance.resumed)
-
-    def _set_draining(self, instance: Instance, drained: bool, says: bool, now_ms: float) -> None:
-        before = instance.draining
-        instance.drained, instance.says_draining = drained, says
-        if instance.draining != before:
-            self._update(instance, now_ms)
-
-    def _set_stalled(self, instance: Instance, stalled: bool, now_ms: float) -> None:
-        """What it failed while its engine stood still says nothing of it once that goes on."""
-        if instance.stalled == stalled:
-            return
-        instance.stalled = stalled
-        if not stalled:
-            self.breakers.forgive(instance, now_ms)
-        self._update(instance, now_ms)
-
-    def _update(self, instance: Instance, now_ms: float) -> None:
-        """Whether it may be used has changed, or may have."""
-        instance.update_penalty(now_ms)
-        self.changelog.note(instance.info.instance_id)
 
     def named(self, instance_id: str, generation: str) -> Instance | None:
         """A worker, if it is known in that generation; "" is any."""

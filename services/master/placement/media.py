@@ -18,6 +18,7 @@ from services.master.placement.costs import ENCODE, busy, encode_costs, least
 from services.master.placement.media_plan import ItemSources, MediaPlan
 from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import avoided, others_stay, refusal
+from services.master.placement.reservation import GuessedItem
 
 _SERVING = ("encode", "store")
 _MAX_HOLDERS = 16  # priced for one picture, which a large fleet may hold a hundred times
@@ -124,6 +125,7 @@ class MediaPlacer:
         if source is not None and fetch_ms <= encode_ms:
             if item.holders >> source.slot & 1:
                 plan.fetch(source, item)
+                _note_guess(plan, source, item)
                 return ItemPlacement(name, "cached", source.target)
             return ItemPlacement(name, "pending", source.target)
         return self._encode(plan, item, row, again=source is not None)
@@ -181,6 +183,16 @@ class MediaPlacer:
             if cost < best[0] and instance.info.instance_id not in avoid:
                 best = cost, instance
         return best
+
+
+def _note_guess(plan: MediaPlan, source: Instance, item: ItemSources) -> None:
+    """Nobody has said that the item is there; how long the answer takes will tell."""
+    pool, row = source.pool, source.row
+    if pool.kind != "encode" or source.caches(plan.request.predicted) is None:
+        return
+    idle = pool.busy_until[row] <= plan.now_ms
+    encode_ms = float(pool.base_ms[row] + item.need.tokens * pool.token_ms[row])
+    plan.held.guessed[item.need.mm_hash] = GuessedItem(source, encode_ms if idle else None)
 
 
 def _serves(instance: Instance, now_ms: float) -> bool:

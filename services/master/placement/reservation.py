@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedItem:
+    """A picture that an encoder is thought to hold and was asked for. `encode_ms`: how long the
+    answer takes if it does not hold it; None if the encoder has other work, so that nobody knows.
+    """
+
+    at: Instance
+    encode_ms: float | None
 
 
 @dataclass(eq=False, slots=True)
@@ -16,6 +27,7 @@ class Reservation:
     `fleet`: of its model.
     `expires_at`: when it is given back though nobody has said that the request is over.
     `encodes`: the charge of each picture that is encoded for it, by media hash.
+    `guessed`: pictures that it takes from encoders which are thought to hold them, by media hash.
     `prefill`, `decode`: the charges of these stages; a worker that does both has one, for decode.
     `expected`: the prefix that its prefill will leave there.
     `predicted`: its keys are those of a proxy that has no model.
@@ -28,6 +40,7 @@ class Reservation:
     fleet: Fleet
     expires_at: float
     encodes: dict[str, Charge] = field(default_factory=dict)
+    guessed: dict[str, GuessedItem] = field(default_factory=dict)
     prefill: Charge | None = None
     decode: Charge | None = None
     expected: ExpectedPrefix | None = None

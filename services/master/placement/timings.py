@@ -10,6 +10,7 @@ from services.master.fleet.pool import Charge
 from services.master.placement.reservation import Reservation
 
 _SLACK_MS = 1_000.0
+_HELD, _ENCODED = 0.5, 0.8  # of an encode's time: less, and there was none; more, and there was
 
 
 def learn(held: Reservation, report: Finished, now_ms: float) -> None:
@@ -22,10 +23,28 @@ def learn(held: Reservation, report: Finished, now_ms: float) -> None:
         names = report.mm_hashes or list(held.encodes)
         charges = [held.encodes[name] for name in names if name in held.encodes]
         _computed(held.fleet, charges, elapsed_ms, now_ms)
+        for name in report.mm_hashes:
+            _judge(held, name, elapsed_ms, now_ms)
     elif report.stage == "prefill" and held.prefill is not None:
         _computed(held.fleet, [held.prefill], elapsed_ms, now_ms)
     elif report.stage == "request":
         _decoded(held, report, now_ms)
+
+
+def _judge(held: Reservation, mm_hash: str, elapsed_ms: float, now_ms: float) -> None:
+    """Whether an encoder had the picture that it was thought to hold: encoding takes its time."""
+    guess = held.guessed.pop(mm_hash, None)
+    if guess is None or held.fleet.by_slot.get(guess.at.slot) is not guess.at:
+        return
+    caches = guess.at.caches(held.predicted)
+    if caches is None:
+        return
+    if guess.encode_ms is not None:
+        if elapsed_ms < _HELD * guess.encode_ms:
+            caches.media.found()
+        elif elapsed_ms > _ENCODED * guess.encode_ms:
+            caches.media.missed(mm_hash)
+    caches.media.use((mm_hash,), now_ms)  # it has it now
 
 
 def _computed(fleet: Fleet, charges: list[Charge], elapsed_ms: float, now_ms: float) -> None:

@@ -181,3 +181,23 @@ async def test_a_worker_that_a_master_takes_back_says_so() -> None:
         await master.until("/heartbeat", seen + 3)
         assert not worker.draining and not master.calls[-1][1].get("draining", False)
         await registration.close()
+
+
+async def test_a_worker_hears_no_echo_of_a_drain_that_it_has_ended() -> None:
+    """The answer to a beat that said so comes after the drain was taken back."""
+    worker = Worker()
+    async with serving(Master(0.3)) as master:
+        registration = Registration([worker], [master.url], 30.0)
+        worker.draining = True
+        beat = await worker.heartbeat()
+        master.drained = True
+
+        async def said() -> Heartbeat:
+            worker.draining = False
+            return beat
+
+        worker.heartbeat = said  # type: ignore[method-assign]
+        registration.start()
+        await master.until("/heartbeat", 3)
+        assert not worker.draining
+        await registration.close()

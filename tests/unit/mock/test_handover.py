@@ -44,6 +44,19 @@ def test_decode_goes_on_with_the_token_prefill_has_put_out() -> None:
     run.check()
 
 
+def test_a_prompt_is_counted_once_where_it_is_computed_or_cached() -> None:
+    run, prefill, decode = pair()
+    for name in ("cold", "warm"):
+        request = asked(name, PROMPT, 6)
+        handle = prefilled(run, prefill, request)
+        rest = {"kv_transfer_params": handle, "emitted": {0: run.tokens(name)}}
+        run.fleet.add(decode, msgspec.structs.replace(request, **rest))
+        run.clock.run()
+    shown = ("prompt_tokens", "cached_tokens", "received_tokens")
+    assert [prefill.counters()[name] for name in shown] == [80, 32, 0]
+    assert [decode.counters()[name] for name in shown] == [0, 0, 80]
+
+
 def test_a_proxy_that_drops_the_first_token_gets_it_again() -> None:
     run, prefill, decode = pair()
     request = asked("r", PROMPT, 6, n=2, seed=4)
@@ -68,6 +81,8 @@ def test_decode_placed_ahead_waits_for_growing_kv_and_adopts_its_tokens(decode_f
         run.fleet.add(stage, wanted)
         run.clock.run(until=run.clock.now + 0.001)
     run.clock.run()
+    made = [stage.counters()["generation_tokens"] for stage in (prefill, decode)]
+    assert made == [1, 5]  # the token that decode adopts is counted where it was computed
     expected = WORDS.answer(PROMPT, length=6)
     assert run.tokens("r") == [expected[0], *expected]
     assert decode.core.transfers.fetched == 1
