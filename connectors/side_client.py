@@ -95,7 +95,7 @@ class SideClient:
         return None if connection is None else connection.life
 
     def gone(self) -> list[Address]:
-        """Peers whose connections have been broken for so long that nobody needs them."""
+        """Peers whose connection has been broken for more than `_BROKEN_S`."""
         end = time.monotonic() - _BROKEN_S
         return [
             peer

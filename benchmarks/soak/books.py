@@ -70,7 +70,7 @@ def _look(stack: Stack) -> Books:
     files = _files(stack.root)
     books.files = len(files)
     marks = sum(file.name.startswith(_DONE) or file.parent.name == _WANT for file in files)
-    if marks:  # of requests that were done with what nobody had kept: they go with a lease
+    if marks:  # a lease removes those of items that the store had already dropped
         books.problems.append(f"{marks} marks of requests are left on shared storage")
     return books
 

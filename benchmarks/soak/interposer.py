@@ -1,6 +1,6 @@
 """What stands before a worker and answers in its place: with 503, with garbage, with nothing.
 
-Probes, and all that is no work, reach the worker, so that whoever looks finds it well.
+Only requests for work are answered so; probes reach the worker, which therefore looks healthy.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import msgspec
 from protocol.anthropic import CountRequest, Message, MessagesRequest, Tool, ToolChoice
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
+from services.frontend.content import content_of, string_of
 
 Json = dict[str, Any]
 _MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required", "none": "none"})
@@ -62,12 +63,15 @@ def _said(blocks: list[Json], where: str) -> Json:
     for i, block in enumerate(blocks):
         kind, place = block.get("type"), f"{where}[{i}]"
         if kind == "text":
-            texts.append(_string(block, "text", place))
+            texts.append(string_of(block, "text", place))
         elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", place))
+            thoughts.append(string_of(block, "thinking", place))
         elif kind == "tool_use":
-            function = {"name": _string(block, "name", place), "arguments": block.get("input", {})}
-            name = _string(block, "id", place)
+            function = {
+                "name": string_of(block, "name", place),
+                "arguments": block.get("input", {}),
+            }
+            name = string_of(block, "id", place)
             calls.append({"id": name, "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise _unknown(kind, place)
@@ -85,8 +89,8 @@ def _asked(message: Message, blocks: list[Json], where: str) -> Iterator[Json]:
     for i, block in enumerate(blocks):
         place = f"{where}[{i}]"
         if block.get("type") == "tool_result":
-            name = _string(block, "tool_use_id", place)
-            content = _result(block.get("content", ""), f"{place}.content")
+            name = string_of(block, "tool_use_id", place)
+            content = content_of(block.get("content", ""), f"{place}.content", _part)
             yield {"role": "tool", "tool_call_id": name, "content": content}
         else:
             parts.append(_part(block, place))
@@ -94,18 +98,10 @@ def _asked(message: Message, blocks: list[Json], where: str) -> Iterator[Json]:
         yield {"role": message.role, "content": parts}
 
 
-def _result(content: Any, where: str) -> str | list[Json]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be a string or a list of blocks", param=where)
-    return [_part(block, f"{where}[{i}]") for i, block in enumerate(content)]
-
-
 def _part(block: Any, where: str) -> Json:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text":
-        return {"type": "text", "text": _string(block, "text", where)}
+        return {"type": "text", "text": string_of(block, "text", where)}
     if kind == "image":
         return {"type": "image_url", "image_url": {"url": _url(block.get("source"), where)}}
     raise _unknown(kind, where)
@@ -115,24 +111,17 @@ def _url(source: Any, where: str) -> str:
     where = f"{where}.source"
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
-        return _string(source, "url", where)
+        return string_of(source, "url", where)
     if kind == "base64":
-        media = _string(source, "media_type", where)
-        return f"data:{media};base64,{_string(source, 'data', where)}"
+        media = string_of(source, "media_type", where)
+        return f"data:{media};base64,{string_of(source, 'data', where)}"
     raise InvalidRequest(f"{where}.type must be 'base64' or 'url'", param=f"{where}.type")
 
 
 def _text(part: Json, where: str) -> str:
     if part.get("type") != "text":
         raise _unknown(part.get("type"), where)
-    return _string(part, "text", where)
-
-
-def _string(block: Json, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}.{name} must be a string", param=f"{where}.{name}")
-    return value
+    return string_of(part, "text", where)
 
 
 def _unknown(kind: Any, where: str) -> InvalidRequest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.hermes import CLOSE, OPEN
-from services.frontend.parsing.parameters import Parameters, written_parameters
+from services.frontend.parsing.parameters import read_parameters, written_parameters
 from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.parsing.source import Source, Steps
 
@@ -38,17 +38,8 @@ class GLM(ToolFormat):
         if not name or (yield from source.peek()) != "<":
             return False
         out.begin(name)
-        parameters = Parameters(out, self.tools.get(name))
-        complete = True
-        while complete:
-            yield from source.blanks()
-            if not (yield from source.take(KEY)):
-                parameters.end()
-                break
-            key, _ = yield from source.until([KEY_END], most=256)
-            yield from source.blanks()
-            yield from source.take(VALUE)
-            complete = yield from parameters.read(key.strip(), source, VALUE_END, trim=False)
+        function = self.tools.get(name)
+        yield from read_parameters(out, function, source, _key, VALUE_END, trim=False)
         out.end()
         return True
 
@@ -62,3 +53,12 @@ class GLM(ToolFormat):
 
     def between(self, rules: Rules) -> str:
         return '"\\n"'
+
+
+def _key(source: Source) -> Steps[str | None]:
+    if not (yield from source.take(KEY)):
+        return None
+    key, _ = yield from source.until([KEY_END], most=256)
+    yield from source.blanks()
+    yield from source.take(VALUE)
+    return key.strip()

@@ -48,6 +48,28 @@ class Parameters:
         self._out.arguments("}" if self._count else "{}")
 
 
+def read_parameters(
+    out: Listener,
+    function: Function | None,
+    source: Source,
+    key: Callable[[Source], Steps[str | None]],
+    close: str,
+    *,
+    trim: bool,
+) -> Steps[None]:
+    """Tell the arguments of the call that `out` has begun. `key` reads a parameter's name, None if
+    no more parameters come; `close` ends a value. Ends early where the text does."""
+    parameters = Parameters(out, function)
+    complete = True
+    while complete:
+        yield from source.blanks()
+        name = yield from key(source)
+        if name is None:
+            parameters.end()
+            return
+        complete = yield from parameters.read(name, source, close, trim=trim)
+
+
 class _Trimmed:
     """Text as the inside of a JSON string; a line's end is held back while it may be the last."""
 

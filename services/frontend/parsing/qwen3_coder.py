@@ -14,7 +14,7 @@ from __future__ import annotations
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.hermes import CLOSE, OPEN
-from services.frontend.parsing.parameters import Parameters, written_parameters
+from services.frontend.parsing.parameters import read_parameters, written_parameters
 from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.parsing.source import Source, Steps
 
@@ -46,15 +46,8 @@ class Qwen3Coder(ToolFormat):
         if not name or not (yield from source.take(">")):
             return False
         out.begin(name)
-        parameters = Parameters(out, self.tools.get(name))
-        complete = True
-        while complete:
-            yield from source.blanks()
-            if not (yield from source.take(PARAMETER)):
-                parameters.end()
-                break
-            key, _ = yield from source.until([">"], most=256)
-            complete = yield from parameters.read(key, source, END, trim=True)
+        function = self.tools.get(name)
+        yield from read_parameters(out, function, source, _key, END, trim=True)
         out.end()
         return True
 
@@ -68,3 +61,10 @@ class Qwen3Coder(ToolFormat):
 
     def between(self, rules: Rules) -> str:
         return '"\\n"'
+
+
+def _key(source: Source) -> Steps[str | None]:
+    if not (yield from source.take(PARAMETER)):
+        return None
+    key, _ = yield from source.until([">"], most=256)
+    return key

@@ -11,6 +11,7 @@ import msgspec
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.responses import ResponsesRequest
+from services.frontend.content import content_of, string_of
 
 Json = dict[str, Any]
 _SAME = (
@@ -97,13 +98,16 @@ def _add(messages: list[Json], item: Json, where: str) -> None:
     """Add what an item says. What the model said in one turn becomes one message."""
     kind = item.get("type", "message")
     if kind == "function_call":
-        call = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
-        name = _text(item, "call_id", where)
+        call = {
+            "name": string_of(item, "name", where),
+            "arguments": string_of(item, "arguments", where),
+        }
+        name = string_of(item, "call_id", where)
         turn = _turn(messages)
         turn.setdefault("tool_calls", []).append({"id": name, "type": "function", "function": call})
     elif kind == "function_call_output":
-        content = _content(item.get("output"), f"{where}.output")
-        name = _text(item, "call_id", where)
+        content = content_of(item.get("output"), f"{where}.output", _part)
+        name = string_of(item, "call_id", where)
         messages.append({"role": "tool", "tool_call_id": name, "content": content})
     elif kind == "reasoning":
         messages.append({"role": "assistant", "reasoning_content": _thought(item, where)})
@@ -114,8 +118,8 @@ def _add(messages: list[Json], item: Json, where: str) -> None:
 
 
 def _add_message(messages: list[Json], item: Json, where: str) -> None:
-    role = _text(item, "role", where)
-    content = _content(item.get("content"), f"{where}.content")
+    role = string_of(item, "role", where)
+    content = content_of(item.get("content"), f"{where}.content", _part)
     if role == "assistant":
         _turn(messages, without="content")["content"] = content
     else:
@@ -137,31 +141,16 @@ def _thought(item: Json, where: str) -> str:
     return "".join(str(part.get("text", "")) for part in parts)
 
 
-def _text(item: Json, name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}.{name} must be a string", param=f"{where}.{name}")
-    return value
-
-
-def _content(content: Any, where: str) -> str | list[Json]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
-
-
 def _part(part: Any, where: str) -> Json:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
-        return {"type": "text", "text": _text(part, "text", where)}
+        return {"type": "text", "text": string_of(part, "text", where)}
     if kind == "refusal":
-        return {"type": "refusal", "refusal": _text(part, "refusal", where)}
+        return {"type": "refusal", "refusal": string_of(part, "refusal", where)}
     if kind == "input_image":
         if part.get("file_id") is not None:
             raise _unsupported(f"{where}: this server holds no files", f"{where}.file_id")
-        return {"type": "image_url", "image_url": {"url": _text(part, "image_url", where)}}
+        return {"type": "image_url", "image_url": {"url": string_of(part, "image_url", where)}}
     raise _unsupported(f"{where}: parts of type '{kind}' are not supported", f"{where}.type")
 
 
