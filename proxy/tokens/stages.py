@@ -57,7 +57,7 @@ class TokensStages:
 
     async def _split(self, attempt: Attempt, prefill: Instance, decode: Instance) -> Steps:
         """E+P+D: the first token comes from prefill, the rest from decode."""
-        held = True  # KV, by prefill
+        held, offered = True, False  # KV by prefill; to decode where that asked for it
         async with contextlib.AsyncExitStack() as stack:
             ahead = await self._placed_ahead(stack, attempt, prefill, decode)
             try:
@@ -66,8 +66,7 @@ class TokensStages:
                         self._calls.prefill(attempt, prefill), encoding
                     )
                 held = handed is not None
-                if ahead is not None and handed is not None:
-                    self._check_place(attempt, prefill, handed)
+                offered = ahead is None or self._same_engine(attempt, prefill, handed or {})
                 self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
                 if outputs and not attempt.wanted.emitted:
                     yield [_first(output, attempt.wanted) for output in outputs]
@@ -78,16 +77,16 @@ class TokensStages:
                     async for later in rest:
                         yield later
             finally:
-                if held and (attempt.misplaced or not attempt.fetched):
+                if held and not (offered and attempt.fetched):
                     self._calls.release(prefill, attempt.wanted.request_id)
 
-    def _check_place(self, attempt: Attempt, prefill: Instance, handed: dict[str, Any]) -> None:
-        """Decode asked for the KV where prefill's process was before it restarted, unseen by any
-        probe: it computes the prompt itself, and what prefill holds is for nobody."""
-        engine = handed.get(_ENGINE, attempt.asked_at)
-        if engine != attempt.asked_at:
-            attempt.misplaced = prefill.suspect = True
-            prefill.known = False
+    def _same_engine(self, attempt: Attempt, prefill: Instance, handed: dict[str, Any]) -> bool:
+        """Whether decode has asked the engine that prefilled. If not, prefill's process has
+        restarted, unseen by any probe: decode computes the prompt itself."""
+        if handed.get(_ENGINE, attempt.asked_at) == attempt.asked_at:
+            return True
+        prefill.suspect, prefill.known = True, False
+        return False
 
     async def _placed_ahead(
         self,

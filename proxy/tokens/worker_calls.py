@@ -44,7 +44,6 @@ class Attempt:
     `blamed`: how many workers had failed the request before.
     `fetched`: decode has said something, so it has done with the KV that prefill held.
     `asked_at`: the engine that decode was told to ask for KV, "" if none.
-    `misplaced`: prefill has another engine by now.
     `prefill_s`: what the prefill call took.
     `began`, `first_s`, `elapsed_s`, `tokens`: when the decode call began, seconds to its first
     token and to its end, and its output tokens.
@@ -56,7 +55,6 @@ class Attempt:
     blamed: int = 0
     fetched: bool = False
     asked_at: str = ""
-    misplaced: bool = False
     prefill_s: float = 0.0
     began: float = 0.0
     first_s: float = 0.0

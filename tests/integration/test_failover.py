@@ -152,6 +152,20 @@ def test_a_worker_that_dies_under_many_streams(fleet: Fleet) -> None:
             fleet.up()
 
 
+def test_a_prefill_worker_that_restarts_unseen_keeps_nothing(fleet: Fleet) -> None:
+    """It answers before any probe has seen the restart; decode has asked the engine before it."""
+    bodies = [question(f"unseen {number}", max_tokens=40) for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        expected = list(pool.map(lambda body: streamed(fleet, body), bodies))
+        for victim in fleet.workers["prefill"]:
+            victim.kill()
+            victim.restart()
+            assert list(pool.map(lambda body: streamed(fleet, body), bodies)) == expected
+            for worker in fleet.workers["prefill"]:
+                idle(worker)
+            fleet.up()
+
+
 @pytest.fixture(autouse=True)
 def log_if_failed(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[None]:
     yield
