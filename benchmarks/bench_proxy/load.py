@@ -148,6 +148,7 @@ async def run(port: int, body: bytes, connections: int, seconds: float) -> Load:
             "127.0.0.1",
             port,
         )
-    await asyncio.wait_for(asyncio.gather(*(end.wait() for end in ends)), seconds + 60)
+    async with asyncio.timeout(seconds + 60):
+        await asyncio.gather(*(end.wait() for end in ends))
     load.seconds = time.perf_counter() - start
     return load

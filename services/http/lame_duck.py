@@ -58,7 +58,7 @@ class LameDuck:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 while await kept():
-                    if self.hurried:
+                    if self.hurried or not self._left_s():
                         return False
                     await self._up_to(_LOOK_S)
                 return True
@@ -96,4 +96,5 @@ class LameDuck:
 
     async def _up_to(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()

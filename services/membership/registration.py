@@ -134,7 +134,8 @@ class Registration:
             pause_s = max(_SHORTEST_PAUSE_S, min(self._interval_s, lease_s / 3))
             pause_s *= random.uniform(0.8, 1.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(soon.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await soon.wait()
             soon.clear()
 
     async def _beat(self, member: Member, master: str) -> LeaseAnswer:

@@ -101,7 +101,8 @@ class EngineClient:
         work = (self._receive(), self._watch(), self._watch_beats.run())
         self._tasks = [asyncio.create_task(one) for one in work]
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._ready)
         except TimeoutError:
             raise Unavailable(
                 f"the engine was not ready within {timeout_s:g} s: raise --start-timeout"
@@ -152,7 +153,8 @@ class EngineClient:
         code = await self._process.wait()
         if not self._ready.done():  # its own reason may still be on the way
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.dead.wait(), _LAST_WORDS_S)
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self.dead.wait()
         self._fail(NotServing(f"the engine process ended with exit status {code}"))
 
     def _fail(self, error: TriptychError) -> None:
@@ -227,7 +229,8 @@ class EngineClient:
         with self._queries.asking() as (query_id, answer):
             try:
                 self._send(messages.Query(query_id, check, keys_since, awaited))
-                return await asyncio.wait_for(answer, timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    return await answer
             except TimeoutError:
                 raise Unavailable("the engine did not answer in time") from None
 
@@ -237,7 +240,8 @@ class EngineClient:
             with contextlib.suppress(Unavailable):
                 self._send(messages.Shutdown())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await self._process.wait()
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

@@ -103,7 +103,8 @@ class MasterService(MasterListener):
             asyncio.create_task(supervised("the prober of orphans", orphans.run)),
         ]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(link.synced.wait(), _SYNC_S)
+            async with asyncio.timeout(_SYNC_S):
+                await link.synced.wait()
         return tasks
 
     async def _tick(self) -> None:

@@ -149,7 +149,8 @@ class RedisLink:
         said_added = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), self.replicator.others.hello_s)
+                async with asyncio.timeout(self.replicator.others.hello_s):
+                    await self.news.wait()
             await asyncio.sleep(_COALESCE_S)
             self.news.clear()
             if time.monotonic() - said_added > _SAY_AGAIN_S:

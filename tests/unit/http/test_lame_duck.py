@@ -222,5 +222,16 @@ async def test_others_have_time_to_fetch_and_it_is_taken_from_the_rest() -> None
     assert not await asyncio.wait_for(hurried.handed_over(needed), 5)
 
 
+async def test_the_time_is_over_though_an_answer_came_with_its_end() -> None:
+    """As from a query that takes the cancellation for its own time limit's."""
+
+    async def needed() -> bool:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(LONG_S)
+        return True
+
+    assert not await asyncio.wait_for(LameDuck(0.0, 0.01).handed_over(needed), 5)
+
+
 async def test_the_time_is_over_though_nobody_says_what_is_kept() -> None:
     assert not await asyncio.wait_for(LameDuck(0.0, 0.01).handed_over(asyncio.Event().wait), 5)
