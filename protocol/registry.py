@@ -107,6 +107,7 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     # where it publishes cache events; empty: a master predicts its caches
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
     foreign: bool = False  # block hashes in its events are its engine's own, not our keys
+    encodes: bool = False  # a prefill worker that can encode the media of its requests by itself
     aliases: Annotated[list[Name], Meta(max_length=256)] = []  # other names of the model
     # LoRA adapters that it serves beside the model; these and the aliases may change
     adapters: Annotated[list[Name], Meta(max_length=4096)] = []
@@ -208,7 +209,8 @@ class ItemPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `encode`: `target` is to encode it. `pending`: another request has `target` encode it already.
     `cached`: `target` holds it. `prefix`: the prefill worker holds the KV of its whole span.
-    `local`: no encoder is known; the worker that prefills gets the media (`target` None).
+    `local`: the worker that prefills gets the media and encodes it, since no encoder is known or
+    all are busier than that worker (`target` None).
     """
 
     mm_hash: str

@@ -15,6 +15,7 @@
 #   ENGINE                   triptych, vllm (`vllm serve` workers behind our master and proxy), mock
 #   VLLM VLLM_FLAGS          vLLM's executable, further flags of its workers
 #   VLLM_KV_BUFFER_DEVICE    kv_buffer_device of vLLM's NixlConnector, cpu without a GPU
+#   VLLM_PREFILL_ENCODES     0: vLLM's prefill workers never encode, however busy encoders are
 #   EVENTS_PORT SIDE_PORT    first ports of vLLM's KV events (two a worker) and side channels
 #   EC_TRANSPORT KV_TRANSPORT    shm, nixl, ucx (EC also shared_storage); a JSON object works too
 #   EC_SHARED_STORAGE_PATH   folder of shared storage

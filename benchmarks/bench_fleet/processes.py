@@ -46,11 +46,13 @@ class Fleet:
 
     def counters(self) -> dict[str, float]:
         """Sums over the workers that do the work: encoders' items, prefill workers' tokens, and
-        items too where these encode."""
+        items too where these encode. One that a prefill worker encodes for busy encoders is a miss.
+        """
         items, tokens = _summed(self.encode), _summed(self.prefill)
         kind, encoding = ("mm_cache", items) if self.encode else ("embedding", tokens)
+        helped = tokens.get("mm_encoded", 0.0) if self.encode else 0.0
         return {
-            "items": encoding.get(f"{kind}_queries", 0.0),
+            "items": encoding.get(f"{kind}_queries", 0.0) + helped,
             "item_hits": encoding.get(f"{kind}_hits", 0.0),
             "bytes": items.get("mm_received_bytes", 0.0),
             "tokens": tokens.get("prompt_tokens", 0.0),

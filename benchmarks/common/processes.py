@@ -48,11 +48,12 @@ def wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def add_to_master(master: str, admin_key: str, workers: Mapping[str, Sequence[str]]) -> None:
-    """Tell a master of workers (URLs by role) that cannot register, and wait until all are up."""
+    """Tell a master of workers (URLs by role) that cannot register, and wait until all are up.
+    Prefill workers have the vision model too, as vLLM's have unless they are told otherwise."""
     headers = {"x-api-key": admin_key, "content-type": "application/json"}
     for role, urls in workers.items():
         for url in urls:
-            body = json.dumps({"role": role, "url": url})
+            body = json.dumps({"role": role, "url": url, "encodes": role == "prefill"})
             call("POST", master, "/instances", body, headers)
     count, deadline = sum(map(len, workers.values())), time.monotonic() + _START_S
     while time.monotonic() < deadline:

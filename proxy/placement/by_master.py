@@ -98,12 +98,14 @@ class MasterPlanner:
         return next((size for size in sizes if size), _BLOCK_SIZE)
 
     def _plan(self, state: RequestState, placement: Placement) -> Plan:
-        encoders, held = {}, set()
+        encoders, held, local = {}, set(), set()
         at = placement.prefill or placement.decode
         for item in placement.encoders:
             if item.state == "prefix" or item.target == at or _is_store(item.target):
                 if not state.attempt:  # should it be gone by then, the next attempt encodes it
                     held.add(item.mm_hash)
+            elif item.state == "local":
+                local.add(item.mm_hash)
             elif item.target is not None:
                 encoders[item.mm_hash] = self._instance(item.target)
         return Plan(
@@ -111,6 +113,7 @@ class MasterPlanner:
             None if placement.prefill is None else self._instance(placement.prefill),
             encoders,
             frozenset(held),
+            frozenset(local),
         )
 
     def _instance(self, target: Target) -> Instance:

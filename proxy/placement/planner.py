@@ -39,12 +39,14 @@ class Need:
 class Plan:
     """`prefill` None: the decode worker does both. `encoders`: by mm_hash, who is to make an item's
     embeddings or has them; items without one are placed by content. `held`: items that need no
-    encoder, since the worker that prefills has their embeddings or the KV of their whole span."""
+    encoder, since the worker that prefills has their embeddings or the KV of their whole span.
+    `local`: items that the worker that prefills encodes by itself."""
 
     decode: Instance
     prefill: Instance | None = None
     encoders: Mapping[str, Instance] = field(default_factory=dict)
     held: frozenset[str] = frozenset()
+    local: frozenset[str] = frozenset()
 
 
 class Planner(Protocol):

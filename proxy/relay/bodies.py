@@ -142,7 +142,7 @@ class RequestBody:
     def _with_media(
         self, body: dict[str, Any], media: EncodedMedia | None, references: bool
     ) -> dict[str, Any]:
-        if media is None or not media.references:
+        if media is None or not (media.references or media.names):
             return body
         given = body.get("ec_transfer_params")
         params = {**given, **media.params()} if isinstance(given, dict) else media.params()
@@ -153,8 +153,9 @@ class RequestBody:
             else (item, self._labelled(item, reference))
             for item, reference in media.references
         ]
+        parts += [(item, self._named(item, name)) for item, name in media.names]
         messages = replaced(body["messages"], parts)
-        return {**body, "messages": messages, "ec_transfer_params": params}
+        return {**body, "messages": messages, **({"ec_transfer_params": params} if params else {})}
 
     def _nameable(self, media: EncodedMedia) -> set[str]:
         """Modalities whose media are named instead of sent. vLLM refuses media and names of one

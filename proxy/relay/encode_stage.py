@@ -50,7 +50,8 @@ class RelayEncodeStage:
     async def run(self, request: RelayedRequest) -> EncodedMedia:
         """All items of a request at once; raises the first failure and leaves the others.
 
-        An item that its encoder says nothing of stays in the request as it is.
+        An item stays in the request as it is if its encoder says nothing of it, or if the worker
+        that prefills is to encode it.
         """
         tasks: list[asyncio.Task[Reference | None]] = []
         items = request.body.items
@@ -61,7 +62,11 @@ class RelayEncodeStage:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         found = [(item, task.result()) for item, task in zip(items, tasks, strict=True)]
-        return EncodedMedia([(item, known) for item, known in found if known is not None])
+        known = [(item, reference) for item, reference in found if reference is not None]
+        if not request.exact:
+            return EncodedMedia(known)
+        named = zip(found, request.names, strict=True)
+        return EncodedMedia(known, [(item, name) for (item, has), name in named if has is None])
 
     async def _item(
         self, request: RelayedRequest, item: MediaItem, number: int
@@ -69,6 +74,8 @@ class RelayEncodeStage:
         start, name, place = time.monotonic(), "", None
         if request.plan is not None:
             name = request.names[number]
+            if name in request.plan.local:
+                return None
             place = request.plan.encoders.get(name)
         body = request.body.encode_body(item, name if request.exact else "")
         fields = request.client.fields(f"-{number}".encode())

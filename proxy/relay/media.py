@@ -39,9 +39,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class EncodedMedia:
-    """The items that encoders have, each with what they said of it."""
+    """The items that encoders have, each with what they said of it; and of the others those that a
+    worker is to know by our name for their content."""
 
     references: Sequence[tuple[MediaItem, Reference]]
+    names: Sequence[tuple[MediaItem, str]] = ()
 
     def params(self) -> dict[str, Any]:
         """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request."""

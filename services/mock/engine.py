@@ -207,7 +207,11 @@ class Engine:
 
     def counters(self) -> dict[str, float]:
         values = counters_of(self)
-        return values | {"kv_expired": self.offers.expired} if self.generate is not None else values
+        if self.generate is not None:
+            values["kv_expired"] = self.offers.expired
+        if self.encode is None:
+            values["mm_encoded"] = self.ec.encoded  # media that came with requests
+        return values
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         """Forget what no request needs."""

@@ -68,10 +68,10 @@ def site(model_dir: ModelDir) -> Iterator[Site]:
         yield Site(stack, master, workers, proxies)
 
 
-def mock(stack: Stack, role: str) -> Process:
+def mock(stack: Stack, role: str, *flags: str, speed: float = 20) -> Process:
     return stack.start(
-        "services.mock", "--role", role, "--dialect", "openai", "--speed", "20",
-        "--log-level", "warning",
+        "services.mock", "--role", role, "--dialect", "openai", "--speed", str(speed),
+        "--log-level", "warning", *flags,
     )  # fmt: skip
 
 
@@ -124,6 +124,38 @@ def test_streams_are_placed_too(site: Site) -> None:
     assert events[-1] == "data: [DONE]" and len(events) > 5
     assert metric(proxy, 'proxy:placements_total{by="master"}') == before + 1
     until(lambda: metric(site.master, "master:requests_in_flight") == 0)
+
+
+def test_a_prefill_worker_encodes_what_a_slow_encoder_has_no_time_for(
+    model_dir: ModelDir,
+) -> None:
+    """Six pictures at once, 0.5 s each at the only encoder: those that would wait there longest go
+    to the prefill worker with their bytes, and every answer is as it would be without."""
+    with running(model_dir("qwen2_5_vl")) as stack:
+        master = stack.start_plain(
+            "services.master", "--admin-api-key", "secret", "--probe-interval", "0.1",
+            "--encode-ms-per-token", "8",
+        )  # fmt: skip
+        slow = "--encode-base-ms", "500", "--media-tokens", "64"
+        workers = {role: mock(stack, role, *slow, speed=1) for role in ROLES}
+        master.wait_ready()
+        for role, worker in workers.items():
+            body = {"role": role, "url": worker.wait_ready(), "encodes": role == "prefill"}
+            assert instances(master, "POST", body)[0] == 200
+        asks = "--master-url", master.url, "--probe-interval", "0.2"
+        proxy = stack.start_plain("proxy", "--dialect", "openai", *asks)
+        proxy.wait_ready()
+        until(lambda: up(proxy) == 3)
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda n: asked(proxy, 900 + n, f"What is {n}?"), range(6)))
+        encoded = {
+            role: call(f"{workers[role].url}/integrity")[1]["counters"]["mm_encoded"]
+            for role in ("encode", "prefill")
+        }
+        assert sum(encoded.values()) == 6 and min(encoded.values()) >= 1
+        again = [asked(proxy, 900 + n, f"What is {n}?") for n in range(6)]
+        told = [[answer["choices"][0]["message"] for answer in some] for some in (found, again)]
+        assert told[0] == told[1]
 
 
 def test_an_unknown_model_is_the_clients_own_fault(site: Site) -> None:

@@ -124,6 +124,11 @@ class ServeConfig:
         "device",
         env="VLLM_KV_BUFFER_DEVICE",
     )
+    vllm_prefill_encodes: bool = option(
+        True,
+        "Whether vLLM's prefill workers may encode pictures where the encoders are busier.",
+        env="VLLM_PREFILL_ENCODES",
+    )
     events_port: int = _first_port(
         19834, "the first vLLM worker's cache events; each worker takes two", "EVENTS_PORT"
     )

@@ -110,7 +110,8 @@ def listings(config: ServeConfig, parts: Mapping[str, Role]) -> list[dict[str, A
             events, replay = _event_endpoints(config, len(found), LOOPBACK)
             follows = [] if role.name == "encode" else [{"endpoint": events, "replay": replay}]
             name = "prefill_decode" if fused else role.name
-            found.append({"role": name, "url": url, "events": follows})
+            helps = name == "prefill" and config.vllm_prefill_encodes
+            found.append({"role": name, "url": url, "events": follows, "encodes": helps})
     return found
 
 

@@ -32,6 +32,7 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
     `revision`: the proxy's name for the weights, or its block keys meet none of this worker's.
     `block_size`: tokens of a KV block, 0 for what its metrics say, or 16.
     `events`: vLLM's `--kv-events-config` endpoints.
+    `encodes`: a prefill worker that has the vision model too: it encodes where encoders are busier.
     """
 
     role: Literal["encode", "prefill", "decode", "prefill_decode"]
@@ -42,6 +43,7 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
     revision: str = ""
     block_size: Annotated[int, Meta(ge=0, le=MAX_BLOCK_SIZE)] = 0
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
+    encodes: bool = False
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
         return InstanceInfo(
             self.name, role, self.url.rstrip("/"), model, revision=self.revision,
             dialect="openai", block_size=self.block_size or block_size or _BLOCK_SIZE,
-            events=self.events, foreign=True,
+            events=self.events, foreign=True, encodes=self.encodes,
         )  # fmt: skip
 
 
@@ -61,7 +63,11 @@ _instances = msgspec.json.Decoder(ProbedInstance)
 
 def decode_probed(data: bytes) -> ProbedInstance:
     """The body of a call, or `InvalidRequest`."""
-    return accepted(_instances.decode, data)
+    found = accepted(_instances.decode, data)
+    if found.encodes and found.role != "prefill":
+        message = f"encodes: only a worker of the role prefill may have it, not {found.role}"
+        raise InvalidRequest(message, param="encodes")
+    return found
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Charge:
     `pool`, `row`: the worker.
     `visible_at`: until then (ms) the worker's own reports do not show it.
     `work_ms`: its encoding or prefill.
+    `encode_ms`: of a prefill's work, what encoding its media there takes.
     `tokens`: to be computed.
     `context`: tokens to be decoded on.
     `blocks`: of KV.
@@ -41,6 +42,7 @@ class Charge:
     open: bool = True
     shown: bool = False
     life: int = 0
+    encode_ms: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -87,7 +89,7 @@ class Pool(PricedColumns):
         self.slots[row] = slot
         self.max_running[row] = info.max_running or math.inf
         self.kv_bytes[row] = info.kv_bytes_per_token
-        self.encodes[row] = info.role == "pdfusion"
+        self.encodes[row] = info.role == "pdfusion" or info.encodes
         self.report(row, info.load, now_ms)
         self.allow(row, True)
         return row

@@ -201,7 +201,7 @@ class Layouts:
     def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
         if not job.items:
             return hits, -1
-        return self._media.ready(job.fleet, job.items, pool, hits)
+        return self._media.ready(job.fleet, job.items, pool, hits, job.now_ms)
 
     def _decode(self, job: Job, pool: Pool, barred: Floats | None = None) -> Choice:
         request, hits, none = job.request, job.hits(pool), pool.none

@@ -14,7 +14,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge, Pool
 from services.master.index.prefix_index import slots_of
-from services.master.placement.costs import ENCODE, busy, encode_costs, least
+from services.master.placement.costs import ENCODE, busy, encode_costs, least, queue_ms
 from services.master.placement.media_plan import ItemSources, MediaPlan
 from services.master.placement.policies.base import Policy
 from services.master.placement.refusals import avoided, others_stay, refusal
@@ -28,8 +28,10 @@ _STALE_MS = 10_000.0  # past its due time an encode is not joined: its worker ma
 class MediaPlacer:
     """Looks pictures up, and chooses encoders for those that have to be encoded.
 
-    An item of a `predicted` request always comes from an encoder: engines of other makers learn
-    from its answer what stands for the item, also where they hold its KV.
+    An item of a `predicted` request comes from an encoder also where a prefill worker holds it:
+    engines of other makers learn from an encoder's answer what stands for the item. A prefill
+    worker that can encode does so where that is sooner by more than an encode: what an encoder has
+    made serves later requests, on any worker.
     """
 
     def __init__(self, config: MasterConfig, policy: Policy) -> None:
@@ -39,25 +41,24 @@ class MediaPlacer:
     def look_up(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> list[ItemSources]:
         """Every item with its holders and the soonest it can be ready."""
         pool = fleet.pools["encode"]
-        soonest, token_ms = 0.0, self._config.encode_ms_per_token
+        wait, base, token_ms = 0.0, 0.0, self._config.encode_ms_per_token
         if pool.count:
-            waits = np.maximum(pool.busy_until - now_ms, 0.0) + pool.base_ms + pool.penalty
-            row = int(waits.argmin())
-            soonest, token_ms = float(waits[row]), float(pool.token_ms[row])
+            waits = np.maximum(pool.busy_until - now_ms, 0.0) + pool.penalty
+            row = int((waits + pool.base_ms).argmin())
+            wait, base = float(waits[row]), float(pool.base_ms[row])
+            token_ms = float(pool.token_ms[row])
+        index = fleet.index(request.predicted)
+        works = [base + need.tokens * token_ms for need in request.items]
         return [
-            self._look_up(
-                fleet,
-                fleet.index(request.predicted),
-                need,
-                soonest + need.tokens * token_ms,
-                now_ms,
-            )
-            for need in request.items
+            self._look_up(fleet, index, need, wait, work, now_ms)
+            for need, work in zip(request.items, works, strict=True)
         ]
 
     def _look_up(
-        self, fleet: Fleet, index: CacheIndex, need: MediaNeed, encoded_ms: float, now_ms: float
-    ) -> ItemSources:
+        self, fleet: Fleet, index: CacheIndex, need: MediaNeed, wait: float, work: float,
+        now_ms: float,
+    ) -> ItemSources:  # fmt: skip
+        """`wait`: until the encoder that is soonest begins; `work`: what it then takes."""
         holders = index.media.holders(need.mm_hash)
         pending = index.pending.get(need.mm_hash)
         if pending is not None and pending.expires_at <= now_ms:
@@ -70,22 +71,32 @@ class MediaPlacer:
         elif pending is not None:
             ready = alone = max(0.0, pending.ready_at - now_ms)
         else:
-            ready, alone = encoded_ms, need.tokens * self._config.encode_ms_per_token
+            ready, alone = wait + work, work
         return ItemSources(need, holders, pending, coming, ready, alone)
 
     def ready(
-        self, fleet: Fleet, items: list[ItemSources], pool: Pool, hits: Floats
+        self, fleet: Fleet, items: list[ItemSources], pool: Pool, hits: Floats, now_ms: float
     ) -> tuple[Floats, int]:
         """(ms until all embeddings are there, tokens from the first missing one on), for each row.
 
         An item costs nothing where the KV of its span, or the item itself, is.
         """
         ready, first = np.zeros(len(pool)), math.inf
+        helping = pool.kind == "prefill" and self._policy.compares and bool(pool.encodes.any())
+        own = queue_ms(pool, now_ms)
         for item in items:
             if item.ready_ms == 0.0:
                 continue
             first = min(first, item.need.offset)
-            wait = np.where(pool.encodes > 0.0, item.alone_ms, item.ready_ms)
+            if helping and item.pending is None:
+                done = own + item.alone_ms
+                helps = (pool.encodes > 0.0) & (done + item.alone_ms < item.ready_ms)
+                wait = np.where(helps, done, item.ready_ms)
+                own = np.where(helps, done, own)
+            elif pool.kind == "combined":
+                wait = np.where(pool.encodes > 0.0, item.alone_ms, item.ready_ms)
+            else:
+                wait = np.full(len(pool), item.ready_ms)
             wait[hits >= item.end] = 0.0
             for slot in slots_of(item.holders):
                 if fleet.by_slot[slot].pool is pool:
@@ -120,8 +131,12 @@ class MediaPlacer:
         if source is None and (not pool.count or plan.at.info.role == "pdfusion"):
             return ItemPlacement(name, "local")
         row, encode_ms = -1, math.inf
+        helps = source is None and self._policy.compares and plan.can_encode
         if pool.count and (source is None or fetch_ms > self._config.tie_ms):
-            row, encode_ms = self._encoder(plan, item, must=source is None)
+            row, encode_ms = self._encoder(plan, item, must=source is None and not helps)
+        if helps and plan.encoded_there_ms(item) + item.alone_ms < encode_ms:
+            plan.local_ms += item.alone_ms
+            return ItemPlacement(name, "local")
         if source is not None and fetch_ms <= encode_ms:
             if item.holders >> source.slot & 1:
                 plan.fetch(source, item)

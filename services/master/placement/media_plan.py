@@ -46,6 +46,7 @@ class MediaPlan:
     `now_ms`: of the caller's monotonic clock.
     `sends`: by slot, until when it will have sent what it was asked for. They count once all is
     placed: a request that is refused in the end costs nobody a transfer.
+    `local_ms`: work of the items that the worker at `at` is to encode.
     """
 
     fleet: Fleet
@@ -55,6 +56,17 @@ class MediaPlan:
     held: Reservation
     now_ms: float
     sends: dict[int, float] = field(default_factory=dict)
+    local_ms: float = 0.0
+
+    @property
+    def can_encode(self) -> bool:
+        """Whether the worker that prefills can help encoders out."""
+        return self.at.info.encodes
+
+    def encoded_there_ms(self, item: ItemSources) -> float:
+        """What it takes until the worker that prefills has encoded an item by itself."""
+        waiting = float(self.at.pool.busy_until[self.at.row]) - self.now_ms
+        return max(0.0, waiting) + self.local_ms + item.alone_ms
 
     def sending_until(self, source: Instance) -> float:
         until = self.sends.get(source.slot)

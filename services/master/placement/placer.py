@@ -58,7 +58,7 @@ class Placer:
         items = self._media.place(plan, job.items)
         _check_deadline(job.request, prefill.ttft_ms)
         placement = self._placement(job, prefill, decode, items)
-        self._charge(job, prefill, decode, held)
+        self._charge(job, prefill, decode, held, plan.local_ms)
         plan.commit()
         return placement
 
@@ -77,17 +77,19 @@ class Placer:
         ttl = self._config.request_ttl
         return 1e3 * (ttl if request.deadline_s is None else min(ttl, request.deadline_s))
 
-    def _charge(self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation) -> None:
+    def _charge(
+        self, job: Job, prefill: Choice, decode: Choice | None, held: Reservation, encode_ms: float
+    ) -> None:
         request, now_ms = job.request, job.now_ms
         settled = now_ms + self._config.settle * 1e3
         costs, row = prefill.costs, prefill.row
         alone = decode is None
         last = request.prompt_tokens + (job.new_tokens if alone else 0)
         charge = Charge(
-            costs.pool, row, settled, float(costs.work_ms[row]),
+            costs.pool, row, settled, float(costs.work_ms[row]) + encode_ms,
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
-            blocks=math.ceil((last - prefill.hits) / request.block_size),
+            blocks=math.ceil((last - prefill.hits) / request.block_size), encode_ms=encode_ms,
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:

@@ -53,8 +53,15 @@ def _computed(fleet: Fleet, charges: list[Charge], elapsed_ms: float, now_ms: fl
         return
     at = _at(fleet, charges[0])
     if at.learner is not None:
-        at.learner.computed(elapsed_ms, sum(charge.tokens for charge in charges), now_ms)
+        at.learner.computed(elapsed_ms, sum(map(_tokens, charges)), now_ms)
         _use(at, at.learner)
+
+
+def _tokens(charge: Charge) -> float:
+    """To be computed; media that a prefill worker encodes counts for as many as take the time."""
+    if not charge.encode_ms:
+        return charge.tokens
+    return charge.tokens + charge.encode_ms / float(charge.pool.token_ms[charge.row])
 
 
 def _decoded(held: Reservation, report: Finished, now_ms: float) -> None:

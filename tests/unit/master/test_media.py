@@ -1,12 +1,16 @@
 """Where pictures come from: caches, encodes under way, encoders."""
 
+import msgspec
 import pytest
 
 from protocol.errors import Unavailable
 from protocol.kv_events import BlockStored, EmbeddingStored
 from protocol.registry import Drain, Finished, InstanceName, MediaNeed
+from services.master.master import Master
 from tests.support.master_fleets import (
+    LOAD,
     PROMPT,
+    RATES,
     add,
     asking,
     hear,
@@ -166,3 +170,59 @@ def test_a_worker_that_encodes_by_itself_is_no_worse_without_encoders() -> None:
     made.drain(Drain("e0"), 0.0)
     placement = place(made, asking("a", blocks=0, items=[picture("x")]))
     assert (prefill_of(placement), sources(placement)) == ("p3", [("local", "")])
+
+
+def with_helper() -> Master:
+    """An encoder, and a prefill worker that can encode: 32 ms a picture, 4 ms a prompt."""
+    made = master("encode", "decode")
+    rates = msgspec.structs.replace(RATES, prefill_ms_per_token=0.1)
+    load = msgspec.structs.replace(LOAD, rates=rates)
+    add(made, "p9", "prefill", dialect="openai", encodes=True, load=load)
+    return made
+
+
+def placed_alone(made: Master, number: int) -> tuple[str, str]:
+    """Where a new picture in a prompt of 40 tokens is encoded."""
+    asked = asking(str(number), blocks=0, prompt_tokens=40, items=[picture(f"x{number}")])
+    return sources(place(made, asked))[0]
+
+
+def test_a_prefill_worker_encodes_where_encoders_are_busier_by_an_encode() -> None:
+    made = with_helper()
+    found = [placed_alone(made, number) for number in range(4)]
+    assert found == [("encode", "e0"), ("local", ""), ("encode", "e0"), ("local", "")]
+
+
+def test_what_a_prefill_worker_encodes_counts_as_its_work() -> None:
+    made = with_helper()
+    pool = made.registry.fleet("m").pools["prefill"]
+    row = pool.ids.index("p9")
+    work = []
+    for number in range(2):
+        before = pool.busy_until[row]
+        placed_alone(made, number)
+        work.append(pool.busy_until[row] - before)
+    assert work == pytest.approx([4.0, 36.0])
+
+
+def test_a_prefill_worker_without_a_vision_model_encodes_nothing() -> None:
+    made = master("encode", "decode")
+    add(made, "p9", "prefill", dialect="openai")
+    for i in range(4):
+        placed = place(made, asking(str(i), blocks=0, items=[picture(f"x{i}")]))
+        assert sources(placed) == [("encode", "e0")]
+
+
+def test_a_picture_under_way_is_joined_rather_than_encoded_at_a_prefill_worker() -> None:
+    made = with_helper()
+    for i in range(3):
+        items = [picture("x", tokens=1000)]
+        placed = sources(place(made, asking(str(i), blocks=0, prompt_tokens=1100, items=items)))
+        assert placed == [("pending" if i else "encode", "e0")]
+
+
+def test_with_no_encoder_to_be_used_a_prefill_worker_encodes() -> None:
+    made = with_helper()
+    made.drain(Drain("e0"), 0.0)
+    placed = place(made, asking("a", blocks=0, items=[picture("x")]))
+    assert sources(placed) == [("local", "")]
