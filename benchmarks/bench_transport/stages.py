@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,14 +16,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
 
+from benchmarks.common import random_model
+from benchmarks.common.random_model import ModelShape
 from protocol.generate import ENCODE_PATH, GENERATE_PATH, MSGPACK, encode_encode, encode_generate
 from protocol.generate_answers import GenerateAnswer
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest
 
-SEED = 0
 SERVED = "bench"
 _START_S = 120.0
 _STOP_S = 20.0
@@ -41,23 +38,13 @@ _VISION = {
     "hidden_size": 384, "intermediate_size": 768, "depth": 8, "num_heads": 6,
     "fullatt_block_indexes": [3, 7], "out_hidden_size": 512,
 }  # fmt: skip
-_PIXELS = {"shortest_edge": 3136, "longest_edge": 224 * 224}
 
 
 def build_model(base: Path, folder: Path) -> Path:
-    """Write a model of the family and with the tokenizer of `base`, with random weights: 32 KiB of
-    KV a token, and pictures of 224 × 224 pixels that take about as long to encode as to prefill."""
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.md"))
-    config = json.loads((base / "config.json").read_text())
-    config["text_config"] |= {**_TEXT, "rope_parameters": _ROPE}
-    config["vision_config"] |= _VISION
-    (folder / "config.json").write_text(json.dumps(config))
-    processor = json.loads((base / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps({**processor, "size": _PIXELS}))
-    torch.manual_seed(SEED)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
-    model.float().save_pretrained(folder)
-    return folder
+    """A model with 32 KiB of KV a token, and pictures of 224 × 224 pixels that take about as long
+    to encode as to prefill."""
+    text = {**_TEXT, "rope_parameters": _ROPE}
+    return random_model.build(base, folder, ModelShape(text, _VISION, 224 * 224))
 
 
 @dataclass(frozen=True)

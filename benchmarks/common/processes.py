@@ -36,9 +36,9 @@ def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
             process.wait()
 
 
-def wait_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_ready(process: subprocess.Popen[bytes], url: str, patience_s: float = _START_S) -> None:
     """Until its `/health` is good; `RuntimeError` if the process ends or takes too long."""
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError, http.client.HTTPException):
             call("GET", url, "/health")

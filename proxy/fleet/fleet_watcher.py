@@ -139,6 +139,7 @@ class FleetWatcher:
         known.max_running, known.block_size = info.max_running, info.block_size
         known.model, known.revision = info.model, info.revision
         known.models = frozenset((info.model, *info.aliases, *info.adapters))
+        known.aliases = frozenset(info.aliases)
         known.dialect = self._fleet.forced or info.dialect
 
     def _join(self, info: InstanceInfo) -> Instance:

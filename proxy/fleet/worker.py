@@ -50,6 +50,7 @@ class Instance:
     block_size: int = 0  # tokens of a KV block, 0 if unknown
     model: str = ""  # the name by which it serves the model, "" if unknown
     models: frozenset[str] = frozenset()  # this name, its aliases, LoRA adapters
+    aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
     revision: str = ""  # name of the weights in content keys
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None

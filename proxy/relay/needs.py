@@ -50,12 +50,22 @@ class Needs:
         try:
             if request.client.path == CHAT_PATH:
                 chat = decode_chat(request.client.body)
+                chat.model = self._ours(chat.model)
                 return await frontend.render_chat(chat, request_id=request.request_id)
             completion = decode_completion(request.client.body)
+            completion.model = self._ours(completion.model)
             prompts = await frontend.render_completion(completion, request_id=request.request_id)
         except TriptychError:
             return None
         return prompts[0] if len(prompts) == 1 else None
+
+    def _ours(self, asked: str | None) -> str | None:
+        """The name for the frontend: none, which it takes for its own model, if workers serve that
+        by this one. An adapter's name stays, and is unknown to the frontend: its KV is another."""
+        workers = (*self._fleet.prefill, *self._fleet.decode)
+        one = len({worker.model for worker in workers}) == 1
+        plain = any(asked == worker.model or asked in worker.aliases for worker in workers)
+        return "" if one and plain else asked
 
     def _exact(self, request: RelayedRequest, rendered: RenderedRequest, name: str) -> Need:
         wanted = rendered.generate

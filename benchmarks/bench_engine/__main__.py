@@ -1,0 +1,200 @@
+"""Our engine beside vLLM's for CPUs and transformers: one model, one client, the same cores.
+
+    python -m benchmarks.bench_engine [--quick] [--json FILE] [--markdown FILE] [--vllm PROGRAM]
+
+Contenders, one after the other: our worker that does it all in one process, our proxy, master and
+one worker of each role, `vllm serve` of `--vllm` (as scripts/interop/setup.sh installs it), and
+transformers without a server. The model has the shape of Qwen2.5-VL, 270 million parameters in
+bfloat16, random. Text prompts of 512 tokens with 64 to answer and of 64 with 256, 1, 8 and 32 at
+once; new pictures of 448 × 448 pixels, 1 and 4 at once; then three text streams while a new picture
+comes every 1.5 s, of which the gaps between tokens count. Ratios above 1 are better for us, save in
+rows of the gaps. `--quick`: a small model, few tokens, no peer but transformers, no bars.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import uvloop
+
+from benchmarks.bench_engine import contenders, loads, mixed, transformers_peer
+from benchmarks.bench_engine.contenders import ONE_PROCESS, SPLIT, VLLM, Contender
+from benchmarks.bench_engine.loads import Figures, Load
+from benchmarks.bench_engine.mixed import Gaps
+from benchmarks.common import random_model
+from benchmarks.common.random_model import ModelShape
+from benchmarks.common.rows import (
+    Row,
+    arguments,
+    at_least,
+    at_most,
+    finish,
+    hardware,
+    head,
+    line,
+    markdown,
+)
+
+BASE = Path("models/demo")
+LAYERS, QUICK_LAYERS = 24, 2
+MIXED_S, QUICK_MIXED_S = 60.0, 4.0
+BAR = 1.0
+GAP_P99_BAR, GAP_P50_BAR, TOKENS_BAR = 0.5, 1.3, 0.9
+
+
+@dataclass
+class Measured:
+    """What was found, by contender and load; `said` are errors of a peer."""
+
+    figures: dict[tuple[str, str], Figures] = field(default_factory=dict)
+    gaps: dict[str, Gaps] = field(default_factory=dict)
+    rates: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = _parse(argv)
+    about = hardware(["torch", "transformers"], random_model.SEED)
+    print(about)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        model = _build(root / "model", QUICK_LAYERS if given.quick else LAYERS)
+        asked = loads.QUICK_LOADS if given.quick else loads.LOADS
+        found = Measured()
+        for name, contender in _contenders(given):
+            _serve(name, contender, model, root, asked, given, found)
+        _transformers(model, asked, found)
+    rows = [*_rows(found, asked, judged=not given.quick), *_gap_rows(found, not given.quick)]
+    print("\n".join([head(), *map(line, rows), *found.said]))
+    if given.markdown is not None:
+        given.markdown.write_text(markdown(rows, about))
+    return finish(rows, given.json)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = arguments("bench_engine", __doc__)
+    parser.add_argument("--vllm", type=Path, help="vLLM's program; left out without one")
+    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--only", default="", help="contenders, comma-separated; empty: all")
+    return parser.parse_args(argv)
+
+
+def _build(folder: Path, layers: int) -> Path:
+    """Qwen2.5-VL's shape, 270 million parameters with 24 layers."""
+    text = {
+        "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": layers,
+        "layer_types": ["full_attention"] * layers, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "max_position_embeddings": 8192,
+        "rope_parameters": {
+            "mrope_section": [8, 12, 12], "rope_theta": 10000.0, "rope_type": "default",
+        },
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 512, "intermediate_size": 1024, "depth": 8, "num_heads": 8,
+        "fullatt_block_indexes": [3, 7], "out_hidden_size": 1024, "window_size": 112,
+    }  # fmt: skip
+    shape = ModelShape(text, vision, loads.PIXELS**2, torch.bfloat16)
+    return random_model.build(BASE, folder, shape)
+
+
+def _contenders(given: argparse.Namespace) -> Iterator[tuple[str, Contender]]:
+    known: list[tuple[str, Contender]] = [
+        (ONE_PROCESS, contenders.one_process),
+        (SPLIT, contenders.split),
+    ]
+    if given.vllm is not None and not given.quick:
+        known.append((VLLM, contenders.vllm(given.vllm)))
+    only = {name for name in given.only.split(",") if name}
+    yield from ((name, contender) for name, contender in known if not only or name in only)
+
+
+def _serve(
+    name: str, contender: Contender, model: Path, root: Path, asked: Sequence[Load],
+    given: argparse.Namespace, found: Measured,
+) -> None:  # fmt: skip
+    with contender(model, root) as url:
+        for load in asked:
+            figures = loads.measure(url, model, load, root / "serve.json")
+            found.figures[name, load.name] = figures
+            print(f"{name}: {load.name}: {figures}", file=sys.stderr)
+        found.gaps[name] = uvloop.run(mixed.run(url, QUICK_MIXED_S if given.quick else MIXED_S))
+        print(f"{name}: mixed: {found.gaps[name]}", file=sys.stderr)
+
+
+def _transformers(model: Path, asked: Sequence[Load], found: Measured) -> None:
+    texts = [load for load in asked if not load.pictures]
+    names = {f"{load.prompt},{load.output},{load.at_once}": load.name for load in texts}
+    command = [sys.executable, "-m", transformers_peer.__name__, str(model), *names]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    for said in done.stdout.splitlines():
+        with contextlib.suppress(ValueError):
+            answer = json.loads(said)
+            name, load = answer.pop("name"), names[answer.pop("load")]
+            if "error" in answer:
+                found.said.append(f"{name}, {load}: {answer['error']}")
+            else:
+                found.rates[name, load] = answer
+
+
+def _rows(found: Measured, asked: Sequence[Load], *, judged: bool) -> Iterator[Row]:
+    bar = BAR if judged else None
+    for load in asked:
+        ours = found.figures.get((ONE_PROCESS, load.name))
+        if ours is None:
+            continue
+        peer = found.figures.get((VLLM, load.name))
+        if peer is not None:
+            yield at_least(f"{load.name}: tokens/s, {VLLM}", ours.tokens_s, peer.tokens_s, bar)
+            yield _faster(f"{load.name}: TTFT ms, {VLLM}", ours.ttft_ms, peer.ttft_ms, bar)
+            yield _faster(f"{load.name}: TPOT ms, {VLLM}", ours.tpot_ms, peer.tpot_ms, bar)
+        apart = found.figures.get((SPLIT, load.name))
+        if apart is not None:
+            name = f"{load.name}: tokens/s, {SPLIT} beside {ONE_PROCESS}"
+            yield at_least(name, apart.tokens_s, ours.tokens_s)
+        for name in (transformers_peer.GENERATE, transformers_peer.CONTINUOUS):
+            rates = found.rates.get((name, load.name))
+            if rates is not None:
+                yield at_least(f"{load.name}: tokens/s, {name}", ours.tokens_s, rates["tokens_s"])
+
+
+def _faster(name: str, ours: float, peer: float, bar: float | None) -> Row:
+    """Less time is better: the ratio is peer / ours."""
+    ratio = peer / ours if ours else None
+    holds = None if bar is None or ratio is None else ratio >= bar
+    return Row(name, ours, peer, ratio, "" if bar is None else f"ratio >= {bar:g}", holds)
+
+
+def _gap_rows(found: Measured, judged: bool) -> Iterator[Row]:
+    peer = found.gaps.get(VLLM)
+    for name in (SPLIT, ONE_PROCESS):
+        ours = found.gaps.get(name)
+        if ours is None:
+            continue
+        if peer is None:
+            yield Row(f"pictures arrive, {name}: gap p50 ms", ours.p50_ms)
+            yield Row(f"pictures arrive, {name}: gap p99 ms", ours.p99_ms)
+            yield Row(f"pictures arrive, {name}: tokens/s", ours.tokens_s)
+            continue
+        split = name == SPLIT and judged
+        p99 = (GAP_P99_BAR if split else 1.0) if judged else None
+        about = f"pictures arrive, {name} beside {VLLM}"
+        p50 = GAP_P50_BAR if split else None
+        yield at_most(f"{about}: gap p50 ms", ours.p50_ms, peer.p50_ms, p50)
+        yield at_most(f"{about}: gap p95 ms", ours.p95_ms, peer.p95_ms)
+        yield at_most(f"{about}: gap p99 ms", ours.p99_ms, peer.p99_ms, p99)
+        tokens = TOKENS_BAR if split else None
+        yield at_least(f"{about}: tokens/s", ours.tokens_s, peer.tokens_s, tokens)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
