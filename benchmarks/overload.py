@@ -123,8 +123,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, master: bool) -> Iterator[list[Service]]:
-    """The proxy first, ready; all are ended on leaving."""
+def serving(folder: Path, master: bool, *more: str) -> Iterator[list[Service]]:
+    """The proxy first, ready; all are ended on leaving. `more`: flags of the proxy."""
     masters = [service("master", "services.master", _MASTER, folder)] if master else []
     joined = ["--master-url", masters[0].url] if masters else []
     workers = [
@@ -132,7 +132,7 @@ def serving(folder: Path, master: bool) -> Iterator[list[Service]]:
         for role in ("encode", "prefill", "decode")
     ]
     urls = [f"--{worker.name}-servers-urls={worker.url}" for worker in workers]
-    flags = ["--model", MODEL, "--max-queue-wait", str(WAIT_S), *(joined or urls)]
+    flags = ["--model", MODEL, "--max-queue-wait", str(WAIT_S), *(joined or urls), *more]
     proxy = service("proxy", "proxy", flags, folder)
     started: list[Service] = []
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -13,6 +14,7 @@ from types import TracebackType
 from protocol.errors import DeadlineExceeded, TriptychError, Unavailable
 from proxy.request_state import RequestState
 from services.admission.queue import AdmissionQueue
+from services.admission.tenant_shares import TenantShares
 from services.admission.ticket import DEFAULT_PRIORITY, Ticket
 
 _LEAST_RETRY_S = 1.0
@@ -22,11 +24,13 @@ _LOWEST, _HIGHEST = 1, 100
 @dataclass(frozen=True)
 class QueueLimits:
     """`queue`: requests that may wait, 0 for none. `wait_s`: the wait foreseen at which a request
-    is refused at once. `timeout_s`: the longest that one really waits."""
+    is refused at once. `timeout_s`: the longest that one really waits. `tenant_share`: of what runs
+    at once, the most for one tenant while another asks."""
 
     queue: int = 1024
     wait_s: float = 5.0
     timeout_s: float = 60.0
+    tenant_share: float = 1.0
 
 
 class InFlight:
@@ -61,15 +65,19 @@ class InFlight:
 
 class Admission:
     """Lets as many requests begin as the workers have room for, by `room`, 0 for any number.
-    Whoever knows that it has grown calls `pump`. Tenants share the queue fairly."""
+    Whoever knows that it has grown calls `pump`. Tenants share the queue fairly. `at_once`: how
+    many requests all workers run at once."""
 
     def __init__(
         self,
         room: Callable[[], int],
         limits: QueueLimits,
         clock: Callable[[], float] = time.monotonic,
+        at_once: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._room = room
+        self._at_once = at_once
+        self._shares = TenantShares(limits.tenant_share)
         self._clock = clock
         self._timeout_s = limits.timeout_s
         self._queue: AdmissionQueue[None, bool] = AdmissionQueue(
@@ -91,15 +99,23 @@ class Admission:
         wait would be too long, `DeadlineExceeded` once the request's own time is up."""
         return _Admitted(self, state, cost)
 
-    def try_enter(self) -> bool:
+    def try_enter(self, tenant: str) -> bool:
         """Whether a request is under way at once, as no other one waits and there is room."""
+        now_ms = self._clock() * 1e3
+        self._shares.asks(tenant, now_ms)
         if len(self._queue):
             self.pump()
-        room = self._room()
-        if (room and self.under_way >= room) or len(self._queue):
+        if not self._has_room() or len(self._queue) or not self._allows(tenant, now_ms):
             return False
-        self.under_way += 1
+        self._enter(tenant)
         return True
+
+    def _allows(self, tenant: str, now_ms: float) -> bool:
+        return self._shares.allows(tenant, self._at_once(), now_ms)
+
+    def _enter(self, tenant: str) -> None:
+        self.under_way += 1
+        self._shares.enter(tenant)
 
     async def wait(self, state: RequestState, cost: float) -> None:
         """Under way after a wait."""
@@ -114,11 +130,13 @@ class Admission:
             cost=cost,
             deadline_s=left_s,
         )
+        self.pump()  # those who wait may be over their share, and this one not
         await self._turn(ticket, left_s)
 
-    def leave(self) -> None:
+    def leave(self, tenant: str) -> None:
         """A request has ended."""
         self.under_way -= 1
+        self._shares.leave(tenant)
         if len(self._queue):
             self.pump()
 
@@ -157,18 +175,22 @@ class Admission:
         if ticket.outcome is None:
             self._queue.remove(ticket)
         elif ticket.outcome is True:
-            self.leave()
+            self.leave(ticket.tenant)
 
     def _has_room(self) -> bool:
         room = self._room()
         return not room or self.under_way < room
 
     def pump(self) -> None:
-        """Those who wait enter as far as there is room."""
+        """Those who wait enter as far as there is room, and their shares allow."""
+        now_ms = self._clock() * 1e3
         while len(self._queue) and self._has_room():
-            ticket = next(self._queue.in_order())
-            self._queue.serve(ticket, self._clock() * 1e3)
-            self.under_way += 1
+            waiting = self._queue.in_order()
+            ticket = next((one for one in waiting if self._allows(one.tenant, now_ms)), None)
+            if ticket is None:
+                return
+            self._queue.serve(ticket, now_ms)
+            self._enter(ticket.tenant)
             ticket.end(True)
 
 
@@ -184,7 +206,7 @@ class _Admitted:
         self._cost = cost
 
     async def __aenter__(self) -> None:
-        if not self._admission.try_enter():
+        if not self._admission.try_enter(self._state.caller.tenant):
             await self._admission.wait(self._state, self._cost)
 
     async def __aexit__(
@@ -193,4 +215,4 @@ class _Admitted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._admission.leave()
+        self._admission.leave(self._state.caller.tenant)

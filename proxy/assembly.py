@@ -124,9 +124,11 @@ async def _tried(name: str, work: Work) -> None:
 
 def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> OwnView:
     """What plans without a master."""
-    limits = QueueLimits(config.max_queue, config.max_queue_wait, config.queue_timeout)
+    limits = QueueLimits(
+        config.max_queue, config.max_queue_wait, config.queue_timeout, config.tenant_share
+    )
     room = Room(fleet, config.max_per_worker)
-    admission = Admission(lambda: room.requests, limits)
+    admission = Admission(lambda: room.requests, limits, at_once=lambda: room.at_once)
     metrics.watch_queue(lambda: admission.waiting)
     fleet.subscribe(room.count)
     fleet.subscribe(admission.pump)

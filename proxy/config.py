@@ -120,6 +120,14 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     queue_timeout: float = seconds(
         60.0, "How long a request may wait in the proxy's queue before it is answered with 503."
     )
+    tenant_share: float = option(
+        1.0,
+        "Share of what all workers run at once that one tenant, an API key, may have while another"
+        " asks too. 1: all of it. With a master: the master's own flag.",
+        "share",
+        above=0,
+        maximum=1,
+    )
     request_timeout: float = seconds(
         600.0, "How long a whole request may take.", section="Timeouts and retries"
     )

@@ -1,12 +1,14 @@
 """One client attacks, the others ask as before: what their p99 becomes.
 
-    python -m benchmarks.attack [--quick] [--json FILE]
+    python -m benchmarks.attack [--quick] [--json FILE] [--tenant-share SHARE]
 
 A proxy before mock workers (timing model, three roles), on one machine. Other clients stream short
 answers to texts and pictures at a third of what the workers can take; first alone, before and after
 all attacks (`peer`), then under each attack (`ours`), which comes from a process of its own. All
 share the machine's cores, so that what the attacker itself computes counts against us. The workers
-decode no picture: what a real encoder does with one that the proxy lets in is not in here.
+decode no picture: what a real encoder does with one that the proxy lets in is not in here. The
+proxy keeps half of the places from whoever asks for more while others ask (`--tenant-share`; 1, its
+default, is fair queueing alone).
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(hardware(("aiohttp", "uvloop", "uvicorn"), SEED), flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="attack-") as name,
-        serving(Path(name), master=False) as stack,
+        serving(Path(name), False, "--tenant-share", str(args.tenant_share)) as stack,
     ):
         rows = compare(stack, QUICK_S if args.quick else args.seconds)
     print("\n".join([head(), *map(line, rows)]))
@@ -102,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("attack", __doc__)
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="of each attack")
+    parser.add_argument("--tenant-share", type=float, default=0.5, help="flag of the proxy")
     return parser.parse_args(argv)
 
 

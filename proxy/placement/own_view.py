@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from protocol.refs import compatibility_of
@@ -63,16 +64,19 @@ def hands_over(prefill: Instance, decode: Instance) -> bool:
 
 class Room:
     """How many requests may be under way at once: `per_worker` for each that decodes, twice what it
-    runs at once if that is 0; 0, for any number, if there is nobody. Counted when the fleet
-    changes, not for every request."""
+    runs at once if that is 0; 0, for any number, if there is nobody. `at_once`: how many these run.
+    Counted when the fleet changes, not for every request."""
 
     def __init__(self, fleet: Fleet, per_worker: int) -> None:
         self._fleet = fleet
         self._per_worker = per_worker
         self.requests = 0
+        self.at_once: float = math.inf
         self.count()
 
     def count(self) -> None:
         workers = self._fleet.usable("decode") or self._fleet.usable("prefill")
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)
+        running = [one.max_running or self._per_worker or _UNKNOWN_ROOM for one in workers]
+        self.at_once = sum(running) if running else math.inf

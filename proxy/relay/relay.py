@@ -140,14 +140,14 @@ class Relay:
 
     async def _run(self, request: RelayedRequest) -> None:
         """As a request may begin. (Without a context: that would take every request longer.)"""
-        admission = self._planner.admission
-        if admission is not None and not admission.try_enter():
+        admission, tenant = self._planner.admission, request.caller.tenant
+        if admission is not None and not admission.try_enter(tenant):
             await admission.wait(request, len(request.body.data_urls.small) / _BYTES_PER_TOKEN)
         try:
             await self._stages.run(request)
         finally:
             if admission is not None:
-                admission.leave()
+                admission.leave(tenant)
 
     def _read(self, client: ClientRequest) -> RequestBody:
         request = RequestBody.parse(client.body)

@@ -166,6 +166,14 @@ class MasterConfig(FleetOptions, TlsOptions):
     queue_timeout: float = seconds(
         30.0, "How long a request may wait in the master's queue before it is answered with 503."
     )
+    tenant_share: float = option(
+        1.0,
+        "Share of what all workers run at once that one tenant, an API key at the proxy, may have"
+        " while another asks too. 1: all of it.",
+        "share",
+        above=0,
+        maximum=1,
+    )
     ttft_slo: float = seconds(
         0.0,
         "Time to the first token that a request has to meet unless it states another. 0: none.",

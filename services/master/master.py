@@ -26,6 +26,7 @@ from protocol.registry import (
     Placement,
     ScheduleRequest,
 )
+from services.admission.tenant_shares import TenantShares
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
@@ -89,7 +90,8 @@ class Master:
         self.config = config
         self._listener = listener or MasterListener()
         self.registry = Registry(config, self._listener)
-        self.ledger = Ledger(self._listener.over)
+        self._shares = TenantShares(config.tenant_share)
+        self.ledger = Ledger(self._listener.over, self._shares)
         self.totals = Totals()
         self.queues: dict[str, WaitingRequests] = {}
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
@@ -134,6 +136,7 @@ class Master:
         if len(self.ledger) >= self.config.max_in_flight:
             raise Unavailable("the master has reached --max-in-flight", retry_after_s=1.0)
         settle_objectives(request, self.config)
+        self._shares.asks(request.tenant, now_ms)
         waiting = self.queues.get(fleet.model)
         if waiting is None or not len(waiting):
             try:
@@ -162,6 +165,10 @@ class Master:
 
     def _place(self, fleet: Fleet, request: ScheduleRequest, now_ms: float) -> Placement:
         self.ledger.release(request.request_id, now_ms, done=False)
+        if self._shares.limit and not self._shares.allows(
+            request.tenant, fleet.running_at_once(), now_ms
+        ):
+            raise AllBusy("others ask too, and your share is used up", retry_after_s=1.0)
         placement, held = self._placer.place(fleet, request, now_ms)
         self.ledger.hold(request.request_id, held, now_ms)
         try:

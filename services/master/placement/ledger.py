@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from protocol.registry import Finished
+from services.admission.tenant_shares import TenantShares
 from services.master.fleet.cache_index import PendingEncode
 from services.master.placement.reservation import Reservation
 from services.master.placement.timings import decode_begins, decode_ends, learn
@@ -15,10 +16,16 @@ _SLACK = 1024  # lapses of requests that are over, kept rather than searched for
 
 
 class Ledger:
-    """Requests by id. `over` is told of every stage that ends."""
+    """Requests by id. `over` is told of every stage that ends; `shares` of the tenants whose
+    requests were placed here."""
 
-    def __init__(self, over: Callable[[Finished], None] = lambda report: None) -> None:
+    def __init__(
+        self,
+        over: Callable[[Finished], None] = lambda report: None,
+        shares: TenantShares | None = None,
+    ) -> None:
         self._over = over
+        self._shares = shares or TenantShares(1.0)
         self._held: dict[str, Reservation] = {}
         self._expiry: list[tuple[float, str]] = []
 
@@ -29,6 +36,8 @@ class Ledger:
         """Count a request in; what it held before is given back."""
         self.release(request_id, now_ms, done=False)
         self._held[request_id] = held
+        if held.tenant is not None:
+            self._shares.enter(held.tenant)
         heapq.heappush(self._expiry, (held.expires_at, request_id))
         if len(self._expiry) > 2 * len(self._held) + _SLACK:
             self._expiry = [(h.expires_at, name) for name, h in self._held.items()]
@@ -59,6 +68,8 @@ class Ledger:
         """Give back all that a request holds; `lapsed`: nobody has said that it is over."""
         held = self._held.pop(request_id, None)
         if held is not None:
+            if held.tenant is not None:
+                self._shares.leave(held.tenant)
             give_back(held, now_ms, done=done, lapsed=lapsed)
             self._over(Finished(request_id, aborted=not done))
 

@@ -43,7 +43,7 @@ class Placer:
         check_objective(request, foreseen_ttft_ms(prefill, decode), fleet)
         held = Reservation(
             fleet, now_ms + self._lifetime_ms(request), predicted=request.predicted,
-            placed_at=now_ms,
+            placed_at=now_ms, tenant=request.tenant,
         )  # fmt: skip
         try:
             return self._count(job, prefill, decode, held), held

@@ -32,6 +32,7 @@ class Reservation:
     `expected`: the prefix that its prefill will leave there.
     `predicted`: its keys are those of a proxy that has no model.
     `placed_at`: 0 if another master has placed it.
+    `tenant`: whose share it counts against, None if another master has placed it.
     `decoding_since`: from when on it counts among the requests that decode at its worker.
     `decoding_area`: requests times ms that the worker's decodes had added up to by then; the
     difference at the end, over the time, is how many decoded beside it.
@@ -46,5 +47,6 @@ class Reservation:
     expected: ExpectedPrefix | None = None
     predicted: bool = False
     placed_at: float = 0.0
+    tenant: str | None = None
     decoding_since: float | None = None
     decoding_area: float = 0.0

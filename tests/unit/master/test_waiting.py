@@ -6,6 +6,7 @@ from protocol.errors import DeadlineExceeded, Unavailable
 from protocol.registry import Finished, InstanceName, Placement
 from services.admission.ticket import Ticket
 from tests.support.master_fleets import (
+    add,
     asking,
     master,
     place,
@@ -71,3 +72,31 @@ def test_a_deadline_that_cannot_be_met_is_refused_before_any_work() -> None:
         made.schedule(asking("a", deadline_s=0.0), 0.0)
     assert len(made.ledger) == 0
     assert made.totals.refused == {"deadline_unreachable": 1, "deadline_exceeded": 1}
+
+
+def test_a_tenant_leaves_room_while_another_asks() -> None:
+    """Four run at once, half of them for one tenant: its third waits, another's does not."""
+    made = master("prefill", tenant_share=0.5)
+    add(made, "d9", "decode", max_running=4)
+    place(made, asking("b0", blocks=0, tenant="b"))
+    for number in range(2):
+        place(made, asking(f"a{number}", blocks=0, tenant="a"))
+    waits = made.schedule(asking("a2", blocks=0, tenant="a"), 0.0)
+    assert isinstance(waits, Ticket) and waits.outcome is None
+    other = made.schedule(asking("b1", blocks=0, tenant="b"), 0.0)
+    assert isinstance(other, Placement) or isinstance(other.outcome, Placement)
+    made.finished(Finished("b0"), 0.1)
+    made.pump(0.1)
+    assert waits.outcome is None
+    made.finished(Finished("a0"), 0.2)
+    made.pump(0.2)
+    assert isinstance(waits.outcome, Placement)
+
+
+def test_a_tenant_alone_may_have_all_places() -> None:
+    made = master("prefill", tenant_share=0.25)
+    add(made, "d9", "decode", max_running=4)
+    place(made, asking("b", blocks=0, tenant="b"))
+    for number in range(4):
+        place(made, asking(f"a{number}", blocks=0, tenant="a"), 10.5)
+    assert len(made.ledger) == 5

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import DeadlineExceeded, Unavailable
 from proxy.admission import Admission, QueueLimits
-from proxy.request_state import RequestState
+from proxy.request_state import Caller, RequestState
 
 
 class Crowd:
@@ -20,14 +20,18 @@ class Crowd:
         self._go: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def add(self, name: str, priority: int = 0, left_s: float = 30.0) -> asyncio.Task[None]:
+    async def add(
+        self, name: str, priority: int = 0, left_s: float = 30.0, tenant: str = ""
+    ) -> asyncio.Task[None]:
         self._go[name] = asyncio.Event()
-        task = self.tasks[name] = asyncio.create_task(self._stay(name, priority, left_s))
+        task = self.tasks[name] = asyncio.create_task(self._stay(name, priority, left_s, tenant))
         await settled()
         return task
 
-    async def _stay(self, name: str, priority: int, left_s: float) -> None:
-        state = RequestState(deadline=time.monotonic() + left_s, priority=priority)
+    async def _stay(self, name: str, priority: int, left_s: float, tenant: str) -> None:
+        state = RequestState(
+            deadline=time.monotonic() + left_s, priority=priority, caller=Caller(tenant)
+        )
         async with self.admission.admitted(state, 1.0):
             self.entered.append(name)
             await self._go[name].wait()
@@ -238,6 +242,50 @@ def test_room_that_grows_lets_in_who_waits() -> None:
         assert sorted(crowd.entered) == ["a", "b", "c", "d", "e"]
         assert not crowd.admission.waiting and not crowd.refused
         for name in "abcde":
+            await crowd.end(name)
+
+    run(work)
+
+
+def test_a_tenant_leaves_room_while_another_asks() -> None:
+    """Eight run at once, half of them for one tenant; what it asks beyond waits for its own."""
+
+    async def work() -> None:
+        limits = QueueLimits(queue=8, wait_s=60.0, tenant_share=0.5)
+        crowd = Crowd(Admission(lambda: 16, limits, at_once=lambda: 8.0))
+        await crowd.add("other", tenant="b")
+        for number in range(6):
+            await crowd.add(f"a{number}", tenant="a")
+        assert crowd.entered == ["other", "a0", "a1", "a2", "a3"]
+        await crowd.add("other 2", tenant="b")
+        assert crowd.entered[-1] == "other 2", "the queue of one tenant does not stop another"
+        await crowd.end("other")
+        assert crowd.entered[-1] == "other 2", "another's place is not the tenant's"
+        await crowd.end("a1")
+        assert crowd.entered[-1] == "a4"
+        for name in ("other 2", "a0", "a2", "a3", "a4", "a5"):
+            await crowd.end(name)
+        assert crowd.admission.under_way == 0
+
+    run(work)
+
+
+def test_a_tenant_alone_may_have_all() -> None:
+    async def work() -> None:
+        now = [0.0]
+        limits = QueueLimits(queue=8, wait_s=60.0, tenant_share=0.25)
+        admission = Admission(lambda: 16, limits, lambda: now[0], at_once=lambda: 8.0)
+        crowd = Crowd(admission)
+        for number in range(8):
+            await crowd.add(f"a{number}", tenant="a")
+        assert len(crowd.entered) == 8
+        await crowd.add("other", tenant="b")
+        await crowd.add("late", tenant="a")
+        assert crowd.entered[-1] == "other"
+        now[0] = 11.0  # nobody else has asked for ten seconds
+        await crowd.end("other")
+        assert crowd.entered[-1] == "late"
+        for name in (*(f"a{number}" for number in range(8)), "late"):
             await crowd.end(name)
 
     run(work)
