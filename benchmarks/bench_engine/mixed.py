@@ -64,7 +64,8 @@ async def run(url: str, seconds: float) -> Gaps:
         await asyncio.gather(*left, return_exceptions=True)
         for task in done:
             task.result()
-    return Gaps(*np.percentile(seen.gaps, [50, 95, 99]).tolist(), seen.tokens / seconds)
+    p50, p95, p99 = (float(np.percentile(seen.gaps, percent)) for percent in (50, 95, 99))
+    return Gaps(p50, p95, p99, seen.tokens / seconds)
 
 
 async def _texts(

@@ -24,7 +24,7 @@ SEED = 7
 
 
 @dataclass
-class _Steps(LogitsProcessor):
+class _Steps(LogitsProcessor):  # type: ignore[misc]  # no types there
     """Notes when each step's logits were there."""
 
     times: list[float] = field(default_factory=list)

@@ -31,7 +31,6 @@ from PIL import Image
 
 from benchmarks.bench_transport.measures import quartile
 from benchmarks.bench_transport.stages import (
-    SEED,
     SERVED,
     Client,
     Worker,
@@ -40,6 +39,7 @@ from benchmarks.bench_transport.stages import (
     ready,
     stages,
 )
+from benchmarks.common.random_model import SEED
 from benchmarks.common.rows import Row, at_most
 from protocol.openai import decode_chat
 from protocol.types import EncodeItem, GenerateRequest, SamplingParams
