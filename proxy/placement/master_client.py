@@ -12,7 +12,7 @@ import msgspec
 
 from protocol.errors import ConfigError, InternalError, TriptychError, UpstreamError
 from protocol.generate import MSGPACK
-from proxy.upstream.client import UpstreamClient
+from proxy.upstream.client import UpstreamClient, check_status
 from proxy.upstream.failures import ProxyExhausted
 from proxy.upstream.patience import Patience
 
@@ -67,6 +67,7 @@ class MasterClient:
             self.failovers += len(self._urls) > 1
         self._heard = -math.inf
         self._urls.append(self._urls.pop(0))
+        self._client.messages.give_up(url)
 
     async def get(self, path: str, kind: type[_T], timeout_s: float) -> _T:
         """Of the current master; raises what it says, or `MasterAway`."""
@@ -89,9 +90,7 @@ class MasterClient:
         while url := next((url for url in self._urls if url not in asked), None):
             asked.add(url)
             try:
-                patience = self._patience(url, deadline)
-                answer = await self._client.post(url + path, data, _HEADERS, patience)
-                found = _decoded(answer, kind, url)
+                found = _decoded(await self._posted(url, path, data, deadline), kind, url)
             except TriptychError as error:
                 if not _is_broken(error):
                     raise
@@ -100,6 +99,17 @@ class MasterClient:
                 self.heard(url)
                 return found
         raise MasterAway("no master answers")
+
+    async def _posted(self, url: str, path: str, data: bytes, deadline: float) -> bytes:
+        """A master that is present is waited for until `failed` says otherwise; whether another one
+        has come to be, it has to be looked at again and again."""
+        if url != self.url or not self.present:
+            patience = self._patience(url, deadline)
+            return await self._client.post(url + path, data, _HEADERS, patience)
+        answer = await self._client.messages.post(url, path, data, deadline)
+        after = answer.retry_after.decode("latin-1")
+        check_status(url + path, answer.status, answer.body, after, called=True)
+        return answer.body
 
     def _patience(self, url: str, deadline: float) -> Patience:
         """A master may take its time to answer as long as it is `present`, and a little to become

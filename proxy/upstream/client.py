@@ -24,6 +24,7 @@ from proxy.upstream.failures import (
     CallFailed,
     is_no_worker,
 )
+from proxy.upstream.messages import Messages
 from proxy.upstream.patience import Patience, next_look_s, patiently, unreachable
 from proxy.upstream.reach import reachable
 from proxy.upstream.unhurried import unhurried
@@ -52,6 +53,7 @@ class _Connector(aiohttp.TCPConnector):
 
 class UpstreamClient:
     """One pool of connections to all workers, and what goes on over them; `close` ends both.
+    `messages`: what our own servers are asked on faster ones.
     `authorization` is sent with every call that has none of its own, `key` with every call. `tls`:
     how https:// URLs are called."""
 
@@ -70,12 +72,14 @@ class UpstreamClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             auto_decompress=False,
         )
+        self.messages = Messages(connect_timeout_s, authorization, key, tls)
         self._probe_timeout = probe_timeout_s
         self._beside: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         for task in tuple(self._beside):
             await ended(task)
+        self.messages.close()
         await self._session.close()
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -122,7 +126,8 @@ class UpstreamClient:
         async with response:
             _check_instance(response, patience)
             body = await patiently(_read(response), patience, str(response.url))
-        _check(response, body, called)
+        after = response.headers.get("retry-after", "")
+        check_status(str(response.url), response.status, body, after, called=called)
         return body
 
     async def stream(
@@ -137,7 +142,9 @@ class UpstreamClient:
         async with await patiently(call, patience, url) as response:
             _check_instance(response, patience)
             if response.status != 200:
-                _check(response, await patiently(_read(response), patience, url), True)
+                body = await patiently(_read(response), patience, url)
+                after = response.headers.get("retry-after", "")
+                check_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
@@ -210,18 +217,17 @@ def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> Non
         raise CallFailed(text, OTHER_INSTANCE)
 
 
-def _check(response: aiohttp.ClientResponse, body: bytes, called: bool) -> None:
-    """Raise what the worker answered unless it is a success. `called`: a worker has the route."""
-    if response.status == 200:
+def check_status(url: str, status: int, body: bytes, retry_after: str, *, called: bool) -> None:
+    """Raise what a worker answered unless it is a success. `called`: a worker has the route."""
+    if status == 200:
         return
     content: Any = None
     with contextlib.suppress(UpstreamError):
         content = decoded(body, dict, fail=UpstreamError)
-    if refuses_key(response.status, content):
-        raise CallFailed(f"{response.url}: its --fleet-key is another one than ours", WRONG_KEY)
-    if called and is_no_worker(response.status, content):
-        raise CallFailed(f"{response.url}: HTTP {response.status} from no worker", NOT_A_WORKER)
-    error = from_openai(response.status, content)
-    after = response.headers.get("retry-after", "")
-    error.retry_after_s = float(after) if after.isdecimal() else None
+    if refuses_key(status, content):
+        raise CallFailed(f"{url}: its --fleet-key is another one than ours", WRONG_KEY)
+    if called and is_no_worker(status, content):
+        raise CallFailed(f"{url}: HTTP {status} from no worker", NOT_A_WORKER)
+    error = from_openai(status, content)
+    error.retry_after_s = float(retry_after) if retry_after.isdecimal() else None
     raise error

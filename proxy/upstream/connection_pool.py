@@ -43,7 +43,7 @@ class _Address:
 
 class ConnectionPool:
     """One worker by its URL. Connections are made as they are needed and kept when idle. `room` is
-    what encode calls take, `encode_at_once` of them."""
+    what encode calls take, `encode_at_once` of them. Bodies are of one `content_type`."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class ConnectionPool:
         traffic: Traffic,
         key: FleetKey = NO_KEY,
         tls: ssl.SSLContext | None = None,
+        content_type: bytes = JSON,
     ) -> None:
+        self._content_type = content_type
         self._own = "".join(f"{name}: {value}\r\n" for name, value in key.headers.items()).encode()
         self._loop = asyncio.get_running_loop()
         self.url = url
@@ -124,8 +126,8 @@ class ConnectionPool:
         prefix = self._prefixes.get(path)
         if prefix is None:
             line = f"POST {self._address.path}{path} HTTP/1.1\r\n".encode()
-            prefix = line + b"host: " + self._authority + b"\r\ncontent-type: " + JSON + b"\r\n"
-            prefix += self._own
+            prefix = line + b"host: " + self._authority + b"\r\n"
+            prefix += b"content-type: " + self._content_type + b"\r\n" + self._own
             self._prefixes[path] = prefix
         return prefix
 

@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 LARGE = 1 << 20
 """Bytes of a body that are taken in as they come; what follows waits for its turn."""
-_PAUSE_S = 0.001  # a piece is up to 256 KiB: 250 MB/s for all large bodies together
 
 
 class Intake:
-    """Turns of the connections that receive large bodies, each `_PAUSE_S` after the one before."""
+    """Turns of the connections that receive large bodies: one piece, of 256 KiB at most, in a turn
+    of the event loop, so that whatever else has come is seen to between two pieces."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._next_turn: asyncio.Handle | None = None
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """`go_on` is called when another piece may be read."""
         self._waiting.append(go_on)
-        if self._timer is None:
+        if self._next_turn is None:
             self._rest()
 
     async def turn(self) -> None:
@@ -35,10 +35,10 @@ class Intake:
         await future
 
     def _rest(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._next)
+        self._next_turn = asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        self._timer = None
+        self._next_turn = None
         go_on = self._waiting.popleft()
         if self._waiting:
             self._rest()

@@ -171,16 +171,22 @@ def test_large_bodies_are_taken_in_by_turns() -> None:
     run(work)
 
 
-def test_each_piece_waits_for_the_one_before() -> None:
+def test_each_piece_has_a_turn_of_the_loop_to_itself() -> None:
     async def work() -> None:
-        intake, order = Intake(), []
+        loop, intake = asyncio.get_running_loop(), Intake()
+        turns, pieces = [0], list[int]()
+
+        def count() -> None:
+            turns[0] += 1
+            loop.call_soon(count)
+
+        count()
+        for _ in range(3):
+            intake.wait(lambda: pieces.append(turns[0]))
         waiting = [asyncio.create_task(intake.turn()) for _ in range(3)]
-        for number in range(3):
-            intake.wait(lambda number=number: order.append(number))
-        waiting[1].cancel()
         await asyncio.sleep(0)
-        assert not order and not waiting[0].done()
+        waiting[1].cancel()
         await asyncio.gather(waiting[0], waiting[2])
-        await eventually(lambda: order == [0, 1, 2])
+        assert len(pieces) == 3 and pieces == sorted(set(pieces))
 
     run(work)

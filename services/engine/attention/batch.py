@@ -102,6 +102,7 @@ class PagedBatch:
             self.block_tables[chosen],
             self.positions,
             self.cache.block_size,
+            self.cache.key_bytes,
         )
 
     def planned(self, key: object, make: Callable[[], _T]) -> _T:

@@ -3,6 +3,7 @@ about the same length. Worked out once a step and used in every layer."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ import torch
 
 _PADDING = 0.25  # of what a group reads at most, since its shorter contexts are read in full
 _FREE_PADDING = 256  # tokens of a group that cost less than a call of their own
+# Keys of a group, copied out of their blocks, that are still in a cache when attention reads them.
+_GROUP_BYTES = 3 << 20
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,16 @@ def decode_groups(
     tables: torch.Tensor,
     positions: torch.Tensor,
     block_size: int,
+    key_bytes: int = 0,
 ) -> list[DecodeGroup]:
     """Groups of the requests whose single tokens are at `rows`.
 
     contexts: tokens of each; tables: int64[len(rows), B] blocks of each; positions: int64[T] index
-    of every token of the step within its request
+    of every token of the step within its request; key_bytes: of a layer's keys of a token, 0 for
+    groups of any size
     """
     groups = []
-    for members in _alike(contexts):
+    for members in _alike(contexts, _GROUP_BYTES // key_bytes if key_bytes else sys.maxsize):
         chosen = torch.tensor([rows[m] for m in members], device=positions.device)
         lengths = tuple(contexts[m] for m in members)
         width = -(-max(lengths) // block_size)
@@ -71,14 +76,15 @@ def decode_groups(
     return groups
 
 
-def _alike(contexts: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of contexts that are read together, the shortest first."""
+def _alike(contexts: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Indices of contexts that are read together, the shortest first; `most` tokens of several."""
     members: list[int] = []
     read = 0
     for index in sorted(range(len(contexts)), key=lambda i: contexts[i]):
         padded = contexts[index] * (len(members) + 1)
         read += contexts[index]
-        if members and padded - read > max(_FREE_PADDING, _PADDING * padded):
+        uneven = padded - read > max(_FREE_PADDING, _PADDING * padded)
+        if members and (uneven or padded > most):
             yield members
             members, read = [], contexts[index]
         members.append(index)

@@ -54,6 +54,12 @@ class KVCache:
     def block_size(self) -> int:
         return self.layout.block_size
 
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a layer's keys of one token; of the largest where layers differ."""
+        sizes = (group.kv_heads * group.k_dim for group in self.layout.groups)
+        return max(sizes) * self.pool.element_size()
+
     def key(self, layer: int) -> torch.Tensor:
         return self._keys[layer]
 

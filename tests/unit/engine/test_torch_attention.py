@@ -88,11 +88,11 @@ def test_prompts_in_bfloat16_are_left_to_matrix_products(precision: str) -> None
         matmul.fp32_precision = before
 
 
-def grouped(*contexts: int) -> list[list[int]]:
+def grouped(*contexts: int, key_bytes: int = 0) -> list[list[int]]:
     """Rows of the groups that contexts of these lengths make."""
     tables = torch.zeros(len(contexts), 1 + max(contexts) // 8, dtype=torch.int64)
     positions = torch.tensor(contexts) - 1
-    groups = decode_groups(range(len(contexts)), contexts, tables, positions, 8)
+    groups = decode_groups(range(len(contexts)), contexts, tables, positions, 8, key_bytes)
     return [sorted(group.rows.tolist()) for group in groups]
 
 
@@ -110,3 +110,9 @@ def test_no_group_reads_much_more_than_its_contexts() -> None:
         lengths = [contexts[row] for row in rows]
         assert max(lengths) * len(lengths) - sum(lengths) <= max(256, 0.25 * sum(lengths) / 0.75)
     assert len(groups) < 20
+
+
+def test_the_keys_of_a_group_of_several_fit_a_cache() -> None:
+    """3 MiB, of 1 KiB a token: 3,072 tokens; a longer context is a group of its own."""
+    assert grouped(*[1000] * 8, key_bytes=1024) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert grouped(5000, 5000, 4, key_bytes=1024) == [[2], [0], [1]]

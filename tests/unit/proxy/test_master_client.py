@@ -6,7 +6,7 @@ import time
 import pytest
 from aiohttp import web
 
-from protocol.errors import InvalidRequest
+from protocol.errors import DeadlineExceeded, InvalidRequest
 from protocol.registry import HEARTBEAT_PATH, REGISTER_PATH, Heartbeat, InstanceInfo, LeaseAnswer
 from protocol.worker_views import WORKERS_PATH, Workers
 from proxy.placement.master_client import MasterAway, MasterClient
@@ -107,3 +107,38 @@ async def test_a_proxy_without_files_keeps_its_master() -> None:
         await link.get(WORKERS_PATH, Workers, 1.0)
     assert (link.url, link.failovers) == ("http://127.0.0.1:9", 1)
     await client.close()
+
+
+async def test_a_master_that_goes_silent_during_a_call_is_left_for_the_next() -> None:
+    """Whoever follows it finds out; the call ends then, and another master answers it."""
+    asked = asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", never)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    silent = "http://{}:{}".format(*runner.addresses[0][:2])
+    async with running() as ((good,), _, client), asyncio.timeout(10):
+        link = MasterClient([silent, good.url], client)
+        link.heard(silent)
+        info = InstanceInfo("d", "decode", DECODER, "m")
+        call = link.post(REGISTER_PATH, info, LeaseAnswer, time.monotonic() + 30)
+        waiting = asyncio.create_task(call)
+        await asked.wait()
+        link.failed(silent, MasterAway("no answer to a poll"))
+        assert (await waiting).known and link.url == good.url
+    await runner.cleanup()
+
+
+async def test_a_request_whose_time_is_up_says_so_and_keeps_its_master() -> None:
+    async with running() as ((good,), link, _):
+        link.heard(good.url)
+        with pytest.raises(DeadlineExceeded):
+            await link.post(HEARTBEAT_PATH, Heartbeat("d"), LeaseAnswer, time.monotonic() - 1)
+        assert link.present

@@ -1,0 +1,70 @@
+"""Messages to servers of ours: msgpack both ways, whole answers, on connections of the hot path."""
+
+from __future__ import annotations
+
+import ssl
+import time
+
+from protocol.errors import DeadlineExceeded
+from protocol.fleet_key import NO_KEY, FleetKey
+from protocol.generate import MSGPACK
+from proxy.upstream.answer import Answer, AnswerLimits
+from proxy.upstream.connection_pool import ConnectionPool
+from proxy.upstream.failures import CallFailed
+from proxy.upstream.traffic import Traffic
+
+_MAX_ANSWER = 1 << 28
+_FIELDS = f"accept: {MSGPACK}\r\n".encode()
+
+
+class Messages:
+    """One pool of connections for each server. A request asks its master before anything else, and
+    through aiohttp that takes longer than the request's other calls together."""
+
+    def __init__(
+        self,
+        connect_timeout_s: float,
+        authorization: str = "",
+        key: FleetKey = NO_KEY,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._key, self._tls = key, tls
+        given = f"authorization: {authorization}\r\n".encode() if authorization else b""
+        self._fields = _FIELDS + given
+        self._traffic = Traffic()
+        self._pools: dict[str, ConnectionPool] = {}
+
+    async def post(self, url: str, path: str, body: bytes, deadline: float) -> Answer:
+        """What `url` answers, whatever it says; raises `CallFailed`, or `DeadlineExceeded` at
+        `deadline` (`time.monotonic`)."""
+        left_s = deadline - time.monotonic()
+        limits = AnswerLimits(left_s, left_s, _MAX_ANSWER)
+        try:
+            if left_s <= 0.0:
+                raise CallFailed(f"{url} was not asked", "timeout", status=504)
+            exchange, answer = await self._of(url).ask(path, self._fields, (body,), limits)
+        except CallFailed:
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"{url}: no answer in time") from None
+            raise
+        exchange.abort()
+        return answer
+
+    def give_up(self, url: str) -> None:
+        """The server has been silent for too long: end what it was asked."""
+        if url in self._pools:
+            self._pools[url].give_up()
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+    def _of(self, url: str) -> ConnectionPool:
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = ConnectionPool(
+                url, self._connect_timeout_s, 1, self._traffic, self._key, self._tls,
+                MSGPACK.encode(),
+            )  # fmt: skip
+        return pool
