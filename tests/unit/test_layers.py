@@ -32,7 +32,8 @@ ALLOWED = {
         "services.master", "services.admission", "services.http", "protocol",
     },
     # Inside the master: what is pure lies below what has sockets.
-    "services.master.config": {"protocol"},
+    "services.master.config": {"services.master.policy_options", "protocol"},
+    "services.master.policy_options": {"protocol"},
     "services.master.collector": set(),
     "services.master.index": {"services.master.index", "protocol"},
     "services.master.fleet": {

@@ -1,0 +1,72 @@
+"""How workers are chosen, as a master is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.options import milliseconds, option
+
+
+def weight(default: float, help: str, unit: str = "weight", most: float = 1e12) -> Any:
+    """0 or more."""
+    return option(default, help, unit, minimum=0, maximum=most)
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """A policy's own options name it first in their help."""
+
+    policy: str = option(
+        "cost",
+        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, or"
+        " a class of your own as module:Class.",
+        "policy",
+        pattern=r"\w+|[\w.]+:\w+",
+        section="Placement",
+    )
+    seed: int = option(
+        0,
+        "Seed of random choices. 0: a different one at each start.",
+        "number",
+        minimum=-(1 << 63),
+        maximum=(1 << 63) - 1,
+    )
+    tie_ms: float = milliseconds(
+        1.0, "cost: workers whose cost is this close to the lowest are drawn at random."
+    )
+    tie_ratio: float = weight(
+        0.02, "cost: the same closeness as --tie-ms, as a share of the lowest cost.", "share"
+    )
+    work_weight: float = weight(
+        0.5, "cost: weight of the computing that a request brings, as it delays later requests."
+    )
+    overlap_weight: float = weight(1.0, "kv: weight of prompt blocks that must be computed.")
+    temperature: float = weight(
+        0.0, "kv: temperature of the softmax over costs. 0: always the lowest cost.", "temperature"
+    )
+    rtp_hit_weight: float = weight(
+        0.3, "rtp: cost of a cached token as a share of a computed one.", "share"
+    )
+    rtp_slack: float = weight(
+        0.1,
+        "rtp: workers whose cost exceeds the lowest by this share are drawn at random.",
+        "share",
+    )
+    rtp_decay: float = weight(
+        0.001, "rtp: how fast a decode worker's weight falls with each KV token in use.", "rate"
+    )
+    cache_threshold: float = weight(
+        0.3, "cache_aware: share of a prompt that must be cached to count as a match.", "share", 1
+    )
+    balance_abs: float = weight(
+        64.0,
+        "cache_aware: difference between the busiest and the idlest worker up to which load is"
+        " balanced.",
+        "requests",
+    )
+    balance_rel: float = weight(
+        1.5,
+        "cache_aware: ratio of the busiest to the idlest worker up to which load is balanced.",
+        "ratio",
+    )
