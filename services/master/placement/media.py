@@ -136,8 +136,10 @@ class MediaPlacer:
             row, encode_ms = self._encoder(plan, item, must=source is None and not helps)
         if helps and plan.encoded_there_ms(item) + item.alone_ms < encode_ms:
             plan.local_ms += item.alone_ms
+            plan.comes_after(plan.encoded_there_ms(item) - item.alone_ms)
             return ItemPlacement(name, "local")
         if source is not None and fetch_ms <= encode_ms:
+            plan.comes_after(fetch_ms)
             if item.holders >> source.slot & 1:
                 plan.fetch(source, item)
                 _note_guess(plan, source, item)
@@ -156,6 +158,7 @@ class MediaPlacer:
         visible = now_ms + self._config.settle * 1e3
         charge = Charge(pool, row, visible, work, item.need.tokens)
         pool.charge(charge, now_ms)
+        plan.comes_after(float(pool.busy_until[row]) - now_ms)
         plan.held.encodes[name] = charge
         if self._policy.sees_media and not again:
             done = float(pool.busy_until[row])

@@ -47,6 +47,7 @@ class MediaPlan:
     `sends`: by slot, until when it will have sent what it was asked for. They count once all is
     placed: a request that is refused in the end costs nobody a transfer.
     `local_ms`: work of the items that the worker at `at` is to encode.
+    `ready_ms`: until all embeddings are there that were placed so far.
     """
 
     fleet: Fleet
@@ -57,6 +58,11 @@ class MediaPlan:
     now_ms: float
     sends: dict[int, float] = field(default_factory=dict)
     local_ms: float = 0.0
+    ready_ms: float = 0.0
+
+    def comes_after(self, ms: float) -> None:
+        """An item's embeddings are there after so long."""
+        self.ready_ms = max(self.ready_ms, ms)
 
     @property
     def can_encode(self) -> bool:

@@ -56,6 +56,9 @@ class Placer:
     ) -> Placement:
         plan = MediaPlan(job.fleet, job.request, prefill.at, prefill.hits, held, job.now_ms)
         items = self._media.place(plan, job.items)
+        if plan.ready_ms:
+            prefill.ttft_ms = max(prefill.ttft_ms, _after_media_ms(prefill, plan.ready_ms))
+            check_objective(job.request, foreseen_ttft_ms(prefill, decode), job.fleet)
         _check_deadline(job.request, prefill.ttft_ms)
         placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held, plan.local_ms)
@@ -149,6 +152,16 @@ def _note_blocks(choice: Choice, job: Job) -> bool:
     tokens = float(choice.costs.pool.total_blocks[choice.row]) * at.info.block_size
     caches.blocks.use(request.block_keys, job.now_ms, int(tokens / request.block_size))
     return True
+
+
+def _after_media_ms(prefill: Choice, ready_ms: float) -> float:
+    """When prefill ends if the last embedding is there after `ready_ms`: several items of a request
+    wait for one another at the encoders, which is known only once they are placed. Engines of other
+    makers are asked once all are there."""
+    costs, row = prefill.costs, prefill.row
+    if prefill.at.info.dialect == "openai":
+        return ready_ms + float(costs.work_ms[row])
+    return ready_ms + costs.tail_tokens * float(costs.pool.token_ms[row])
 
 
 def _check_deadline(request: ScheduleRequest, ttft_ms: float) -> None:

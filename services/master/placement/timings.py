@@ -48,20 +48,16 @@ def _judge(held: Reservation, mm_hash: str, elapsed_ms: float, now_ms: float) ->
 
 
 def _computed(fleet: Fleet, charges: list[Charge], elapsed_ms: float, now_ms: float) -> None:
-    """One call for all of these, to one worker."""
+    """One call for all of these, to one worker. One that was to encode media too says nothing of
+    how long prompts take."""
+    if any(charge.encode_ms for charge in charges):
+        return
     if len({(id(charge.pool), charge.row) for charge in charges}) != 1 or not charges[0].live:
         return
     at = _at(fleet, charges[0])
     if at.learner is not None:
-        at.learner.computed(elapsed_ms, sum(map(_tokens, charges)), now_ms)
+        at.learner.computed(elapsed_ms, sum(charge.tokens for charge in charges), now_ms)
         _use(at, at.learner)
-
-
-def _tokens(charge: Charge) -> float:
-    """To be computed; media that a prefill worker encodes counts for as many as take the time."""
-    if not charge.encode_ms:
-        return charge.tokens
-    return charge.tokens + charge.encode_ms / float(charge.pool.token_ms[charge.row])
 
 
 def _decoded(held: Reservation, report: Finished, now_ms: float) -> None:
