@@ -19,6 +19,8 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
+from services.engine.model.cuda_graphs import capture_on
+from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import LanguageModel
 from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
@@ -79,7 +81,14 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
     with contextlib.ExitStack() as opened:
         kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
         opened.callback(kv.close)
-        pool = kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
+        capture = capture_on(config.device, enforce_eager=config.enforce_eager)
+        # The block after those that requests get is for rows that pad a captured step.
+        blocks = num_blocks + (capture is not None)
+        pool = kv.allocate(blocks, block_elements(layout), DTYPES[config.dtype])
+        cache = KVCache(layout, pool)
+        graphs = capture and DecodeGraphs(
+            model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
+        )
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
@@ -91,7 +100,7 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars),
             scheduler,
-            Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids)),
+            Runner(model, cache, embeddings, Sampler(config.eos_token_ids), graphs),
             KVFetches(
                 kv,
                 scheduler,

@@ -16,6 +16,7 @@ from protocol.errors import TriptychError
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
+from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_fence import fence_on
 from services.engine.model.step_tokens import BlockTables, StepTokens, rotary_positions
@@ -40,7 +41,10 @@ class Runner:
         cache: KVCache,
         embeddings: EmbeddingCache,
         sampler: Sampler,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs` compute the steps that they have recorded."""
+        self._graphs = graphs
         self._model = model
         self._cache = cache
         self._embeddings = embeddings
@@ -63,9 +67,11 @@ class Runner:
         rows, samplers = _sampling_rows(chunks)
         media = self._media(chunks)
         arrays = self._arrays(chunks, tokens, rows + scored_rows(chunks), media)
-        step = upload(arrays, self._device)
-        batch = self._batch(step, tokens, [chunk.end for chunk in chunks])
-        logits = self._model.forward(self._inputs(step, media), batch)
+        logits = self._graphs.forward(arrays) if self._graphs is not None else None
+        if logits is None:
+            step = upload(arrays, self._device)
+            batch = self._batch(step, tokens, [chunk.end for chunk in chunks])
+            logits = self._model.forward(self._inputs(step, media), batch)
         score_prompts(logits[len(rows) :], chunks)
         if not samplers:
             return []
