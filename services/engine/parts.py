@@ -26,6 +26,7 @@ from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.vision import VisionModel
 from services.engine.model.vouching import check_positions
+from services.engine.model.warm_up import warm_up
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
@@ -82,11 +83,14 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
         kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
         opened.callback(kv.close)
         capture = capture_on(config.device, enforce_eager=config.enforce_eager)
-        # The block after those that requests get is for rows that pad a captured step.
-        blocks = num_blocks + (capture is not None)
-        pool = kv.allocate(blocks, block_elements(layout), DTYPES[config.dtype])
+        # The block after those that requests get is for rows that pad a captured step, and for the
+        # steps that compile kernels.
+        spare = config.device != "cpu" or capture is not None
+        pool = kv.allocate(num_blocks + spare, block_elements(layout), DTYPES[config.dtype])
         cache = KVCache(layout, pool)
-        graphs = capture and DecodeGraphs(
+        if config.device != "cpu":
+            warm_up(model, cache, num_blocks, max_model_len)
+        graphs = capture and DecodeGraphs.recorded(
             model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
         )
         embeddings = EmbeddingCache(

@@ -9,6 +9,7 @@ one that just calls again.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -116,6 +117,28 @@ class DecodeGraphs:
 
         return step
 
+    @classmethod
+    def recorded(
+        cls,
+        model: LanguageModel,
+        cache: KVCache,
+        capture: Capture,
+        reserved: int,
+        most: int,
+        longest: int,
+    ) -> DecodeGraphs | None:
+        """As the constructor makes them; None, with a warning, where a model cannot be recorded
+        because its code looks at values on the device."""
+        begun = time.monotonic()
+        try:
+            graphs = cls(model, cache, capture, reserved, most, longest)
+        except RuntimeError as error:
+            logger.warning("decode steps run eagerly, for they cannot be captured: %s", error)
+            return None
+        seconds = time.monotonic() - begun
+        logger.info("captured decode steps of %s rows in %.1f s", graphs._sizes, seconds)
+        return graphs
+
     def forward(self, arrays: Arrays) -> torch.Tensor | None:
         """Logits float32[R, vocabulary] of a step of R rows, None if it is none that was recorded.
 
@@ -134,7 +157,7 @@ class DecodeGraphs:
         return (
             len(arrays["ids"]) == count
             and "places" not in arrays
-            and "spans" not in arrays
+            and "span_starts" not in arrays
             and np.array_equal(arrays["rows"], np.arange(count))
             and arrays["tables"].shape[1] <= self._tables.shape[1]
         )

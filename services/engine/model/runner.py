@@ -97,7 +97,7 @@ class Runner:
         }
         spans = self._spans(chunks)
         if spans is not None:
-            arrays["spans"] = spans
+            arrays["span_starts"], arrays["span_ends"] = spans
         if media:
             places = arrays["places"] = np.concatenate([place for place, _ in media])
             ids[places] = 0
@@ -108,7 +108,6 @@ class Runner:
     def _batch(
         self, step: Mapping[str, torch.Tensor], tokens: StepTokens, contexts: list[int]
     ) -> PagedBatch:
-        spans = step.get("spans")
         return PagedBatch(
             cache=self._cache,
             slot_blocks=step["slot_blocks"],
@@ -117,8 +116,8 @@ class Runner:
             query_starts=tokens.starts,
             context_lens=contexts,
             positions=step["positions"],
-            span_starts=None if spans is None else spans[0],
-            span_ends=None if spans is None else spans[1],
+            span_starts=step.get("span_starts"),
+            span_ends=step.get("span_ends"),
             starts=step["starts"],
             contexts=step["contexts"],
         )
