@@ -19,7 +19,7 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on
+from services.engine.model.cuda_graphs import capture_on, runs_triton
 from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import LanguageModel
 from services.engine.model.runner import Runner
@@ -73,7 +73,11 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
     gains and loses."""
     config = shared.config
     model = LanguageModel(
-        Path(config.model_dir), DTYPES[config.dtype], config.device, config.weight_layout
+        Path(config.model_dir),
+        DTYPES[config.dtype],
+        config.device,
+        config.weight_layout,
+        fused=config.fused_kernels and runs_triton(config.device),
     )
     layout = model.kv_layout(config.block_size)
     num_blocks = num_blocks_of(config, block_bytes(layout))

@@ -42,12 +42,17 @@ class CudaCapture:
         return graph.replay
 
 
+def runs_triton(device: str) -> bool:
+    """Whether Triton's kernels run on `device`."""
+    return torch.device(device).type == "cuda" and find_spec("triton") is not None
+
+
 def capture_on(device: str, *, enforce_eager: bool) -> Capture | None:
     """What records decode steps on `device`; None where they run eagerly: on a CPU, without
     Triton's kernels, whose work follows tensors, and by `--enforce-eager`."""
-    found = torch.device(device)
-    if enforce_eager or found.type != "cuda" or find_spec("triton") is None:
+    if enforce_eager or not runs_triton(device):
         return None
+    found = torch.device(device)
     from services.engine.attention.triton_backend import TritonAttention
 
     backend = replace(TritonAttention.for_device(found), captured=True)
