@@ -36,7 +36,7 @@ def warm_up(model: LanguageModel, cache: KVCache, reserved: int, longest: int) -
     """Run every kind of step, all of its KV in the block `reserved`; `longest` tokens of context
     may be asked for."""
     for step in warm_steps(longest, spans=model.bidirectional_media):
-        _run(model, cache, reserved, step)
+        run_step(model, cache, reserved, step)
     device = torch.device(model.device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -63,7 +63,8 @@ def _decode_contexts(longest: int) -> list[int]:
     return sorted({min(context, longest) for context in contexts})
 
 
-def _run(model: LanguageModel, cache: KVCache, reserved: int, step: WarmStep) -> None:
+def run_step(model: LanguageModel, cache: KVCache, reserved: int, step: WarmStep) -> torch.Tensor:
+    """Logits float32[R, vocabulary] of each request's last token, which mean nothing."""
     starts = np.concatenate([[0], np.cumsum(step.counts)])
     sent = upload(_arrays(model, cache, reserved, step, starts), torch.device(model.device))
     batch = PagedBatch(
@@ -79,7 +80,7 @@ def _run(model: LanguageModel, cache: KVCache, reserved: int, step: WarmStep) ->
         starts=sent["starts"],
         contexts=sent["contexts"],
     )
-    model.forward(Inputs(model.embed(sent["ids"]), sent["rotary"], sent["rows"]), batch)
+    return model.forward(Inputs(model.embed(sent["ids"]), sent["rotary"], sent["rows"]), batch)
 
 
 def _arrays(

@@ -9,7 +9,10 @@ from services.engine import parts
 from services.engine.attention import paged
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
+from services.engine.model import runner as runner_module
+from services.engine.model import warm_up as warm_up_module
 from services.engine.model.runner import Runner
+from services.engine.model.step_upload import Arrays, pack, packed_bytes, views
 from services.engine.model.warm_up import warm_steps, warm_up
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, text_cases
@@ -52,6 +55,13 @@ def launches() -> Launches:
     return found
 
 
+def packed(arrays: Arrays, _: torch.device) -> dict[str, torch.Tensor]:
+    """As on a GPU, where all arrays lie in one buffer."""
+    host = torch.empty(packed_bytes(arrays), dtype=torch.uint8)
+    pack(arrays, host)
+    return views(arrays, host)
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "qwen3"])
 def test_requests_compile_nothing(
     family: str, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +75,8 @@ def test_requests_compile_nothing(
     runner._graphs = None
     backend = launches()
     monkeypatch.setattr(paged, "backend_for", lambda _: backend)
+    for module in (runner_module, warm_up_module):
+        monkeypatch.setattr(module, "upload", packed)
     warm_up(runner._model, runner._cache, 600, 8000)
     compiled = set(backend.seen)
     cases = text_cases() if worker.encode is None else [asking(picture(1), "What?"), asking(LONG)]
