@@ -14,10 +14,12 @@ import torch
 from connectors.ec.local import LocalEC
 from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, SamplingParams
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.config import EngineConfig
 from services.engine.hardware import resolved
 from services.engine.model.admission import ModelAdmission
+from services.engine.model.cuda_graphs import capture_on, runs_triton
+from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import LanguageModel
 from services.engine.model.runner import Runner
 from services.engine.sampling.grammar import Grammars
@@ -51,9 +53,21 @@ class Shape:
 
 class Steps:
     """Runs steps of one model. KV is what the pool happens to hold, for its values take no time,
-    and every request has blocks of its own, scattered as after hours of service."""
+    and every request has blocks of its own, scattered as after hours of service.
 
-    def __init__(self, model_dir: Path, dtype: str, device: str, shapes: Sequence[Shape]) -> None:
+    body_bytes, head_bytes: weights of the layers, and of the product that makes logits
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: str,
+        device: str,
+        shapes: Sequence[Shape],
+        *,
+        eager: bool = False,
+    ) -> None:
+        """`eager`: a GPU launches the kernels of a decode step one by one."""
         config = resolved(
             EngineConfig(
                 model_dir=str(model_dir), model="", revision="", parts=("language",),
@@ -62,18 +76,31 @@ class Steps:
         )  # fmt: skip
         self.about = f"{model_dir.name}, {config.dtype} on {config.device}"
         self._model = LanguageModel(
-            model_dir, DTYPES[config.dtype], config.device, config.weight_layout
-        )
+            model_dir, DTYPES[config.dtype], config.device, config.weight_layout,
+            fused=runs_triton(config.device),
+        )  # fmt: skip
+        text = self._model.text_config
+        self.head_bytes = text.vocab_size * text.hidden_size * DTYPES[config.dtype].itemsize
+        tied = self._model.config.tie_word_embeddings
+        self.body_bytes = self._model.parameter_bytes - self.head_bytes * (1 if tied else 2)
         grammars = Grammars(None, self._model.text_config.vocab_size)
         self._admission = ModelAdmission(self._model, grammars)
         self._num_blocks = max(shape.blocks for shape in shapes)
         layout = self._model.kv_layout(BLOCK)
+        self.kv_bytes_per_token = block_bytes(layout) // BLOCK
+        capture = capture_on(config.device, enforce_eager=eager)
         pool = torch.zeros(
-            self._num_blocks, block_elements(layout), dtype=DTYPES[config.dtype],
+            self._num_blocks + 1, block_elements(layout), dtype=DTYPES[config.dtype],
             device=config.device,
         )  # fmt: skip
         embeddings = EmbeddingCache(LocalEC(1, 1.0, 1.0), 1, self._model.embedding_layout)
-        self._runner = Runner(self._model, KVCache(layout, pool), embeddings, Sampler(()))
+        cache = KVCache(layout, pool)
+        longest = max(shape.context for shape in shapes)
+        most = max((shape.batch for shape in shapes if shape.count == 1), default=1)
+        graphs = capture and DecodeGraphs(
+            self._model, cache, capture, self._num_blocks, most, longest
+        )
+        self._runner = Runner(self._model, cache, embeddings, Sampler(()), graphs)
 
     def measure(self, shape: Shape, steps: int) -> float:
         """Median time of a step in ms, from chunks on the host to token ids there."""

@@ -19,7 +19,7 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, Request
 from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
-from services.engine.hardware import resolved
+from services.engine.hardware import activate, resolved
 from services.engine.messages import Ready
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
@@ -41,6 +41,7 @@ class Engine:
         self, config: EngineConfig, wake: Callable[[], None], clock: Clock = time.monotonic
     ) -> None:
         self.config = config = resolved(config)
+        activate(config.device)
         self._clock = clock
         self.parameter_bytes: dict[str, int] = {}
         self.max_model_len = config.max_model_len
@@ -78,14 +79,18 @@ class Engine:
         shared = Surroundings(
             self.config, self._connectors, self.ec, self.meter, self._log, self._clock, self._delay
         )
+        activations = 0
+        if "vision" in self.config.parts:
+            # First, since the KV pool takes what both leave of a GPU.
+            vision = vision_part(shared, wake)
+            self.encode, activations = vision.queue, vision.activation_bytes
+            self.parameter_bytes["vision"] = vision.parameter_bytes
         if "language" in self.config.parts:
-            part = language_part(shared, self._changes(of_store=False))
+            part = language_part(shared, self._changes(of_store=False), activations)
             self.generate, self.kv, self._grammars = part.core, part.kv, part.grammars
             self.layout, self.max_model_len = part.layout, part.max_model_len
             self.parameter_bytes["language"] = part.parameter_bytes
             self._media = self._media or part.takes_media
-        if "vision" in self.config.parts:
-            self.encode, self.parameter_bytes["vision"] = vision_part(shared, wake)
         self._events = self._publish()
         self._guard()
 

@@ -50,9 +50,16 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"--device: there is no {device}: {torch.cuda.device_count()} GPUs found")
 
 
-def num_blocks_of(config: EngineConfig, block_bytes: int) -> int:
-    """Blocks of the KV pool. `ConfigError` if there are none, or they need more than is free."""
-    num_blocks = config.num_blocks or _pool_bytes(config) // block_bytes
+def activate(device: str) -> None:
+    """Make a GPU the one that libraries use which are not told of another, as UCX."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def num_blocks_of(config: EngineConfig, block_bytes: int, activations: int = 0) -> int:
+    """Blocks of the KV pool on a device whose weights are loaded and whose steps take
+    `activations` bytes more. `ConfigError` if there are none, or they need more than is free."""
+    num_blocks = config.num_blocks or _pool_bytes(config, activations) // block_bytes
     if num_blocks < 1:
         raise ConfigError(
             f"KV cache holds no block of {block_bytes} bytes: raise --kv-cache-memory-bytes or, on "
@@ -67,12 +74,17 @@ def num_blocks_of(config: EngineConfig, block_bytes: int) -> int:
     return num_blocks
 
 
-def _pool_bytes(config: EngineConfig) -> int:
+def _pool_bytes(config: EngineConfig, activations: int) -> int:
     if config.kv_cache_bytes:
         return config.kv_cache_bytes
     if config.device == "cpu":
         # Other workers may be about to take as much of the same memory.
         return min(_CPU_KV_BYTES, available_bytes() // 8)
     free, total = torch.cuda.mem_get_info(config.device)
-    used = total - free
-    return max(0, int(total * config.gpu_memory_utilization) - used)
+    used = total - free + activations
+    left = max(0, int(total * config.gpu_memory_utilization) - used)
+    logger.info(
+        "%d of %d bytes of %s are taken, %d of them by steps; the KV cache gets %d",
+        used, total, config.device, activations, left,
+    )  # fmt: skip
+    return left

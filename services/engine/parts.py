@@ -19,11 +19,15 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
+from services.engine.model.cuda_graphs import capture_on, runs_triton
+from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import LanguageModel
+from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
 from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
 from services.engine.model.vision import VisionModel
 from services.engine.model.vouching import check_positions
+from services.engine.model.warm_up import warm_up
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
@@ -65,21 +69,48 @@ class LanguagePart:
     parameter_bytes: int  # size of the weights
 
 
-def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
-    """Load the model and allocate its KV pool. `changed` is told what the cache of embeddings
-    gains and loses."""
+@dataclass(frozen=True)
+class VisionPart:
+    """Encodes pictures."""
+
+    queue: EncodeQueue
+    parameter_bytes: int  # size of the weights
+    activation_bytes: int  # what a run takes beside them, 0 where it was not measured
+
+
+def language_part(shared: Surroundings, changed: Changed, activations: int = 0) -> LanguagePart:
+    """Load the model and allocate its KV pool, which leaves `activations` bytes to others.
+    `changed` is told what the cache of embeddings gains and loses."""
     config = shared.config
     model = LanguageModel(
-        Path(config.model_dir), DTYPES[config.dtype], config.device, config.weight_layout
+        Path(config.model_dir),
+        DTYPES[config.dtype],
+        config.device,
+        config.weight_layout,
+        fused=config.fused_kernels and runs_triton(config.device),
     )
     layout = model.kv_layout(config.block_size)
-    num_blocks = num_blocks_of(config, block_bytes(layout))
+    memory = _profiled(config)
+    if memory is not None:
+        tokens, requests = config.max_num_batched_tokens, config.max_num_seqs
+        activations += step_peak(model, memory, config.block_size, tokens, requests)
+    num_blocks = num_blocks_of(config, block_bytes(layout), activations)
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
     check_positions(model.module, model.config.model_type, max_model_len)
     with contextlib.ExitStack() as opened:
         kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
         opened.callback(kv.close)
-        pool = kv.allocate(num_blocks, block_elements(layout), DTYPES[config.dtype])
+        capture = capture_on(config.device, enforce_eager=config.enforce_eager)
+        # The block after those that requests get is for rows that pad a captured step, and for the
+        # steps that compile kernels.
+        spare = config.device != "cpu" or capture is not None
+        pool = kv.allocate(num_blocks + spare, block_elements(layout), DTYPES[config.dtype])
+        cache = KVCache(layout, pool)
+        if config.device != "cpu":
+            warm_up(model, cache, num_blocks, max_model_len)
+        graphs = capture and DecodeGraphs.recorded(
+            model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
+        )
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
@@ -91,7 +122,7 @@ def language_part(shared: Surroundings, changed: Changed) -> LanguagePart:
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars),
             scheduler,
-            Runner(model, KVCache(layout, pool), embeddings, Sampler(config.eos_token_ids)),
+            Runner(model, cache, embeddings, Sampler(config.eos_token_ids), graphs),
             KVFetches(
                 kv,
                 scheduler,
@@ -125,9 +156,15 @@ def _scheduler(
     return Scheduler(blocks, embeddings, limits, log=shared.log)
 
 
-def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQueue, int]:
-    """The queue of pictures before the vision model, and the size of the weights in bytes. `wake`
-    is called from the threads that prepare pictures."""
+def _profiled(config: EngineConfig) -> Memory | None:
+    """What measures steps where the size of the pool depends on it."""
+    given = config.num_blocks or config.kv_cache_bytes or "language" not in config.parts
+    return None if given else memory_of(config.device)
+
+
+def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
+    """The vision model and the queue of pictures before it. `wake` is called from the threads that
+    prepare pictures."""
     config = shared.config
     vision = VisionModel(
         Path(config.model_dir),
@@ -137,6 +174,10 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQ
         config.weight_layout,
     )
     patches = config.max_encoder_patches
+    memory = _profiled(config)
+    activations = 0
+    if memory is not None:
+        activations = encode_peak(vision, memory, patches, config.max_media_pixels)
     sliced = "language" in config.parts and config.max_decode_delay_s > 0
     queue = EncodeQueue(
         vision,
@@ -148,7 +189,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> tuple[EncodeQ
         shared.connectors.meanwhile,
         SlicedVision(vision, shared.clock) if sliced else None,
     )
-    return queue, vision.parameter_bytes
+    return VisionPart(queue, vision.parameter_bytes, activations)
 
 
 def _compatibility(config: EngineConfig, layout: KVLayout) -> str:

@@ -136,7 +136,17 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     enable_prefix_caching: bool = option(
         True, "Reuse the KV of prompts that start as earlier ones did.", section="Engine"
     )
-    enforce_eager: bool = option(False, "Run without CUDA graphs.")
+    enforce_eager: bool = option(
+        False,
+        "Launch the kernels of a decode step one by one. Without this flag a GPU captures decode"
+        " steps as CUDA graphs when the engine starts, and replays them. No effect on a CPU.",
+    )
+    fused_kernels: bool = option(
+        True,
+        "On a GPU, compute norms, rotary positions with the KV cache's write, and SiLU gates by one"
+        " Triton kernel each, in layers where this gives the model's own logits. No effect on a"
+        " CPU.",
+    )
     mm_encoder_only: bool = option(
         False, "No effect: accepted for scripts made for vLLM. The role decides what is loaded."
     )

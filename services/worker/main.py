@@ -134,6 +134,8 @@ def engine_config(
         parts=role.parts if info.has_media else ("language",),
         dtype=config.dtype,
         device=config.device,
+        enforce_eager=config.enforce_eager,
+        fused_kernels=config.fused_kernels,
         weight_layout=config.weight_layout,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,

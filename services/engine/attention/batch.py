@@ -50,6 +50,8 @@ class PagedBatch:
     span_starts, span_ends: int64[T], the media span in which a token sees every other token,
         (0, 0) outside; None when no token has one
     backend: what computes attention; None for what suits the device
+    starts, contexts: int32[R + 1] and int32[R], `query_starts` and `context_lens` on the device;
+        None to copy them there when a kernel asks for them
     """
 
     cache: KVCache
@@ -62,6 +64,8 @@ class PagedBatch:
     span_starts: torch.Tensor | None = None
     span_ends: torch.Tensor | None = None
     backend: AttentionBackend | None = None
+    starts: torch.Tensor | None = None
+    contexts: torch.Tensor | None = None
     _plans: dict[object, Any] = field(default_factory=dict)
 
     @property
@@ -114,12 +118,12 @@ class PagedBatch:
     @cached_property
     def starts_tensor(self) -> torch.Tensor:
         """int32[R + 1]: `query_starts` on the device, for kernels."""
-        return self._on_device(self.query_starts)
+        return self._on_device(self.query_starts) if self.starts is None else self.starts
 
     @cached_property
     def contexts_tensor(self) -> torch.Tensor:
         """int32[R]: `context_lens` on the device, for kernels."""
-        return self._on_device(self.context_lens)
+        return self._on_device(self.context_lens) if self.contexts is None else self.contexts
 
     def _on_device(self, values: list[int]) -> torch.Tensor:
         """Without waiting for the device, which may be at work on the layers before."""

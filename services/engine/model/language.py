@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,23 @@ class LanguageModel:
     """Weights of the language part only, run through the paged attention."""
 
     def __init__(
-        self, model_dir: Path, dtype: torch.dtype, device: str, weight_layout: str = "plain"
+        self,
+        model_dir: Path,
+        dtype: torch.dtype,
+        device: str,
+        weight_layout: str = "plain",
+        *,
+        fused: bool = False,
     ) -> None:
-        """`weight_layout`: plain, packed or auto, see `packed_linear.packs`."""
+        """`weight_layout`: plain, packed or auto, see `packed_linear.packs`. `fused`: layers use
+        the kernels of `fused_layers` where they suit; needs Triton."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
         _refuse_state(self.text_config)
         self.device = device
         self.dtype = dtype
+        self.fused_layers = 0
         self._model = load_part(model_dir, "language", dtype, device)
         self._vision_language = has_vision(self.config)
         self._text_model: Any = (
@@ -74,7 +83,7 @@ class LanguageModel:
         if packs(weight_layout, dtype, device):
             self._pack(inputs)
         with refused_by_name(self.config.model_type):
-            self._try()
+            self._try(fused)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -156,8 +165,9 @@ class LanguageModel:
         return recording.shapes(self.text_config)
 
     @torch.inference_mode()
-    def _try(self) -> None:
-        """Compare the paged path, which is set from here on, with the model's own."""
+    def _try(self, fused: bool) -> None:
+        """Compare the paged path, which is set from here on, with the model's own, and layers that
+        are fused if they compute the same."""
         tokens = prompts(self.text_config.vocab_size, self.device)
         self._text_model.set_attn_implementation("eager")
         expected = [self._own_logits(prompt) for prompt in tokens]
@@ -167,11 +177,26 @@ class LanguageModel:
             rows = torch.arange(len(ids), device=self.device)
             return self._run(Inputs(self.embed(ids), self._text_positions(positions), rows), batch)
 
-        error = worst_error(tokens, expected, run, self.kv_layout(_TRIAL_BLOCK))
-        if error > TOLERANCE[self.dtype]:
+        def error() -> float:
+            return worst_error(tokens, expected, run, self.kv_layout(_TRIAL_BLOCK))
+
+        if (found := error()) > TOLERANCE[self.dtype]:
             raise ConfigError(
-                f"with paged attention its logits differ by {error:.2g} from the model's own"
+                f"with paged attention its logits differ by {found:.2g} from the model's own"
             )
+        if fused:
+            self._fuse(error)
+
+    def _fuse(self, error: Callable[[], float]) -> None:
+        """`error` is that of the logits, to be asked again."""
+        from services.engine.model.fused_layers import FusedLayers
+
+        layers = FusedLayers(self._text_model)
+        if (found := error()) > TOLERANCE[self.dtype]:
+            layers.release()
+            logger.warning("fused kernels are not used: logits would differ by %.2g", found)
+        self.fused_layers = len(layers)
+        logger.info("%d layers use fused kernels", len(layers))
 
     def _own_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """int64[T] → float[T, vocabulary], as transformers computes them for a prompt."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from protocol.errors import TriptychError
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
+from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_fence import fence_on
 from services.engine.model.step_tokens import BlockTables, StepTokens, rotary_positions
+from services.engine.model.step_upload import upload
 from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.chunks import Chunk
@@ -25,7 +28,8 @@ from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request
 from services.engine.scheduling.seams import Sampled
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[Any]
+Media = list[tuple[IntArray, dict[str, torch.Tensor]]]
 
 
 class Runner:
@@ -37,11 +41,15 @@ class Runner:
         cache: KVCache,
         embeddings: EmbeddingCache,
         sampler: Sampler,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs` compute the steps that they have recorded."""
+        self._graphs = graphs
         self._model = model
         self._cache = cache
         self._embeddings = embeddings
         self._sampler = sampler
+        self._device = torch.device(model.device)
         self._tables = BlockTables()
 
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
@@ -56,32 +64,62 @@ class Runner:
     @torch.inference_mode()
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         tokens = StepTokens.of(chunks)
-        batch = self._batch(chunks, tokens)
         rows, samplers = _sampling_rows(chunks)
-        inputs = self._inputs(chunks, tokens, rows + scored_rows(chunks))
-        logits = self._model.forward(inputs, batch)
+        media = self._media(chunks)
+        arrays = self._arrays(chunks, tokens, rows + scored_rows(chunks), media)
+        logits = self._graphs.forward(arrays) if self._graphs is not None else None
+        if logits is None:
+            step = upload(arrays, self._device)
+            batch = self._batch(step, tokens, [chunk.end for chunk in chunks])
+            logits = self._model.forward(self._inputs(step, media), batch)
         score_prompts(logits[len(rows) :], chunks)
         if not samplers:
             return []
         return self._sampler.sample(logits[: len(rows)], samplers)
 
-    def _tensor(self, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(values), dtype=dtype, device=self._model.device)
-
-    def _batch(self, chunks: Sequence[Chunk], tokens: StepTokens) -> PagedBatch:
+    def _arrays(
+        self, chunks: Sequence[Chunk], tokens: StepTokens, rows: list[int], media: Media
+    ) -> dict[str, IntArray]:
+        """All integers of the step, under the names that `_batch` and `_inputs` read them by."""
         size = self._cache.block_size
         tables = self._tables.of([chunk.request for chunk in chunks])
+        ids = np.array(list(chain.from_iterable(c.request.tokens[c.start : c.end] for c in chunks)))
+        arrays = {
+            "ids": ids,
+            "rotary": rotary_positions(chunks, tokens),
+            "rows": np.array(rows, dtype=np.int64),
+            "positions": tokens.index,
+            "slot_blocks": tables[tokens.owner, tokens.index // size],
+            "slot_offsets": tokens.index % size,
+            "tables": tables,
+            "starts": np.array(tokens.starts, dtype=np.int32),
+            "contexts": np.array([chunk.end for chunk in chunks], dtype=np.int32),
+        }
         spans = self._spans(chunks)
+        if spans is not None:
+            arrays["span_starts"], arrays["span_ends"] = spans
+        if media:
+            places = arrays["places"] = np.concatenate([place for place, _ in media])
+            ids[places] = 0
+            mask = arrays["media_mask"] = np.zeros(len(ids), dtype=np.bool_)
+            mask[places] = True
+        return arrays
+
+    def _batch(
+        self, step: Mapping[str, torch.Tensor], tokens: StepTokens, contexts: list[int]
+    ) -> PagedBatch:
         return PagedBatch(
             cache=self._cache,
-            slot_blocks=self._tensor(tables[tokens.owner, tokens.index // size]),
-            slot_offsets=self._tensor(tokens.index % size),
-            block_tables=self._tensor(tables),
+            slot_blocks=step["slot_blocks"],
+            slot_offsets=step["slot_offsets"],
+            block_tables=step["tables"],
             query_starts=tokens.starts,
-            context_lens=[chunk.end for chunk in chunks],
-            positions=self._tensor(tokens.index),
-            span_starts=None if spans is None else self._tensor(spans[0]),
-            span_ends=None if spans is None else self._tensor(spans[1]),
+            context_lens=contexts,
+            positions=step["positions"],
+            span_starts=step.get("span_starts"),
+            span_ends=step.get("span_ends"),
+            starts=step["starts"],
+            contexts=step["contexts"],
         )
 
     def _spans(self, chunks: Sequence[Chunk]) -> IntArray | None:
@@ -98,31 +136,23 @@ class Runner:
             base += chunk.count
         return spans if spans.any() else None
 
-    def _inputs(self, chunks: Sequence[Chunk], tokens: StepTokens, rows: list[int]) -> Inputs:
-        ids = np.array(list(chain.from_iterable(c.request.tokens[c.start : c.end] for c in chunks)))
-        media = self._media(chunks)
-        places = np.concatenate([place for place, _ in media]) if media else None
-        if places is not None:
-            ids[places] = 0
-        embeds = self._model.embed(self._tensor(ids))
-        positions = self._tensor(rotary_positions(chunks, tokens))
-        if places is None:
-            return Inputs(embeds, positions, self._tensor(rows))
-        mask = np.zeros(len(ids), dtype=bool)
-        mask[places] = True
-        embeds[self._tensor(places)] = torch.cat([t[EC_TENSOR] for _, t in media]).to(embeds.dtype)
+    def _inputs(self, step: Mapping[str, torch.Tensor], media: Media) -> Inputs:
+        embeds = self._model.embed(step["ids"])
+        if not media:
+            return Inputs(embeds, step["rotary"], step["rows"])
+        embeds[step["places"]] = torch.cat([t[EC_TENSOR] for _, t in media]).to(embeds.dtype)
         extra = sorted(set(media[0][1]) - {EC_TENSOR})
         return Inputs(
             embeds,
-            positions,
-            self._tensor(rows),
-            media_mask=self._tensor(mask, torch.bool),
+            step["rotary"],
+            step["rows"],
+            media_mask=step["media_mask"],
             deepstack=tuple(torch.cat([t[name] for _, t in media]) for name in extra),
         )
 
-    def _media(self, chunks: Sequence[Chunk]) -> list[tuple[IntArray, dict[str, torch.Tensor]]]:
+    def _media(self, chunks: Sequence[Chunk]) -> Media:
         """For each media item a chunk touches: its places among the T tokens, its rows there."""
-        media = []
+        media: Media = []
         base = 0
         for chunk in chunks:
             items = () if chunk.decodes else chunk.request.items_in(chunk.start, chunk.end)

@@ -37,7 +37,7 @@ class SlicedVision:
         self._abandoned = False
         self._go = threading.Semaphore(0)
         self._stopped = threading.Semaphore(0)
-        self._cuda = next(vision.module.parameters()).is_cuda
+        self._device = next(vision.module.parameters()).device
         for layer in _layers(vision.module):
             layer.register_forward_pre_hook(self._before_layer)
 
@@ -68,8 +68,8 @@ class SlicedVision:
     def _before_layer(self, *_: Any) -> None:
         if threading.get_ident() != self._thread or math.isinf(self._until):
             return
-        if self._cuda:  # whose layers are launched long before they are computed
-            torch.cuda.current_stream().synchronize()
+        if self._device.type == "cuda":  # its layers are launched long before they are computed
+            torch.cuda.current_stream(self._device).synchronize()
         if self._clock() < self._until:
             return
         self._stopped.release()

@@ -11,25 +11,15 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from services.engine.attention.paged import TorchAttention, backend_for
 from services.engine.attention.triton_backend import Arguments, TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
+from tests.support.compiled_kernels import SHARED_MEMORY, compiled
 from tests.support.paged_cases import LAYER, Case, make
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = ROOT / "tests" / "support" / "interpreted_triton.py"
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-OPTIONS = ("num_warps", "num_stages")
-# What a program may use of shared memory, in bytes, on sm_86 and sm_89, which have least.
-SHARED_MEMORY = 101_376
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:
@@ -85,25 +75,7 @@ def test_kernels_compile(case: Case, capability: int) -> None:
     launches = backend.launches  # type: ignore[attr-defined]
     assert [kernel.__name__ for kernel, _ in launches] == [*kernels, "prefill_kernel"]
     for kernel, arguments in launches:
-        assert _compile(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY
-
-
-def _compile(kernel: Any, arguments: Arguments, capability: int) -> Any:
-    """Compile as a launch with these arguments would."""
-    signature, constants, attributes = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-    source = ASTSource(kernel, signature, constants, attributes)
-    options = {name: arguments[name] for name in OPTIONS if name in arguments}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        assert compiled(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=80), st.integers(1, 32))

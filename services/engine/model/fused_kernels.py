@@ -1,0 +1,108 @@
+"""Triton kernels for what lies between a layer's matrix products, one in the place of several
+operations. Each rounds where PyTorch's operations round, so that bfloat16 gives the same values.
+
+Never run on a GPU; tested in Triton's interpreter and compiled for GPUs that are not there.
+"""
+
+# Triton gives its kernels' pointers and scalars no static types; only constants are annotated.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    out_ptr, sum_ptr, x_ptr, residual_ptr, weight_ptr, stride_x, epsilon,
+    WIDTH: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm (arXiv:1910.07467) of x, or of x + residual, which goes to sum. Grid (T,).
+
+    x [T, WIDTH] with rows `stride_x` apart; out, sum, residual [T, WIDTH] contiguous;
+    weight [WIDTH]. residual_ptr and sum_ptr are both None or neither. PAD >= WIDTH.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PAD)
+    live = column < WIDTH
+    x = tl.load(x_ptr + row * stride_x + column, mask=live, other=0.0).to(tl.float32)
+    dtype = out_ptr.dtype.element_ty
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * WIDTH + column, mask=live, other=0.0)
+        total = (x + residual.to(tl.float32)).to(dtype)
+        tl.store(sum_ptr + row * WIDTH + column, total, mask=live)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + epsilon)
+    weight = tl.load(weight_ptr + column, mask=live, other=0.0).to(tl.float32)
+    normed = (x * scale).to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + column, (weight * normed).to(dtype), mask=live)
+
+
+@triton.jit(do_not_specialize=["count"])
+def silu_kernel(out_ptr, gate_ptr, up_ptr, count, BLOCK: tl.constexpr):
+    """silu(gate) * up, `count` elements each, contiguous. Grid (count / BLOCK, rounded up,)."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = index < count
+    gate = tl.load(gate_ptr + index, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + index, mask=live, other=0.0).to(tl.float32)
+    dtype = out_ptr.dtype.element_ty
+    active = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out_ptr + index, (active * up).to(dtype), mask=live)
+
+
+@triton.jit
+def rotary_kernel(
+    query_ptr, key_ptr, value_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr,
+    blocks_ptr, offsets_ptr, stride_qt, stride_qh, stride_nkt, stride_nkh, stride_nvt, stride_nvh,
+    stride_ct, stride_st, stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
+    PAD_HALF: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Rotary positions (arXiv:2104.09864), and the cache's write. Grid (T, HEADS + 2 * KV_HEADS).
+
+    query [T, HEADS, DIM] is rotated where it is; key [T, KV_HEADS, DIM], rotated, and value
+    [T, KV_HEADS, V_DIM] go to (blocks[t], offsets[t]) of caches [blocks, slots, KV_HEADS, *].
+    cos and sin [T, DIM], DIM even; int64[T] blocks and offsets. The last dimensions are contiguous.
+    PAD_HALF >= DIM / 2, PAD_V >= V_DIM.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    block = tl.load(blocks_ptr + token).to(tl.int64)
+    slot = tl.load(offsets_ptr + token).to(tl.int64)
+    if head >= HEADS + KV_HEADS:
+        kv_head = head - HEADS - KV_HEADS
+        column = tl.arange(0, PAD_V)
+        live = column < V_DIM
+        row = value_ptr + token * stride_nvt + kv_head * stride_nvh
+        to = value_cache_ptr + block * stride_vb + slot * stride_vs + kv_head * stride_vh
+        tl.store(to + column, tl.load(row + column, mask=live), mask=live)
+        return
+    HALF: tl.constexpr = DIM // 2
+    column = tl.arange(0, PAD_HALF)
+    live = column < HALF
+    if head < HEADS:
+        row = query_ptr + token * stride_qt + head * stride_qh
+        to = row
+    else:
+        kv_head = head - HEADS
+        row = key_ptr + token * stride_nkt + kv_head * stride_nkh
+        to = key_cache_ptr + block * stride_kb + slot * stride_ks + kv_head * stride_kh
+    dtype = query_ptr.dtype.element_ty
+    first = tl.load(row + column, mask=live, other=0.0).to(tl.float32)
+    second = tl.load(row + HALF + column, mask=live, other=0.0).to(tl.float32)
+    cos, sin = cos_ptr + token * stride_ct + column, sin_ptr + token * stride_st + column
+    cos_first = tl.load(cos, mask=live, other=0.0).to(tl.float32)
+    cos_second = tl.load(cos + HALF, mask=live, other=0.0).to(tl.float32)
+    sin_first = tl.load(sin, mask=live, other=0.0).to(tl.float32)
+    sin_second = tl.load(sin + HALF, mask=live, other=0.0).to(tl.float32)
+    new_first = _rounded(first * cos_first, dtype) - _rounded(second * sin_first, dtype)
+    new_second = _rounded(second * cos_second, dtype) + _rounded(first * sin_second, dtype)
+    tl.store(to + column, new_first.to(dtype), mask=live)
+    tl.store(to + HALF + column, new_second.to(dtype), mask=live)
+
+
+@triton.jit
+def _rounded(value, DTYPE: tl.constexpr):
+    """As an operation of its own would have stored it."""
+    return value.to(DTYPE).to(tl.float32)

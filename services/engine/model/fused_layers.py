@@ -1,0 +1,125 @@
+"""Decoder layers whose steps between matrix products run as fused kernels.
+
+Layers are transformers' own code, so they are known by what they are made of: two RMSNorms in the
+places where Llama has them, attention that rotates whole heads, a gated MLP with SiLU. What a layer
+does beyond that cannot be seen; `LanguageModel` compares logits and lets go of layers that differ.
+Never run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.paged import backend_for
+from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+
+_LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+_HEAD_NORMS = frozenset({"q_norm", "k_norm"})
+_MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+
+
+class FusedLayers:
+    """The layers of `model` that these kernels suit, using them until `release`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [module for module in model.modules() if _suits(module)]
+        for layer in self._layers:
+            # An instance's attribute wins over its class's method.
+            layer.forward = _Fused(layer)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def release(self) -> None:
+        """Let the layers compute as their own code says."""
+        for layer in self._layers:
+            del layer.forward
+        self._layers.clear()
+
+
+class _Fused:
+    """Computes one layer. Without a paged batch, as when the model is probed, its own code does."""
+
+    def __init__(self, layer: Any) -> None:
+        self._own = layer.forward
+        self._layer = layer
+
+    def __call__(
+        self, hidden_states: torch.Tensor, *args: Any, paged: PagedBatch | None = None, **more: Any
+    ) -> Any:
+        """hidden_states [1, T, hidden] → the same"""
+        if paged is None:
+            return self._own(hidden_states, *args, paged=paged, **more)
+        layer, rows = self._layer, hidden_states[0].contiguous()
+        cos, sin = more["position_embeddings"]
+        normed = _norm(layer.input_layernorm, rows)
+        attended = _attention(layer.self_attn, normed, cos[0], sin[0], paged)
+        second = layer.post_attention_layernorm
+        normed, rows = add_rms_norm(attended, rows, second.weight, second.variance_epsilon)
+        return (rows + _mlp(layer.mlp, normed)).unsqueeze(0)
+
+
+def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, module.weight, module.variance_epsilon)
+
+
+def _attention(
+    module: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
+) -> torch.Tensor:
+    """x [T, hidden], cos and sin [T, dim] → [T, hidden]"""
+    query, key, value = (
+        project(x).view(len(x), -1, module.head_dim)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if hasattr(module, "q_norm"):
+        query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
+    layer = int(module.layer_idx)
+    rotate_and_write(query, key, value, cos, sin, layer, batch)
+    backend = batch.backend or backend_for(query.device)
+    scale = float(module.scaling)
+    out = backend.attend(query.transpose(0, 1), layer, batch, scale, None, None)
+    return module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
+
+
+def _mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
+    active = silu_mul(module.gate_proj(x), module.up_proj(x))
+    return module.down_proj(active)  # type: ignore[no-any-return]
+
+
+def _suits(layer: Any) -> bool:
+    """Whether a module is a layer as `_Fused` computes it."""
+    if _names(layer) != _LAYER:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in _HEAD_NORMS & _names(attention)]
+    return (
+        _names(attention) in (_PROJECTIONS, _PROJECTIONS | _HEAD_NORMS)
+        and _names(mlp) == _MLP
+        and _is_silu(mlp.act_fn)
+        and all(_is_rms_norm(norm) for norm in norms)
+        and all(hasattr(attention, name) for name in ("head_dim", "layer_idx", "scaling"))
+        # Sinks and the like; and what squashes scores.
+        and not any(True for _ in attention.parameters(recurse=False))
+        and getattr(attention, "attn_logit_softcapping", None) is None
+        and attention.head_dim % 2 == 0
+    )
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _is_silu(module: nn.Module) -> bool:
+    return isinstance(module, nn.SiLU) or type(module).__name__ == "SiLUActivation"
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """Of Llama's kind: the weight is a factor by itself, applied after rounding."""
+    names = [name for name, _ in module.named_parameters()]
+    return names == ["weight"] and hasattr(module, "variance_epsilon")

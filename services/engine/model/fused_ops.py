@@ -1,0 +1,130 @@
+"""The fused kernels as functions of tensors. Never run on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.triton_plan import ceil
+from services.engine.model.fused_kernels import norm_kernel, rotary_kernel, silu_kernel
+
+_BLOCK = 1024  # elements of one program
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """[..., width] → [..., width], contiguous; rows of x may lie apart, at one distance."""
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    _norm(out, None, rows, None, weight, epsilon)
+    return out.view(x.shape)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and x + residual. All [..., width]; residual contiguous."""
+    rows = x.reshape(-1, x.shape[-1])
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    _norm(out, total, rows, residual, weight, epsilon)
+    return out, total
+
+
+def _norm(
+    out: torch.Tensor,
+    total: torch.Tensor | None,
+    rows: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+) -> None:
+    width = rows.shape[-1]
+    arguments = {
+        "out_ptr": out,
+        "sum_ptr": total,
+        "x_ptr": rows,
+        "residual_ptr": residual,
+        "weight_ptr": weight,
+        "stride_x": rows.stride(0),
+        "epsilon": epsilon,
+        "WIDTH": width,
+        "PAD": _power_of_two(width),
+        "num_warps": 8 if width > 2048 else 4,
+    }
+    launch(norm_kernel, (len(rows),), arguments)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, of one shape and contiguous."""
+    out = torch.empty_like(gate)
+    arguments = {
+        "out_ptr": out,
+        "gate_ptr": gate,
+        "up_ptr": up,
+        "count": out.numel(),
+        "BLOCK": _BLOCK,
+    }
+    launch(silu_kernel, (ceil(out.numel(), _BLOCK),), arguments)
+    return out
+
+
+def rotate_and_write(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layer: int,
+    batch: PagedBatch,
+) -> None:
+    """Rotate the query in place, and write the rotated key and the value to the batch's slots.
+
+    query [T, heads, dim], key [T, kv_heads, dim], value [T, kv_heads, v_dim], cos and sin [T, dim];
+    the last dimension of each is contiguous.
+    """
+    tokens, heads, dim = query.shape
+    kv_heads, v_dim = value.shape[1:]
+    keys, values = batch.cache.key(layer), batch.cache.value(layer)
+    arguments = {
+        "query_ptr": query,
+        "key_ptr": key,
+        "value_ptr": value,
+        "cos_ptr": cos,
+        "sin_ptr": sin,
+        "key_cache_ptr": keys,
+        "value_cache_ptr": values,
+        "blocks_ptr": batch.slot_blocks,
+        "offsets_ptr": batch.slot_offsets,
+        **_strides(query, "qt", "qh"),
+        **_strides(key, "nkt", "nkh"),
+        **_strides(value, "nvt", "nvh"),
+        **_strides(cos, "ct"),
+        **_strides(sin, "st"),
+        **_strides(keys, "kb", "ks", "kh"),
+        **_strides(values, "vb", "vs", "vh"),
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "V_DIM": v_dim,
+        "PAD_HALF": _power_of_two(dim // 2),
+        "PAD_V": _power_of_two(v_dim),
+        "num_warps": 1,
+    }
+    launch(rotary_kernel, (tokens, heads + 2 * kv_heads), arguments)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    """The one place where these kernels start."""
+    first = next(value for value in arguments.values() if torch.is_tensor(value))
+    with torch.cuda.device_of(first):
+        kernel[grid](**arguments)
+
+
+def _strides(tensor: torch.Tensor, *names: str) -> dict[str, int]:
+    return {f"stride_{name}": tensor.stride(axis) for axis, name in enumerate(names)}
+
+
+def _power_of_two(size: int) -> int:
+    """The smallest one that is not less than `size`."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,94 @@
+"""How much memory the largest steps take beside the weights, found out by running them.
+
+The KV pool gets what is left of a GPU, so this is asked once, before the pool is made. Never run on
+a GPU.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Protocol
+
+import torch
+from PIL import Image
+
+from protocol.errors import ConfigError
+from protocol.types import EncodeItem, SamplingParams
+from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+from services.engine.model.language import LanguageModel
+from services.engine.model.vision import VisionModel
+from services.engine.model.warm_up import WarmStep, run_step
+from services.engine.sampling.draw import draw
+
+_PATCH = 14  # pixels a side, in most families
+
+
+class Memory(Protocol):
+    """Measures a device's memory."""
+
+    def begin(self) -> None:
+        """From here on."""
+
+    def peak(self) -> int:
+        """Bytes taken at most since `begin`, beyond what was taken then."""
+
+
+class CudaMemory:
+    """By PyTorch's allocator, whose blocks are counted as a whole: their gaps are taken, too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0
+
+    def begin(self) -> None:
+        self._clear()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_reserved(self._device)
+
+    def peak(self) -> int:
+        self._clear()
+        return torch.cuda.max_memory_reserved(self._device) - self._before
+
+    def _clear(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what is kept for later would count as taken by another
+
+
+def memory_of(device: str) -> Memory | None:
+    """None on a CPU, whose pool is of a fixed size."""
+    found = torch.device(device)
+    return CudaMemory(found) if found.type == "cuda" else None
+
+
+@torch.inference_mode()
+def step_peak(
+    model: LanguageModel, memory: Memory, block_size: int, tokens: int, requests: int
+) -> int:
+    """Bytes that a step of `tokens` prompt tokens takes, if `requests` sample after it."""
+    layout = model.kv_layout(block_size)
+    pool = torch.zeros(1, block_elements(layout), dtype=DTYPES[layout.dtype], device=model.device)
+    requests = min(requests, tokens)
+    counts = [tokens // requests + (row < tokens % requests) for row in range(requests)]
+    memory.begin()
+    try:
+        logits = run_step(model, KVCache(layout, pool), 0, WarmStep(counts, counts))
+        draw(logits, [SamplingParams()] * requests, [0.5] * requests)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"a step of {tokens} tokens does not fit into the memory of {model.device}: lower "
+            "--max-num-batched-tokens or --max-num-seqs"
+        ) from error
+    del logits
+    return memory.peak()
+
+
+def encode_peak(vision: VisionModel, memory: Memory, patches: int, max_pixels: int) -> int:
+    """Bytes that a run over a picture of about `patches` patches takes."""
+    side = math.isqrt(min(patches * _PATCH**2, max_pixels))
+    data = io.BytesIO()
+    Image.new("RGB", (side, side)).save(data, "PNG")
+    prepared = vision.prepare(EncodeItem("profile", "image", 1, data=data.getvalue()))
+    memory.begin()
+    vision.encode([prepared])
+    return memory.peak()

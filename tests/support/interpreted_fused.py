@@ -1,0 +1,131 @@
+"""The fused kernels in Triton's interpreter, on the CPU, against the operations they replace.
+
+Not collected by itself: `tests/unit/engine/test_fused_kernels.py` runs it with TRITON_INTERPRET=1
+in a process of its own, since kernels are made for the interpreter or for a device on import.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from services.engine.model.fused_layers import FusedLayers
+from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+from services.engine.model.language import LanguageModel
+from services.engine.model.trial import TOLERANCE
+from tests.conftest import ModelDir
+from tests.support.conversations import asking
+from tests.support.engines import engine, request_of, run
+from tests.support.fused_cases import rotary_case, rotated
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EPSILON = 1e-5
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """To a rounding of the last place: sums may be added in another order."""
+    tolerance = 2e-6 if actual.dtype is torch.float32 else 2 * torch.finfo(actual.dtype).eps
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+def own_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As transformers' models have it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return weight * wide.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 80), (5, 64), (2, 3, 20)])
+def test_norms_equal_the_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, *shape).to(dtype)
+    weight = torch.randn(shape[-1]).to(dtype)
+    close(rms_norm(x, weight, EPSILON), own_norm(x, weight))
+    normed, total = add_rms_norm(x, residual, weight, EPSILON)
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    assert dtype is torch.bfloat16 or torch.equal(total, x + residual)
+    close(total, x + residual)
+    close(normed, own_norm(x + residual, weight))
+
+
+def test_a_norm_reads_rows_that_lie_apart() -> None:
+    torch.manual_seed(0)
+    wide, weight = torch.randn(4, 50), torch.randn(20)
+    close(rms_norm(wide[:, 7:27], weight, EPSILON), own_norm(wide[:, 7:27], weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("shape", [(1, 7), (3, 1024), (5, 1000)])
+def test_gates_equal_the_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate, up = (4 * torch.randn(2, *shape)).to(dtype)
+    close(silu_mul(gate, up), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "v_dim"), [(4, 2, 16, 16), (3, 1, 20, 12)])
+def test_rotation_and_write_equal_the_operations(
+    heads: int, kv_heads: int, dim: int, v_dim: int, dtype: str
+) -> None:
+    case = rotary_case(heads, kv_heads, dim, v_dim, dtype)
+    query, key = rotated(case.query, case), rotated(case.key, case)
+    expected = case.batch.cache.pool.clone()
+    cache = type(case.batch.cache)(case.batch.cache.layout, expected)
+    slots = case.batch.slot_blocks, case.batch.slot_offsets
+    cache.write(case.layer, *slots, key, case.value)
+    rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
+    close(case.query, query)
+    close(case.batch.cache.pool, expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "llama"])
+def test_a_fused_model_gives_the_same_tokens(
+    family: str, model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_dir(family)
+    requests = [
+        request_of(path, asking(text), text, max_tokens=4, ignore_eos=True)
+        for text in ("Hello", "Tell me why")
+    ]
+    expected = run(engine(path, parts=("language",), weight_layout="plain"), requests)
+    worker = engine(path, parts=("language",), weight_layout="plain")
+    assert worker.generate is not None
+    model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
+    layers = FusedLayers(model._text_model)
+    assert len(layers) == model.text_config.num_hidden_layers
+    assert run(worker, requests) == expected
+    layers.release()
+
+
+def test_layers_are_fused_at_the_start_if_logits_stay(model_dir: ModelDir) -> None:
+    path = model_dir("qwen3")
+    model = LanguageModel(path, torch.float32, "cpu", fused=True)
+    assert model.fused_layers == model.text_config.num_hidden_layers
+
+
+def test_layers_that_do_more_than_can_be_seen_keep_their_own_code(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Granite's, which scale what they add."""
+    from transformers.models.qwen3 import modeling_qwen3
+
+    own = modeling_qwen3.Qwen3MLP.forward
+    monkeypatch.setattr(
+        modeling_qwen3.Qwen3MLP, "forward", lambda self, x: own(self, x) * (3 + 0 * x.sum())
+    )
+    model = LanguageModel(model_dir("qwen3"), torch.float32, "cpu", fused=True)
+    assert model.fused_layers == 0
+    assert "fused kernels are not used" in caplog.text
+    layers = [m for m in model.module.modules() if type(m).__name__ == "Qwen3DecoderLayer"]
+    assert all("forward" not in vars(layer) for layer in layers)
+    assert TOLERANCE[torch.float32] < 0.01
+
+
+def test_layers_of_another_form_are_left_alone(model_dir: ModelDir) -> None:
+    model = LanguageModel(model_dir("gemma3"), torch.float32, "cpu", fused=True)
+    assert model.fused_layers == 0
+    assert isinstance(model.module, nn.Module)

@@ -1,0 +1,51 @@
+"""The fused kernels without a GPU: interpreted in another process, compiled for absent devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from services.engine.model import fused_ops
+from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+from tests.support.compiled_kernels import SHARED_MEMORY, compiled
+from tests.support.fused_cases import rotary_case
+
+ROOT = Path(__file__).resolve().parents[3]
+INTERPRETED = ROOT / "tests" / "support" / "interpreted_fused.py"
+
+
+def test_interpreted_kernels_equal_the_operations() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_kernels_compile(dtype: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the sizes of Qwen2.5-VL-7B and of its largest sister."""
+    launched: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        fused_ops, "launch", lambda kernel, _, arguments: launched.append((kernel, arguments))
+    )
+    for hidden in (3584, 8192):
+        x = torch.zeros(2, hidden, dtype=getattr(torch, dtype))
+        rms_norm(x, x[0], 1e-6)
+        add_rms_norm(x, x, x[0], 1e-6)
+        silu_mul(x, x)
+    case = rotary_case(28, 4, 128, 128, dtype)
+    rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
+    assert len(launched) == 7
+    for kernel, arguments in launched:
+        assert compiled(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY
