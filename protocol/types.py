@@ -15,6 +15,7 @@ from protocol.bounds import (
     Choices,
     Int64,
     MinP,
+    NamedTokens,
     Natural,
     Penalty,
     Positive,
@@ -75,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False  # go on past the end-of-sequence token
     # alternatives shown per token, 0 for the chosen one alone, None for none
     logprobs: Alternatives | None = None
+    logprob_token_ids: NamedTokens = ()  # further tokens shown beside these alternatives
     # alternatives shown per token of the prompt, as `logprobs`
     prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True  # leave special tokens out of the text
