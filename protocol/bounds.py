@@ -18,6 +18,7 @@ INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_NAMED_TOKENS = 128
 _MAX_DEPTH = 32
 
 Int64 = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -28,6 +29,7 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+NamedTokens = Annotated[tuple[Int64, ...], Meta(max_length=MAX_NAMED_TOKENS)]
 Truncation = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 Temperature = Annotated[float, Meta(ge=0.0, le=1e9)]

@@ -18,6 +18,7 @@ from protocol.bounds import (
     Choices,
     Int64,
     MinP,
+    NamedTokens,
     Natural,
     Penalty,
     Positive,
@@ -119,6 +120,7 @@ class SharedFields(msgspec.Struct, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[Int64] | None = None
+    logprob_token_ids: NamedTokens | None = None
     bad_words: list[str] | None = None
     ignore_eos: bool = False
     min_tokens: Natural = 0
@@ -155,11 +157,13 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
     verbosity: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):

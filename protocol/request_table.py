@@ -60,6 +60,12 @@ WORKS = (
     works("logprobs", "Show log-probabilities of the output's tokens.", True, routes=_CHAT),
     works("top_logprobs", "Alternatives, 0 to 20, beside logprobs: true.", 2, routes=_CHAT),
     works(
+        "logprob_token_ids",
+        "Up to 128 tokens whose log-probabilities are shown beside the alternatives of each token."
+        " Needs logprobs; not with echo.",
+        [5, 6],
+    ),
+    works(
         "prompt_logprobs",
         "Log-probabilities of the prompt's tokens with 0 to 20 alternatives, in vLLM's form. Not"
         " with stream: true.",
@@ -103,8 +109,21 @@ WORKS = (
         "low",
         routes=_CHAT,
     ),
+    works(
+        "include_reasoning",
+        "false leaves out the reasoning that is read from the text.",
+        False,
+        routes=_CHAT,
+    ),
     works("verbosity", "Handed to the chat template, as reasoning_effort.", "low", routes=_CHAT),
     works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=_CHAT),
+    works(
+        "mm_processor_kwargs",
+        "How large pictures become: min_pixels and max_pixels, or size, as transformers takes them,"
+        " but not larger than without. For Qwen's models.",
+        {"max_pixels": 65536},
+        routes=_CHAT,
+    ),
     works(
         "chat_template",
         "A Jinja template instead of the model's own, where --trust-request-chat-template is set.",
@@ -139,13 +158,11 @@ REFUSED = (
     refused("use_beam_search", f"{_NO_BEAMS}; use n or best_of.", True, False),
     refused("length_penalty", f"{_NO_BEAMS}.", 2.0, 1.0, 1),
     refused("early_stopping", f"{_NO_BEAMS}.", True, False),
-    refused("logprob_token_ids", "use logprobs with alternatives.", [5], []),
     refused("watermarking", "outputs carry no mark.", True, False),
     refused(
         "repetition_detection", "use frequency_penalty or max_tokens.", {"max_pattern_size": 3}
     ),
     refused("thinking_token_budget", "use max_tokens.", 5, -1),
-    refused("include_reasoning", "reasoning is part of the text.", False, True, routes=_CHAT),
     refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
     refused("logits_processors", "requests bring no code.", ["x"], []),
     refused("prompt_embeds", "a prompt is text or token ids.", "AAAA", "", [], routes=_TEXT),
@@ -154,9 +171,10 @@ REFUSED = (
     refused("media_io_kwargs", "media are read as they are.", {"video": {"fps": 1}}, {}),
     refused(
         "mm_processor_kwargs",
-        "the model's own processor options hold for all requests.",
-        {"max_pixels": 99},
+        "a text has no pictures.",
+        {"max_pixels": 4096},
         {},
+        routes=_TEXT,
     ),
     refused("functions", "use tools.", [{"name": "f"}], [], routes=_CHAT),
     refused("function_call", "use tool_choice.", {"name": "f"}, "none", "auto", routes=_CHAT),

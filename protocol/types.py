@@ -15,6 +15,7 @@ from protocol.bounds import (
     Choices,
     Int64,
     MinP,
+    NamedTokens,
     Natural,
     Penalty,
     Positive,
@@ -44,6 +45,8 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: Natural
     length: Natural
     grid: tuple[Positive, ...] = ()
+    # (least, most) area in pixels to resize it to, () for the model's own
+    pixels: tuple[Positive, ...] = ()
 
     @property
     def end(self) -> int:
@@ -75,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False  # go on past the end-of-sequence token
     # alternatives shown per token, 0 for the chosen one alone, None for none
     logprobs: Alternatives | None = None
+    logprob_token_ids: NamedTokens = ()  # further tokens shown beside these alternatives
     # alternatives shown per token of the prompt, as `logprobs`
     prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True  # leave special tokens out of the text
@@ -149,6 +153,12 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     length: Natural
     grid: tuple[Positive, ...] = ()
     data: bytes | None = None
+    pixels: tuple[Positive, ...] = ()  # as in `MMItem`
+
+    @staticmethod
+    def of(item: MMItem, data: bytes | None) -> EncodeItem:
+        """A picture of a prompt."""
+        return EncodeItem(item.mm_hash, item.modality, item.length, item.grid, data, item.pixels)
 
 
 class EncodeRequest(msgspec.Struct, omit_defaults=True):

@@ -19,6 +19,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     check_token_ids(sampling.stop_token_ids, "stop_token_ids", vocab_size)
     check_token_ids(sampling.logit_bias, "logit_bias", vocab_size)
     check_token_ids(sampling.allowed_token_ids, "allowed_token_ids", vocab_size)
+    check_token_ids(sampling.logprob_token_ids, "logprob_token_ids", vocab_size)
     for word in sampling.bad_words:
         if not word:
             raise InvalidRequest("bad_words: a word has no token", param="bad_words")

@@ -7,12 +7,15 @@ from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
+from starlette.routing import Route
 
 from protocol.errors import RequestAborted, TriptychError
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
 from proxy.relay import passthrough
+from proxy.relay.operating import operating
+from proxy.relay.passed_routes import OPERATED
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS
@@ -22,8 +25,8 @@ from services.http.responses import responding
 from services.http.server import version
 from services.http.tokens import informing
 
-OPENED = STATUS_PATHS | {"/instances", "/integrity"}
-"""What needs no API key; the last two have a key of their own."""
+OPENED = STATUS_PATHS | {"/instances", "/integrity"} | {route.path for route in OPERATED}
+"""What needs no API key; all but STATUS_PATHS need the admin key."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -43,12 +46,11 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
-        counted = gateway.in_flight.counted
-        keyed = gateway.config.asks_for_api_keys
-        own = passthrough.kept_here if keyed else passthrough.passed_on
-        app.include_router(
-            passthrough.informing(gateway.fleet, gateway.client, counted, gateway.bodies, own)
-        )
+        app.include_router(passthrough.informing(gateway))
+    if gateway.config.dialect != "tokens":
+        taken = {route.path for route in app.routes if isinstance(route, Route)}
+        app.include_router(passthrough.passing(gateway, taken))
+        app.include_router(operating(gateway))
     app.include_router(_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 

@@ -58,7 +58,8 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     )
     admin_api_key: str = option(
         "",
-        "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
+        "Key that X-API-Key must bring to /instances and to the operators' routes of workers."
+        " Empty: these routes are closed.",
         "key",
         env="ADMIN_API_KEY",
         secret=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
+from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
 _ROUTES: dict[Route, str] = {"chat": "chat", "completions": "completions"}
@@ -41,13 +42,33 @@ An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. I
 one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn.
 """
 
+_PASSED = """\
+## Routes that a relaying proxy passes on
+
+A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
+requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
+405 for the route is passed over for a minute; where no worker has the route the answer is 404.
+"""
+_OPERATED = """\
+With the admin key in `X-API-Key` alone (`--admin-api-key`), and sent to every worker, or to the one
+that the parameter `worker` names by its URL. The answer has each worker's status and answer; its
+own status is the highest of them.
+"""
+
 
 def render() -> str:
     """The document."""
     sections = [
         _section(state, (row for row in FIELDS if row.state == state)) for state in _SECTIONS
     ]
-    return "\n".join([_HEAD, *sections])
+    return "\n".join(
+        [_HEAD, *sections, _PASSED, *_rows(PASSED), "", _OPERATED, *_rows(OPERATED), ""]
+    )
+
+
+def _rows(routes: Iterable[PassedRoute]) -> list[str]:
+    rows = [f"| `{route.method} {route.path}` | {route.does} |" for route in routes]
+    return ["| route | What it does |", "|---|---|", *rows]
 
 
 def _section(state: State, rows: Iterable[RequestField]) -> str:

@@ -30,6 +30,7 @@ _HANDLES = "kv_transfer_params"
 TOKEN_IDS = "return_token_ids"
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "n", "best_of")
 _PROCESSING = ("mm_processor_kwargs", "media_io_kwargs")
+_URGENCY = 1 << 31
 _FOR_ENCODERS = ("model", *_PROCESSING)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _ENCODER = msgspec.json.Encoder()
@@ -78,6 +79,18 @@ class RequestBody:
                 param="messages",
                 code="too_many_media",
             )
+
+    @property
+    def priority(self) -> int:
+        """Lower is earlier; what is no such number is the workers' to refuse."""
+        given = self.fields.get("priority")
+        return given if type(given) is int and abs(given) < _URGENCY else 0
+
+    @property
+    def model(self) -> str:
+        """The name that the client uses, "" if it gives none."""
+        given = self.fields.get("model")
+        return given if isinstance(given, str) else ""
 
     def rename_model(self, name: str) -> None:
         """Workers are asked for the model by another name than the client used."""

@@ -14,6 +14,7 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody, may_hold_media
 from proxy.relay.needs import Needs
+from proxy.relay.own_names import OwnNames
 from proxy.relay.request import ClientRequest
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response import ClientResponse
@@ -27,7 +28,6 @@ from proxy.upstream.pools import ConnectionPools
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4
 _TENANTS = 1024
-_URGENCY = 1 << 31
 
 
 class Relay:
@@ -65,8 +65,7 @@ class Relay:
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []
-        names = config.served_model_name.split(",")
-        self._names = frozenset(name.strip() for name in names if name.strip())
+        self._names = OwnNames(gateway.fleet, config.served_model_name)
 
     async def close(self) -> None:
         await self._stages.close()
@@ -115,7 +114,7 @@ class Relay:
             request = RelayedRequest(
                 deadline=start + seconds,
                 request_id=client.request_id.decode("latin-1"),
-                priority=_priority(body),
+                priority=body.priority,
                 caller=caller,
                 client=client,
                 body=body,
@@ -153,18 +152,8 @@ class Relay:
         request = RequestBody.parse(client.body)
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
-        if self._names:
-            self._rename(request)
+        self._names.rename(request)
         return request
-
-    def _rename(self, request: RequestBody) -> None:
-        """A name of the proxy's own stands for the model that all workers serve."""
-        if request.fields.get("model") in self._names:
-            workers = [one for one in self._fleet.all() if one.model]
-            models = {one.model for one in workers}
-            known = any(request.fields["model"] in one.models for one in workers)
-            if len(models) == 1 and not known:
-                request.rename_model(models.pop())
 
     def _caller(self, client: ClientRequest) -> Caller:
         """Named by a digest of the `Authorization` header, which is made once."""
@@ -211,12 +200,6 @@ class _Deadline:
         self.passed = True
         if self._task is not None:
             self._task.cancel()
-
-
-def _priority(body: RequestBody) -> int:
-    """Lower is earlier; what is no such number is the workers' to refuse."""
-    given = body.fields.get("priority")
-    return given if type(given) is int and abs(given) < _URGENCY else 0
 
 
 def _in_our_tree(error: Exception, client: ClientRequest) -> TriptychError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,8 @@ from proxy.upstream.failures import (
     is_no_worker,
 )
 from proxy.upstream.messages import Messages
-from proxy.upstream.patience import Patience, next_look_s, patiently, unreachable
+from proxy.upstream.patience import Patience, patiently
+from proxy.upstream.raw_answer import RawAnswer, next_piece, read_whole
 from proxy.upstream.reach import reachable
 from proxy.upstream.unhurried import unhurried
 from services.http.tasks import ended
@@ -125,7 +125,7 @@ class UpstreamClient:
     ) -> bytes:
         async with response:
             _check_instance(response, patience)
-            body = await patiently(_read(response), patience, str(response.url))
+            body = await patiently(read_whole(response, _MAX_ANSWER), patience, str(response.url))
         after = response.headers.get("retry-after", "")
         check_status(str(response.url), response.status, body, after, called=called)
         return body
@@ -142,13 +142,24 @@ class UpstreamClient:
         async with await patiently(call, patience, url) as response:
             _check_instance(response, patience)
             if response.status != 200:
-                body = await patiently(_read(response), patience, url)
+                body = await patiently(read_whole(response, _MAX_ANSWER), patience, url)
                 after = response.headers.get("retry-after", "")
                 check_status(url, response.status, body, after, called=True)
             if response.content_type != _EVENTS:
                 raise UpstreamError(f"{url}: answered {response.content_type}, not {_EVENTS}")
             async for event in _events(response, patience, url):
                 yield event
+
+    @contextlib.asynccontextmanager
+    async def opened(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], patience: Patience
+    ) -> AsyncGenerator[RawAnswer, None]:
+        """An answer of any status and kind, to be read while the context lasts."""
+        call = self._session.request(
+            method, url, data=body or None, headers=headers, allow_redirects=False
+        )
+        async with await patiently(call, patience, url) as response:
+            yield RawAnswer(response, patience, url)
 
     def finish(self, events: AsyncGenerator[bytes, None]) -> None:
         """Read what is left of a `stream` whose reader has all it needs, beside everything else and
@@ -164,49 +175,23 @@ async def _leftover(events: AsyncGenerator[bytes, None]) -> None:
                     pass
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _MAX_ANSWER:
-            raise UpstreamError(f"{response.url}: an answer of more than {_MAX_ANSWER} bytes")
-    return bytes(body)
-
-
 async def _events(
     response: aiohttp.ClientResponse, patience: Patience, url: str
 ) -> AsyncGenerator[bytes, None]:
     buffer = b""
     limit_s = patience.answer_s
-    while piece := await _next_piece(response.content, patience, limit_s, url):
+    while piece := await next_piece(response.content, patience, limit_s, url):
         *events, buffer = (buffer + piece).split(b"\n\n")
         for event in events:
             data = event.removeprefix(b"data: ")
             if data == _DONE:
-                await _next_piece(response.content, patience, patience.stall_s, url)
+                await next_piece(response.content, patience, patience.stall_s, url)
                 return
             yield data
         if len(buffer) > _MAX_EVENT:
             raise UpstreamError(f"{url}: an event without an end")
         limit_s = patience.stall_s
     raise CallFailed(f"{url}: the stream ended early", "cut_short")
-
-
-async def _next_piece(
-    content: aiohttp.StreamReader, patience: Patience, limit_s: float, url: str
-) -> bytes:
-    """What has come, b"" at the end."""
-    late = time.monotonic() + limit_s
-    loop = asyncio.get_running_loop()
-    while True:
-        wait_s = next_look_s(patience, late, url)
-        try:
-            async with asyncio.timeout_at(loop.time() + wait_s):
-                return await content.readany()
-        except TimeoutError:
-            pass
-        except aiohttp.ClientError as error:
-            raise unreachable(url, error) from None
 
 
 def _check_instance(response: aiohttp.ClientResponse, patience: Patience) -> None:

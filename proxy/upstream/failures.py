@@ -28,6 +28,7 @@ from proxy.upstream.reach import UNREACHABLE
 
 _BUSY = (429, 503)
 _RETRYABLE = (408, 429, 500, 502, 503, 504)
+_NOT_IMPLEMENTED = 501  # vLLM, for a field or a task that its model has not
 _LONGEST_WAIT_S = 3600.0
 REFUSED, DROPPED, NOT_A_WORKER = "refused", "dropped", "not_a_worker"
 WRONG_KEY = "wrong_fleet_key"
@@ -73,7 +74,8 @@ class Refused(TriptychError):
         super().__init__(told.message, param=told.param, code=type(told).code)
         self.url, self.answer, self.worker_code = url, answer, told.code
         self.status, self.type = told.status, told.type
-        self.again = answer.status in _RETRYABLE or not 400 <= answer.status < 500
+        final = 400 <= answer.status < 500 or answer.status == _NOT_IMPLEMENTED
+        self.again = answer.status in _RETRYABLE or not final
         self._place(content)
 
     def _place(self, content: Any) -> None:

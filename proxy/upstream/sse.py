@@ -22,6 +22,11 @@ class EventCutter:
         self._held = b""
         self.ended = False
 
+    @property
+    def inside(self) -> bool:
+        """Whether the end of an event is missing."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> bytes:
         """Whole events, maybe none; nothing after the end mark. Raises `EventTooLong`."""
         if self.ended:

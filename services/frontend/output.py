@@ -163,7 +163,7 @@ class OutputAssembler:
             finish,
             reason,
             stopped=step.stop is not None and output.finish_reason is None,
-            reasoning=heard.reasoning,
+            reasoning=heard.reasoning if self.spec.show_reasoning else "",
             calls=heard.calls,
         )
 

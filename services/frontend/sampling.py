@@ -13,7 +13,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.types import GREEDY_BELOW, SamplingParams
 from protocol.vocabulary import check_sampling
-from services.frontend.scoring import check_scoring, is_scored_only, scored
+from services.frontend.scoring import check_scoring, echoes, is_scored_only, scored
 from services.frontend.tokenizer import Tokenizer
 
 MAX_STOPS = 16
@@ -60,6 +60,7 @@ def sampling_params(
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=request.ignore_eos,
             logprobs=_logprobs(request),
+            logprob_token_ids=_named(request),
             prompt_logprobs=scored(request),
             skip_special_tokens=request.skip_special_tokens,
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -208,13 +209,31 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def _logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     """Alternatives to compute: choices that are ranked need those that are not shown."""
-    shown = shown_logprobs(request)
+    shown = _top_logprobs(request)
     ranked = isinstance(request, CompletionRequest) and _choices(request) != (request.n or 1)
     return 0 if ranked and shown is None else shown
 
 
+def _named(request: ChatCompletionRequest | CompletionRequest) -> tuple[int, ...]:
+    """Tokens whose log-probabilities are asked for, each once."""
+    named = request.logprob_token_ids or ()
+    if named and _top_logprobs(request) is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    if named and echoes(request):
+        raise InvalidRequest(
+            "logprob_token_ids cannot be combined with echo", param="logprob_token_ids"
+        )
+    return tuple(dict.fromkeys(named))
+
+
 def shown_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
-    """Alternatives to show per token of the output, None for no log-probabilities."""
+    """Alternatives to show per token of the output, named ones included, None for no
+    log-probabilities."""
+    top = _top_logprobs(request)
+    return None if top is None else top + len(set(request.logprob_token_ids or ()))
+
+
+def _top_logprobs(request: ChatCompletionRequest | CompletionRequest) -> int | None:
     if isinstance(request, CompletionRequest):
         return request.logprobs
     if request.top_logprobs and not request.logprobs:

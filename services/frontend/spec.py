@@ -45,6 +45,7 @@ class OutputSpec:
     continuous_usage: bool = False  # send a choice's usage with each of its chunks
     return_token_ids: bool = False  # show token ids beside the text
     reading: Reading = _PLAIN  # how tool calls and reasoning are taken out of the text
+    show_reasoning: bool = True  # whether the client wants the reasoning
 
 
 def describe_output(
@@ -89,4 +90,5 @@ def describe_output(
         continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         reading=reading,
+        show_reasoning=not isinstance(request, ChatCompletionRequest) or request.include_reasoning,
     )

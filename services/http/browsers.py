@@ -3,7 +3,8 @@
 A page can send a "simple" request to any server that its reader reaches, a local one too, without
 being asked for leave (https://fetch.spec.whatwg.org/#cors-preflight-fetch); it only cannot read the
 answer. What a body asks for is therefore done only if it is said to be JSON or msgpack, which no
-simple request is; a request without a body is turned away if it says that another page sent it.
+simple request is; a request without a body, or with a form for a route that takes forms, is turned
+away if it says that another page sent it, as browsers do for every POST.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from services.http.errors import error_response
 
 JSON = b"application/json"
 _STRUCTURED = (JSON, b"application/msgpack", b"application/x-msgpack")
+_FORM = b"multipart/form-data"
+_FORMS = "/v1/audio/"  # routes that take forms
 _KEYS = (HEADER.encode(), b"x-api-key")  # no page can send these unasked either
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
@@ -36,6 +39,18 @@ def is_structured(content_type: bytes) -> bool:
     """Whether a body is said to be JSON or msgpack."""
     kind = content_type.partition(b";")[0].strip().lower()
     return kind in _STRUCTURED or kind.endswith(b"+json")
+
+
+def is_form(content_type: bytes) -> bool:
+    """Whether a body is said to be a form with files."""
+    return content_type.partition(b";")[0].strip().lower() == _FORM
+
+
+def not_form(content_type: str) -> UnsupportedMedia:
+    return UnsupportedMedia(
+        f"Content-Type must be multipart/form-data, not {content_type[:64] or 'nothing'}",
+        code="unsupported_content_type",
+    )
 
 
 def not_json(content_type: bytes) -> UnsupportedMedia:
@@ -56,17 +71,18 @@ class StructuredOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = None
         if scope["type"] == "http" and scope["method"] not in _SAFE:
-            error = self._refusal(dict(scope["headers"]))
+            error = self._refusal(scope["path"], dict(scope["headers"]))
         if error is None:
             await self._app(scope, receive, send)
         else:
             await error_response(error)(scope, receive, send)
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> RequestError | None:
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> RequestError | None:
         content_type = headers.get(b"content-type", b"")
         if is_structured(content_type) or any(name in headers for name in _KEYS):
             return None
-        if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
+        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        if has_body and not (path.startswith(_FORMS) and is_form(content_type)):
             return not_json(content_type)
         origin = headers.get(b"origin")
         if origin is None or self._allows(origin.decode("latin-1"), headers.get(b"host", b"")):

@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from protocol.request_fields import Route
 from tests.conformance.asking import (
     TOKENS,
@@ -168,6 +170,23 @@ def top_logprobs(door: Door, route: Route) -> None:
     assert [len(entry["top_logprobs"]) for entry in entries] == [2] * TOKENS
 
 
+def logprob_token_ids(door: Door, route: Route) -> None:
+    wanted = {"logprobs": 0} if route == "completions" else {"logprobs": True}
+    named = [door.x, door.eos]
+    asked = {"logprob_token_ids": named, "return_tokens_as_token_ids": True, **wanted}
+    found = door.ask(route, **asked)["choices"][0]["logprobs"]
+    shown = found["top_logprobs"] if route == "completions" else [
+        {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+        for entry in found["content"]
+    ]  # fmt: skip
+    assert len(shown) == TOKENS
+    for place in shown:
+        assert all(place[f"token_id:{token}"] < 0 for token in named)
+    alone = door.ask(route, max_tokens=1, logit_bias={str(door.x): FORCED}, **wanted)
+    assert logprobs_of(alone)[1][0] == pytest.approx(shown[0][f"token_id:{door.x}"], rel=1e-4)
+    refused(door, route, "logprob_token_ids", logprob_token_ids=named)
+
+
 def return_tokens_as_token_ids(door: Door, route: Route) -> None:
     wanted = 0 if route == "completions" else True
     answer = door.ask(route, logprobs=wanted, return_tokens_as_token_ids=True)
@@ -213,6 +232,17 @@ def service_tier(door: Door, route: Route) -> None:
     assert "service_tier" not in door.base(route)
 
 
+def include_reasoning(door: Door, route: Route) -> None:
+    thinks = {"chat_template": "{{ messages[0].content }}<think>\n"}
+    thought = door.ask(route, **thinks)["choices"][0]["message"]
+    assert thought["reasoning"] and not thought["content"]
+    for event in door.stream(route, include_reasoning=False, **thinks):
+        assert "reasoning" not in str(event)
+    hidden = door.ask(route, include_reasoning=False, **thinks)
+    assert "reasoning" not in hidden["choices"][0]["message"] and not text_of(hidden)
+    assert hidden["usage"]["completion_tokens"] == TOKENS
+
+
 def priority(door: Door, route: Route) -> None:
     door.ask(route, priority=1)
     refused(door, route, "priority", priority=-1)
@@ -224,8 +254,8 @@ PROBES: dict[str, Probe] = {
         model, stream, stream_options, max_tokens, max_completion_tokens, n, best_of, temperature,
         seed, stop, include_stop_str_in_output, stop_token_ids, ignore_eos, min_tokens,
         repetition_penalty, logit_bias, allowed_token_ids, bad_words, logprobs, top_logprobs,
-        return_tokens_as_token_ids, skip_special_tokens, tool_choice, parallel_tool_calls,
-        service_tier, priority,
+        logprob_token_ids, return_tokens_as_token_ids, include_reasoning, skip_special_tokens,
+        tool_choice, parallel_tool_calls, service_tier, priority,
     )},
     "top_p": likeliest_only(top_p=1e-6),
     "top_k": likeliest_only(top_k=1),

@@ -100,7 +100,9 @@ async def read_request(reader: asyncio.StreamReader) -> Asked:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
     body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Asked(head[0].split()[1], headers, json.loads(body) if body else None, len(body))
+    form = headers.get("content-type", "").startswith("multipart/")
+    said = body if form or not body else json.loads(body)
+    return Asked(head[0].split()[1], headers, said or None, len(body))
 
 
 async def send(

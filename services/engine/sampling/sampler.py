@@ -46,7 +46,7 @@ class Sampler:
         grammar cannot be followed comes back with a `failure`."""
         adjusted, failures = self._adjustments.apply(logits, requests)
         tokens = _choose(adjusted, requests)
-        found = logprobs(logits, tokens, _wanted(requests))
+        found = logprobs(logits, tokens, _wanted(requests), _named(requests))
         return [
             Sampled(request, [token], [found[row]] if row in found else None, failures.get(row))
             for row, (request, token) in enumerate(zip(requests, tokens.tolist(), strict=True))
@@ -57,6 +57,12 @@ def _wanted(requests: Sequence[Request]) -> dict[int, int]:
     """By row that wants log-probabilities, how many of the likeliest."""
     counts = ((row, request.sampling.logprobs) for row, request in enumerate(requests))
     return {row: count for row, count in counts if count is not None}
+
+
+def _named(requests: Sequence[Request]) -> dict[int, Sequence[int]]:
+    """By row, tokens whose log-probabilities it wants whatever their rank."""
+    named = ((row, request.sampling.logprob_token_ids) for row, request in enumerate(requests))
+    return {row: tokens for row, tokens in named if tokens}
 
 
 def _choose(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:

@@ -40,7 +40,10 @@ _ERRORS: Mapping[int, str] = MappingProxyType(
 def error_of(error: TriptychError) -> Json:
     """An error in Anthropic's form."""
     kind = _ERRORS.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.to_openai()["error"]["message"]},
+    }
 
 
 @dataclass

@@ -67,7 +67,7 @@ class ResponseAnswer:
 
     def failed(self, error: TriptychError) -> bytes:
         """The event that ends a stream in which an error happened."""
-        found = {"code": error.code, "message": error.message}
+        found = {"code": error.code, "message": error.to_openai()["error"]["message"]}
         self.response.update(status="failed", error=found, output=self._items.shown())
         return self._sent([self._state("failed")])
 

@@ -119,3 +119,24 @@ def test_logprobs_of_several_rows_at_once() -> None:
     assert [top.token_id for top in found[0].top_logprobs] == best.indices.tolist()
     assert [top.rank for top in found[0].top_logprobs] == [1, 2, 3]
     assert (found[2].rank, found[2].top_logprobs) == (1, [])
+
+
+def test_logprobs_of_named_tokens() -> None:
+    """Beside the likeliest, each once, with the rank that it has."""
+    rows = torch.stack([logits(2.0, seed) for seed in range(3)])
+    best = rows.argsort(dim=-1, descending=True)
+    named = {0: [int(best[0, 1]), 7, int(best[0, 40])], 2: [9]}
+    found = logprobs(rows, torch.tensor([11, 12, 13]), {0: 2, 1: 1, 2: 0}, named)
+    expected = torch.log_softmax(rows.double(), -1)
+    shown = [(top.token_id, top.rank) for top in found[0].top_logprobs]
+    assert [token for token, _ in shown] == [*best[0, :2].tolist(), 7, int(best[0, 40])]
+    assert all(int(best[0, rank - 1]) == token for token, rank in shown)
+    (other,) = found[2].top_logprobs
+    assert (other.token_id, other.logprob) == (9, pytest.approx(float(expected[2, 9]), rel=1e-5))
+    assert [top.token_id for top in found[1].top_logprobs] == [int(best[1, 0])]
+
+
+def test_named_tokens_of_a_row_that_wants_no_logprobs() -> None:
+    assert list(
+        logprobs(logits(2.0, 1)[None].repeat(2, 1), torch.tensor([1, 2]), {0: 0}, {1: [3]})
+    ) == [0]

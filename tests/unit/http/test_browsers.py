@@ -28,7 +28,10 @@ def test_bodies_that_are_taken(content_type: bytes, taken: bool) -> None:
 
 
 async def answer(
-    method: str, *headers: tuple[bytes, bytes], options: CorsOptions = NO_PAGES
+    method: str,
+    *headers: tuple[bytes, bytes],
+    options: CorsOptions = NO_PAGES,
+    path: str = "/drain",
 ) -> tuple[int, dict[bytes, bytes]]:
     sent: list[Any] = []
 
@@ -42,7 +45,7 @@ async def answer(
     async def receive() -> Any:
         raise AssertionError("nothing is read")
 
-    scope = {"type": "http", "method": method, "path": "/drain", "headers": list(headers)}
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
     await for_browsers(app, options)(scope, receive, send)
     return sent[0]["status"], dict(sent[0]["headers"])
 
@@ -70,6 +73,22 @@ async def test_what_a_page_can_send_unasked_is_refused(
     status: int, method: str, headers: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     assert (await answer(method, *headers))[0] == status
+
+
+RECORDING = (b"content-type", b"multipart/form-data; boundary=x")
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "headers"),
+    [(200, "/v1/audio/transcriptions", (RECORDING, BODY)),
+     (403, "/v1/audio/transcriptions", (RECORDING, BODY, PAGE, HOST)),
+     (415, "/v1/audio/transcriptions", (PLAIN, BODY)),
+     (415, "/v1/embeddings", (RECORDING, BODY))],
+)  # fmt: skip
+async def test_recordings_come_as_forms_but_from_no_page(
+    status: int, path: str, headers: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    assert (await answer("POST", *headers, path=path))[0] == status
 
 
 ASKS = ((b"access-control-request-method", b"POST"),

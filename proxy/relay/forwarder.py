@@ -1,0 +1,138 @@
+"""Requests for the routes that are passed on, each answered by one worker that has the route."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from protocol.errors import TriptychError
+from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
+from proxy.placement.own_view import by_load
+from proxy.placement.planner import AttemptEnd, Need, Plan
+from proxy.relay.lacking import LackingWorkers, NoRoute, WorkerLacksRoute, lacks_route
+from proxy.relay.passed_routes import PassedRoute
+from proxy.request_state import RequestState
+from proxy.upstream.answer import Answer
+from proxy.upstream.failures import Refused
+from proxy.upstream.patience import Patience
+from proxy.upstream.raw_answer import RawAnswer
+
+_BYTES_PER_TOKEN = 4
+_ONE_WORKER = 1  # a request for one token is not split into prefill and decode
+
+
+@dataclass(kw_only=True)
+class PassedRequest(RequestState):
+    """A request over all its attempts."""
+
+    route: PassedRoute
+    body: bytes
+    headers: dict[str, str]  # for the worker
+    model: str = ""  # that the client names
+    stream: bool = False  # whether the client asks for one
+    started: bool = False  # whether the client has had any of the answer
+
+    @property
+    def begun(self) -> bool:
+        return self.started
+
+
+class Forwarder:
+    """Passes requests on: admitted, placed, tried again and charged as any other."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._config = gateway.config
+        self._client = gateway.client
+        self._fleet = gateway.fleet
+        self._planner = gateway.planner
+        self._dispatch = gateway.dispatch
+        self._lacking = LackingWorkers()
+
+    async def run(self, request: PassedRequest) -> AsyncGenerator[Answer, None]:
+        """The answer; of a stream its head with the first events, then bodies with further events.
+
+        Raises `NoRoute` if no worker has the route, `Refused` with what a worker has said, and
+        what the last attempt has failed with. Closing the generator ends the call.
+        """
+        self._avoid_lacking(request)
+        async with self._admitted(request):
+            while True:
+                try:
+                    async with contextlib.aclosing(self._attempt(request)) as pieces:
+                        async for piece in pieces:
+                            request.started = True
+                            yield piece
+                    return
+                except WorkerLacksRoute:
+                    self._avoid_lacking(request)
+                except TriptychError as error:
+                    if request.begun:
+                        raise
+                    await self._dispatch.again(request, error, "request")
+
+    def _avoid_lacking(self, request: PassedRequest) -> None:
+        """Ask another worker, also one that has failed the request before."""
+        lacking = self._lacking.of(request.route.path)
+        able = [*self._fleet.usable("decode"), *self._fleet.usable("prefill")]
+        if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
+            raise NoRoute(f"no worker here has {request.route.path}")
+        request.avoid = lacking
+
+    def _admitted(self, request: PassedRequest) -> AbstractAsyncContextManager[None]:
+        admission = self._planner.admission
+        if admission is None or not request.route.computes:
+            return contextlib.nullcontext()
+        return admission.admitted(request, len(request.body) / _BYTES_PER_TOKEN)
+
+    async def _attempt(self, request: PassedRequest) -> AsyncGenerator[Answer, None]:
+        name = f"{request.request_id}-{random.getrandbits(64):016x}"
+        plan = await self._placed(request, name)
+        end, blamed = None, len(request.blamed)
+        try:
+            with self._dispatch.calling(request, plan.decode, "decode") as call:
+                async with contextlib.aclosing(self._call(request, plan.decode)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            end = AttemptEnd(False, (), call.elapsed_s)
+        finally:
+            if request.route.computes:
+                failed = request.blamed[blamed:]
+                self._planner.over(name, end or AttemptEnd(aborted=True, failed=failed))
+
+    async def _placed(self, request: PassedRequest, name: str) -> Plan:
+        if not request.route.computes:
+            return by_load(self._fleet, _ONE_WORKER, request.avoid)
+        tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
+        need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
+        return await self._dispatch.placed(request, lambda: self._planner.place(request, need))
+
+    async def _call(
+        self, request: PassedRequest, instance: Instance
+    ) -> AsyncGenerator[Answer, None]:
+        config, route = self._config, request.route
+        answer_s = config.first_token_timeout if request.stream else config.decode_timeout
+        patience = Patience(
+            request.deadline, answer_s, config.stall_timeout, lambda: not instance.lost
+        )
+        url = instance.url + route.path
+        opened = self._client.opened(route.method, url, request.body, request.headers, patience)
+        async with opened as answer:
+            if answer.head.status == 200 and answer.head.is_stream:
+                async with contextlib.aclosing(answer.events()) as pieces:
+                    async for events in pieces:
+                        yield answer.head._replace(body=events)
+                return
+            yield await self._whole(request, instance, answer)
+
+    async def _whole(self, request: PassedRequest, instance: Instance, answer: RawAnswer) -> Answer:
+        whole = await answer.whole(self._config.max_answer_bytes)
+        if lacks_route(whole, request.route.method, request.route.path):
+            self._lacking.add(instance, request.route.path)
+            raise WorkerLacksRoute(f"{instance.url} has no {request.route.path}")
+        if not 200 <= whole.status < 300:
+            raise Refused(instance.url, whole)
+        return whole

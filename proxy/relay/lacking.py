@@ -1,0 +1,67 @@
+"""Which workers have been found to lack a route, so that they are not asked again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from protocol.errors import TriptychError
+from proxy.fleet.worker import Instance
+from proxy.upstream.answer import Answer
+
+_NOT_FOUND = "Not Found"
+_FORGET_S = 60.0  # a worker may be restarted with other routes
+
+
+class NoRoute(TriptychError):
+    """No worker has the route."""
+
+    status = 404
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class WorkerLacksRoute(NoRoute):
+    """This worker does not; another one may. It is no fault of the worker's."""
+
+
+class LackingWorkers:
+    """Pairs of worker and path, each for a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[tuple[Instance, str], float] = {}
+
+    def add(self, instance: Instance, path: str) -> None:
+        now = self._clock()
+        self._until = {pair: until for pair, until in self._until.items() if until > now}
+        self._until[instance, path] = now + _FORGET_S
+
+    def of(self, path: str) -> list[Instance]:
+        """The workers known to lack a route."""
+        now = self._clock()
+        return [one for (one, has), until in self._until.items() if has == path and until > now]
+
+
+class _Told(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    detail: str = ""
+    error: _Told = msgspec.field(default_factory=_Told)
+
+
+def lacks_route(answer: Answer, method: str, path: str) -> bool:
+    """Whether a worker says that it has no such route: 405, or 404 in the words of Starlette, of
+    vLLM or of our workers. A 404 for an unknown model has other words, whatever its name is."""
+    if answer.status != 404:
+        return answer.status == 405
+    try:
+        said = msgspec.json.decode(answer.body, type=_Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    told = said.detail or said.error.message
+    return told in (_NOT_FOUND, f"{method} {path}: {_NOT_FOUND}")

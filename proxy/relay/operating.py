@@ -1,0 +1,76 @@
+"""Operators' routes of workers: sent to every worker, with the admin key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from protocol.errors import InvalidRequest, TriptychError
+from proxy.fleet.admin_key import check_admin_key
+from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
+from proxy.relay.passed_routes import OPERATED, PassedRoute
+from proxy.upstream.patience import Patience
+from services.http.openai import JSON
+from services.http.streams import while_connected
+
+_MAX_BODY = 1 << 20
+_SHOWN = 4096  # bytes of a worker's answer
+
+
+def operating(gateway: Gateway) -> APIRouter:
+    """The routes of `OPERATED`."""
+    routes = APIRouter()
+
+    def add(route: PassedRoute) -> None:
+        async def operated(request: Request, worker: str = "") -> Response:
+            check_admin_key(request, gateway.config.admin_api_key)
+            async with gateway.bodies.read(request, _MAX_BODY) as body:
+                asked = _asked(gateway, worker)
+                calls = (_call(gateway, one, route.path, body) for one in asked)
+                answers = await while_connected(request, asyncio.gather(*calls))
+            told = {one.url: answer for one, answer in zip(asked, answers, strict=True)}
+            failed = [answer["status"] for answer in answers if answer["status"] >= 300]
+            return JSONResponse({"workers": told}, max(failed, default=200))
+
+        does = (
+            f"{route.does} Needs the admin key in X-API-Key. `worker`: the URL of the only one that"
+            " is asked."
+        )
+        routes.add_api_route(route.path, operated, methods=[route.method], description=does)
+
+    for route in OPERATED:
+        add(route)
+    return routes
+
+
+def _asked(gateway: Gateway, url: str) -> list[Instance]:
+    workers = [one for one in gateway.fleet.all() if not url or one.url == url]
+    if not workers:
+        raise InvalidRequest("no such worker", param="worker", code="unknown_instance")
+    return workers
+
+
+async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> dict[str, Any]:
+    """What a worker says, or why it says nothing. It is not tried again: an operator may."""
+    config = gateway.config
+    patience = Patience.of(config.decode_timeout)
+    headers = {"content-type": JSON}
+    try:
+        opened = gateway.client.opened("POST", worker.url + path, body, headers, patience)
+        async with opened as answer:
+            whole = await answer.whole(config.max_answer_bytes)
+    except TriptychError as error:
+        return {"status": error.status, "answer": error.message}
+    return {"status": whole.status, "answer": _shown(whole.body)}
+
+
+def _shown(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body[:_SHOWN])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body[:_SHOWN].decode(errors="replace")

@@ -1,0 +1,63 @@
+"""Routes of a vLLM fleet that the relay passes on: one row a route."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PassedRoute:
+    """One route that workers may have."""
+
+    path: str
+    does: str  # a sentence for the API's documentation
+    method: Literal["GET", "POST"] = "POST"
+    computes: bool = True  # takes a place among the requests that workers compute
+    form: bool = False  # the body is multipart/form-data, not JSON
+
+
+def _cheap(path: str, does: str, method: Literal["GET", "POST"] = "POST") -> PassedRoute:
+    return PassedRoute(path, does, method, computes=False)
+
+
+_EMBED = "Embeddings of texts or messages."
+_SCORE = "How well texts fit each other."
+_RERANK = "Documents by how well they answer a query."
+
+PASSED = (
+    PassedRoute("/v1/embeddings", _EMBED),
+    PassedRoute("/v2/embed", f"{_EMBED} In Cohere's form."),
+    PassedRoute("/pooling", "What the model's pooler makes of an input."),
+    PassedRoute("/classify", "Classes of texts, with their probabilities."),
+    PassedRoute("/score", _SCORE),
+    PassedRoute("/v1/score", _SCORE),
+    PassedRoute("/rerank", _RERANK),
+    PassedRoute("/v1/rerank", _RERANK),
+    PassedRoute("/v2/rerank", _RERANK),
+    PassedRoute("/v1/responses", "OpenAI responses. A response that is stored stays on a worker."),
+    PassedRoute("/v1/messages", "Anthropic messages."),
+    _cheap("/v1/messages/count_tokens", "How many tokens a message's prompt has."),
+    PassedRoute("/v1/audio/transcriptions", "The text of a recording.", form=True),
+    PassedRoute("/v1/audio/translations", "The text of a recording, in English.", form=True),
+    PassedRoute("/v1/audio/speech", "A recording of a text."),
+    _cheap("/v1/chat/completions/render", "The prompt of a chat request."),
+    _cheap("/v1/completions/render", "The prompt of a completion request."),
+    _cheap("/tokenize", "Token ids of a text or of a chat."),
+    _cheap("/detokenize", "Text of token ids."),
+    _cheap("/tokenizer_info", "The tokenizer's configuration.", "GET"),
+)
+"""Placed on one worker each, like a chat request."""
+
+_ADAPTER = "A LoRA adapter, by lora_name and lora_path."
+
+OPERATED = (
+    _cheap("/v1/load_lora_adapter", f"Load on each worker: {_ADAPTER}"),
+    _cheap("/v1/unload_lora_adapter", "Unload a LoRA adapter from each worker."),
+    _cheap("/start_profile", "Start the profiler of each worker."),
+    _cheap("/stop_profile", "Stop the profiler of each worker."),
+    _cheap("/reset_prefix_cache", "Empty the prefix cache of each worker."),
+    _cheap("/reset_mm_cache", "Empty the cache of processed media of each worker."),
+    _cheap("/reset_encoder_cache", "Empty the embedding cache of each worker."),
+)
+"""For operators, with the admin key: sent to every worker."""
