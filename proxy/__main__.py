@@ -12,6 +12,7 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
+from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
 from proxy.app import OPENED, create_app
 from proxy.assembly import make_gateway
@@ -34,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(ProxyConfig, sys.argv[1:] if argv is None else argv, prog="proxy")
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
-        )
+        configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

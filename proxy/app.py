@@ -16,14 +16,15 @@ from proxy.relay import passthrough
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS
+from services.http.admin import LOG_LEVEL_PATH
 from services.http.anthropic import messaging
 from services.http.openai import Service, generating
 from services.http.responses import responding
 from services.http.server import version
 from services.http.tokens import informing
 
-OPENED = STATUS_PATHS | {"/instances", "/integrity"}
-"""What needs no API key; the last two have a key of their own."""
+OPENED = STATUS_PATHS | {"/instances", "/integrity", LOG_LEVEL_PATH}
+"""What needs no API key; the last three have a key of their own."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:

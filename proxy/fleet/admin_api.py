@@ -3,7 +3,6 @@ registration contract, as at the master for workers that cannot register."""
 
 from __future__ import annotations
 
-import hmac
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,13 +11,14 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 
 from protocol.decoding import accepted
-from protocol.errors import InvalidRequest, Unauthorized, Unavailable
+from protocol.errors import InvalidRequest, Unavailable
 from protocol.registry import Url
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_one
 from proxy.fleet.worker import Instance, WorkingRole, stage_of
 from proxy.upstream.client import UpstreamClient
+from services.http.admin import check_admin_key, log_levels
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 
@@ -59,10 +59,11 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
     """Routes for whoever has the admin key, in `X-API-Key`."""
     routes = APIRouter()
     key, masters = config.admin_api_key, config.urls_of_masters()
+    routes.include_router(log_levels(lambda request: check_admin_key(request, key)))
 
     async def named(request: Request) -> tuple[NamedWorker, Instance | None]:
         """The worker of a call that may change the fleet, and what is known of it."""
-        _check_key(request, key)
+        check_admin_key(request, key)
         if masters:
             message = f"a master knows the workers: ask {masters[0]}/instances"
             raise InvalidRequest(message, code="ask_the_master")
@@ -72,13 +73,13 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
     @routes.get("/instances")
     async def show(request: Request) -> dict[str, Any]:
         """The workers this proxy knows."""
-        _check_key(request, key)
+        check_admin_key(request, key)
         return {"instances": [_shown(instance) for instance in fleet.all()]}
 
     @routes.get("/integrity")
     async def integrity(request: Request) -> dict[str, Any]:
         """What the process holds."""
-        _check_key(request, key)
+        check_admin_key(request, key)
         return {"process": process_state()}
 
     @routes.post("/instances")
@@ -105,12 +106,6 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
         return {"status": "removed", "in_flight": instance.in_flight}
 
     return routes
-
-
-def _check_key(request: Request, key: str) -> None:
-    given = request.headers.get("x-api-key", "")
-    if not key or not hmac.compare_digest(given.encode(), key.encode()):
-        raise Unauthorized("X-API-Key is not the admin key" if key else "no admin key is set")
 
 
 def _shown(instance: Instance) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from protocol.networks import check_networks
 from protocol.options import (
     count,
     drain_delay_option,
+    log_format_option,
     log_level_option,
     milliseconds,
     option,
@@ -230,7 +231,8 @@ class MasterConfig(FleetOptions, TlsOptions):
     )
     admin_api_key: str = option(
         "",
-        "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
+        "Key that X-API-Key must bring to /instances and /set_log_level. Empty: these routes are"
+        " closed.",
         "key",
         env="ADMIN_API_KEY",
         secret=True,
@@ -264,3 +266,4 @@ class MasterConfig(FleetOptions, TlsOptions):
     drain_delay: float = drain_delay_option()
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
+    log_format: str = log_format_option()
