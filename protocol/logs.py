@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import Any
 
 import msgspec
 
+_UNQUOTED = re.compile(r"[\w./:,;+@~-]+", re.ASCII).fullmatch
 _FIELDS = "fields"  # the attribute of a record that has a line's parts
 
 
@@ -34,10 +36,9 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time (UTC), level, process, logger, message, and the record's
     `fields`; `exception` where there is one."""
 
-    converter = time.gmtime
-
     def __init__(self, process: str) -> None:
         super().__init__()
+        self.converter = time.gmtime
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
@@ -63,6 +64,4 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def plain(value: object) -> str:
     """A value as text: quoted where blanks, quotes or control characters would break the line."""
     text = str(value)
-    if text and text.isprintable() and not any(mark in text for mark in ' "='):
-        return text
-    return msgspec.json.encode(text).decode()
+    return text if _UNQUOTED(text) else msgspec.json.encode(text).decode()

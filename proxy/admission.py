@@ -114,7 +114,8 @@ class Admission:
             cost=cost,
             deadline_s=left_s,
         )
-        await self._turn(ticket, left_s)
+        with state.record.during("queue"):
+            await self._turn(ticket, left_s)
 
     def leave(self) -> None:
         """A request has ended."""
