@@ -55,6 +55,14 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+def worker_line(
+    logger: logging.Logger, level: int, event: str, role: str, url: str, cause: str = ""
+) -> None:
+    """`worker EVENT role=… url=… cause=…`: the same words in every process."""
+    fields = {"role": role, "url": url} | ({"cause": cause} if cause else {})
+    logger.log(level, "worker %s", event, extra={"fields": fields})
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """What a line says beside its message, given as `extra={"fields": {…}}`."""
     found: dict[str, Any] = getattr(record, _FIELDS, {})

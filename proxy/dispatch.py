@@ -93,7 +93,7 @@ class Dispatch:
             tries.lost = True
         if tries.waiting_since is None:
             tries.waiting_since = time.monotonic()
-        self.fleet.lose(instance)
+        self.fleet.lose(instance, error.message)
         if self._observer is not None:
             self._observer.suspect(instance)
 

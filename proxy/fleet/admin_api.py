@@ -3,6 +3,7 @@ registration contract, as at the master for workers that cannot register."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from msgspec import Meta
 
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, Unavailable
+from protocol.logs import worker_line
 from protocol.registry import Url
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
@@ -22,6 +24,8 @@ from services.http.admin import check_admin_key, log_levels
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 
+logger = logging.getLogger(__name__)
+_PATH = "/instances"
 _MAX_BODY = 1 << 20
 _MOST = 4096
 
@@ -92,6 +96,7 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
                 raise Unavailable("the proxy takes no more workers")
             instance = fleet.add(worker.url, stage_of(worker.role))
             instance.up = False
+            worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)
             await probe_one(fleet, client, instance)
         return {"status": "added", "healthy": instance.up}
 
@@ -102,6 +107,7 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
         if instance is None:
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
         fleet.remove(instance)
+        worker_line(logger, logging.INFO, "left", instance.role, instance.url, _PATH)
         fleet.news()
         return {"status": "removed", "in_flight": instance.in_flight}
 
