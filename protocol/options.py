@@ -22,6 +22,7 @@ MAX_COUNT = 1 << 40
 MAX_BYTES = 1 << 60
 MAX_PORT = 65535
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 Check = Callable[[Any], object]
 
@@ -104,6 +105,10 @@ def port_option(default: int, help: str, **rule: Any) -> Any:
 
 def log_level_option() -> Any:
     return option("info", "Least severity of the log lines that are written.", choices=LOG_LEVELS)
+
+
+def log_format_option() -> Any:
+    return option("text", "Form of the log lines; json: one object a line.", choices=LOG_FORMATS)
 
 
 def drain_delay_option(**rule: Any) -> Any:

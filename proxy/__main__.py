@@ -12,8 +12,9 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
+from protocol.logs import configure_logging
 from protocol.settings import describe, resolve
-from proxy.app import OPENED, create_app
+from proxy.app import OPENED, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
@@ -22,8 +23,7 @@ from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
-from services.http.access import Access, ApiKeys, check_reach, gated
-from services.http.browsers import for_browsers
+from services.http.access import Access, ApiKeys, check_reach
 from services.http.open_files import raise_limit
 from services.http.server import bind, serve
 
@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(ProxyConfig, sys.argv[1:] if argv is None else argv, prog="proxy")
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s proxy: %(message)s"
-        )
+        configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -68,6 +66,7 @@ async def run(config: ProxyConfig) -> None:
         try:
             await _serve(gateway, listener, key, access)
         finally:
+            gateway.log.flush()
             await masters.close()
             await client.close()
             if frontend is not None:
@@ -87,7 +86,7 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
 
 async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
     config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
-    app = for_browsers(gated(create_app(gateway), access), config)
+    app = served(gateway, access)
     if config.dialect == "tokens":
         await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
         return

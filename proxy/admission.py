@@ -131,7 +131,8 @@ class Admission:
             deadline_s=left_s,
         )
         self.pump()  # those who wait may be over their share, and this one not
-        await self._turn(ticket, left_s)
+        with state.record.during("queue"):
+            await self._turn(ticket, left_s)
 
     def leave(self, tenant: str) -> None:
         """A request has ended."""

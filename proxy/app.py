@@ -8,8 +8,12 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.responses import RESPONSES_PATH
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
@@ -18,15 +22,21 @@ from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
 from services.frontend.render import Frontend
 from services.http import errors
-from services.http.access import STATUS_PATHS
+from services.http.access import STATUS_PATHS, Access, gated
+from services.http.admin import LOG_LEVEL_PATH
 from services.http.anthropic import messaging
+from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
+from services.http.records import Recorded
 from services.http.responses import responding
 from services.http.server import version
 from services.http.tokens import informing
 
-OPENED = STATUS_PATHS | {"/instances", "/integrity"} | {route.path for route in OPERATED}
+_OPERATORS = {"/instances", "/integrity", LOG_LEVEL_PATH} | {route.path for route in OPERATED}
+OPENED = STATUS_PATHS | _OPERATORS
 """What needs no API key; all but STATUS_PATHS need the admin key."""
+GENERATING_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH)
+"""Routes whose requests are recorded."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -61,8 +71,14 @@ def create_app(gateway: Gateway) -> FastAPI:
             gateway.metrics.errors.labels(error.code).inc()
 
     errors.install(app, observe)
-    app.add_middleware(errors.RequestIdHeader)
     return app
+
+
+def served(gateway: Gateway, access: Access) -> ASGIApp:
+    """The application behind its keys and the rules for browsers; whatever it answers, refusals
+    too, has an id and is recorded."""
+    app = for_browsers(gated(create_app(gateway), access), gateway.config)
+    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.log.over))
 
 
 def _service(gateway: Gateway, frontend: Frontend) -> Service:

@@ -18,6 +18,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.mistakes import MistakeLog
 from proxy.fleet.probing import probe, probe_first
+from proxy.fleet.state_log import StateLog
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
@@ -44,6 +45,7 @@ def make_gateway(
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     fleet = make_fleet(config)
     fleet.subscribe(MistakeLog(fleet).look)
+    fleet.subscribe(StateLog(fleet).look)
     master: MasterClient | None = None
     if config.master_url:
         master = MasterClient(config.urls_of_masters(), masters)

@@ -9,6 +9,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     drain_delay_option,
+    log_format_option,
     log_level_option,
     option,
     port_option,
@@ -58,8 +59,8 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     )
     admin_api_key: str = option(
         "",
-        "Key that X-API-Key must bring to /instances and to the operators' routes of workers."
-        " Empty: these routes are closed.",
+        "Key that X-API-Key must bring to /instances, /set_log_level and the operators' routes of"
+        " workers. Empty: these are closed.",
         "key",
         env="ADMIN_API_KEY",
         secret=True,
@@ -177,7 +178,11 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     )
     drain_delay: float = drain_delay_option(section="Server")
     shutdown_timeout: float = shutdown_timeout_option()
+    log_requests: bool = option(
+        True, "Write a line for each request, at level info: stages, tokens, workers, outcome."
+    )
     log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
     @property
     def authorization(self) -> str:

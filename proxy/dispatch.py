@@ -21,7 +21,6 @@ from protocol.errors import RateLimited, TriptychError, Unavailable
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
-from proxy.histogram import Series
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries
 from proxy.upstream.failures import Failure, failure_of
@@ -61,14 +60,14 @@ class Dispatch:
     ) -> None:
         self.fleet = fleet
         self.metrics = metrics
-        self._seconds = metrics.stages
+        self.seconds = metrics.stages
         self._retrying = retrying
         self._observer = observer
         self._random = random.Random()
 
     def calling(self, tries: Tries, instance: Instance, stage: Role) -> Calling:
         """A context around one call for a `stage`, which may differ from the worker's role."""
-        return Calling(self, tries, instance, self._seconds[stage])
+        return Calling(self, tries, instance, stage)
 
     def failed(self, tries: Tries, instance: Instance, error: TriptychError) -> None:
         """Note a call that has ended with `error`: on the worker, and on the request."""
@@ -94,7 +93,7 @@ class Dispatch:
             tries.lost = True
         if tries.waiting_since is None:
             tries.waiting_since = time.monotonic()
-        self.fleet.lose(instance)
+        self.fleet.lose(instance, error.message)
         if self._observer is not None:
             self._observer.suspect(instance)
 
@@ -137,7 +136,8 @@ class Dispatch:
         """What `place` finds; a refusal is final unless the request is owed a worker."""
         while True:
             try:
-                return await place()
+                with tries.record.during("place"):
+                    return await place()
             except (Unavailable, RateLimited) as error:
                 if isinstance(error, WorkerUnknown):
                     await self.again(tries, error, "request")
@@ -157,6 +157,7 @@ class Dispatch:
             raise error
         logger.info("%s: %s; trying again", tries.request_id, error)
         self.metrics.retries.labels(stage).inc()
+        tries.record.retries += 1
         await self._backoff(tries)
 
     def _worth_it(self, tries: Tries, error: TriptychError) -> bool:
@@ -192,21 +193,20 @@ class Calling:
     """One call while it lasts. A class of its own, as every relayed request passes through three:
     a generator's context takes three times as long."""
 
-    __slots__ = ("_dispatch", "_instance", "_seconds", "_start", "_tries", "elapsed_s")
+    __slots__ = ("_dispatch", "_instance", "_stage", "_start", "_tries", "elapsed_s")
 
-    def __init__(
-        self, dispatch: Dispatch, tries: Tries, instance: Instance, seconds: Series
-    ) -> None:
+    def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:
         self._dispatch = dispatch
         self._tries = tries
         self._instance = instance
-        self._seconds = seconds
+        self._stage: Role = stage
         self._start = self.elapsed_s = 0.0
 
     def __enter__(self) -> Calling:
         self._start = now = time.monotonic()
         self._instance.breaker.started(now)
         self._instance.in_flight += 1
+        self._tries.record.begin(self._stage, now, self._instance.url)
         return self
 
     @property
@@ -224,10 +224,11 @@ class Calling:
         instance.in_flight -= 1
         now = time.monotonic()
         self.elapsed_s = elapsed_s = now - self._start
+        self._tries.record.end(self._stage, now)
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):
             instance.breaker.succeeded()
             instance.heard = now
-            self._seconds.observe(elapsed_s)
+            self._dispatch.seconds[self._stage].observe(elapsed_s)
         elif isinstance(error, TriptychError):
             self._dispatch.failed(self._tries, instance, error)

@@ -16,6 +16,7 @@ from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
 from proxy.placement.planner import Planner
+from proxy.request_log import RequestLog
 from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline
 from proxy.upstream.client import UpstreamClient
@@ -33,6 +34,7 @@ class Gateway:
     `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
     `beside`: what goes on while requests are served.
     `bodies`: what is being received on all routes. `life`: whether it is about to end.
+    `log`: a line for each request.
     """
 
     config: ProxyConfig
@@ -47,15 +49,22 @@ class Gateway:
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     bodies: Bodies = field(init=False)
     life: LameDuck = field(init=False)
+    log: RequestLog = field(init=False)
 
     def __post_init__(self) -> None:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
+        self.log = RequestLog(self.config.log_requests, self.config.log_format)
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""
         request, output = self._allowed(rendered.generate), rendered.output
-        timeline = Timeline(self.metrics, streamed=output.stream, stops=bool(output.stop))
+        record = rendered.record
+        record.streamed = output.stream
+        record.media += len(request.mm_items)
+        record.prompt_tokens = max(0, record.prompt_tokens) + len(request.token_ids)
+        stops = bool(output.stop)
+        timeline = Timeline(self.metrics, record, streamed=output.stream, stops=stops)
         caller = Caller(rendered.tenant, rendered.session)
         return self.pipeline.run(request, rendered.media, caller, timeline)
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from protocol.errors import DeadlineExceeded, TriptychError
+from protocol.request_record import RequestRecord
 from proxy.fleet.worker import Instance
 
 
@@ -31,6 +32,7 @@ class Tries:
     `excused`: the failure that does not count.
     `lost`: whether a worker that had the work has stopped to take requests.
     `waiting_since`: when it was first left without a worker, None if it was not.
+    `record`: where its stages, workers and attempts are noted.
     """
 
     deadline: float
@@ -44,6 +46,7 @@ class Tries:
     excused: TriptychError | None = field(init=False, default=None)
     lost: bool = field(init=False, default=False)
     waiting_since: float | None = field(init=False, default=None)
+    record: RequestRecord = field(default_factory=RequestRecord)
 
     @property
     def left_s(self) -> float:

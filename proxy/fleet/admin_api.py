@@ -3,6 +3,7 @@ registration contract, as at the master for workers that cannot register."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,16 +13,19 @@ from msgspec import Meta
 
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, Unavailable
+from protocol.logs import worker_line
 from protocol.registry import Url
 from proxy.config import ProxyConfig
-from proxy.fleet.admin_key import check_admin_key
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_one
 from proxy.fleet.worker import Instance, WorkingRole, stage_of
 from proxy.upstream.client import UpstreamClient
+from services.http.admin import check_admin_key, log_levels
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 
+logger = logging.getLogger(__name__)
+_PATH = "/instances"
 _MAX_BODY = 1 << 20
 _MOST = 4096
 
@@ -59,6 +63,7 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
     """Routes for whoever has the admin key, in `X-API-Key`."""
     routes = APIRouter()
     key, masters = config.admin_api_key, config.urls_of_masters()
+    routes.include_router(log_levels(lambda request: check_admin_key(request, key)))
 
     async def named(request: Request) -> tuple[NamedWorker, Instance | None]:
         """The worker of a call that may change the fleet, and what is known of it."""
@@ -91,6 +96,7 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
                 raise Unavailable("the proxy takes no more workers")
             instance = fleet.add(worker.url, stage_of(worker.role))
             instance.up = False
+            worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)
             await probe_one(fleet, client, instance)
         return {"status": "added", "healthy": instance.up}
 
@@ -101,6 +107,7 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
         if instance is None:
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
         fleet.remove(instance)
+        worker_line(logger, logging.INFO, "left", instance.role, instance.url, _PATH)
         fleet.news()
         return {"status": "removed", "in_flight": instance.in_flight}
 

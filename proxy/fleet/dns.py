@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from protocol.logs import worker_line
 from protocol.types import Role
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
@@ -104,7 +105,7 @@ class DnsFollower:
             instance.listed, instance.up = True, False
             self._misses[instance] = 0
             self.fleet.doubt(instance)
-            logger.info("%s worker %s is named by DNS", role, url)
+            worker_line(logger, logging.INFO, "joined", role, url, "DNS names it")
         return len(new)
 
     def _remove(self, found: set[tuple[Role, str]], unknown: set[Role]) -> int:
@@ -115,5 +116,6 @@ class DnsFollower:
         for instance in gone:
             del self._misses[instance]
             self.fleet.remove(instance)
-            logger.info("%s worker %s is no longer named by DNS", instance.role, instance.url)
+            cause = "DNS names it no longer"
+            worker_line(logger, logging.INFO, "left", instance.role, instance.url, cause)
         return len(gone)

@@ -140,10 +140,11 @@ class Fleet:
         """Have `observe` called whenever workers may have come, gone or changed."""
         self._observers.append(observe)
 
-    def lose(self, instance: Instance) -> None:
+    def lose(self, instance: Instance, cause: str) -> None:
         """A call has found that the worker takes no requests: it gets none until a probe, which is
         made at once, finds it well."""
         instance.up, instance.suspect = False, True
+        instance.cause = cause
         self.doubt(instance)
         self.news()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from protocol.logs import worker_line
 from protocol.registry import InstanceInfo, InstanceRole
 from protocol.types import Role
 from protocol.worker_views import WORKERS_PATH, Workers, WorkerView
@@ -81,7 +82,9 @@ class FleetWatcher:
         late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
         gone = self.by_id.keys() & (late | set(news.gone))
         for name in gone:
-            self._leave(name)
+            told = name in news.gone
+            unnamed = f"no master has named it for {_ORPHAN_S:g} s"
+            self._leave(name, "the master has forgotten it" if told else unnamed)
         self._views = {n: v for n, v in self._views.items() if n not in gone} | {
             view.info.instance_id: view for view in news.workers if _role(view.info.role)
         }
@@ -90,7 +93,7 @@ class FleetWatcher:
             if self._is_ours(view.info):
                 self._change(view)
             elif view.info.instance_id in self.by_id:
-                self._leave(view.info.instance_id)
+                self._leave(view.info.instance_id, "it serves another model")
         if gone or news.workers:
             self._fleet.news()
 
@@ -117,19 +120,19 @@ class FleetWatcher:
         """The workers' name of the model that a request names."""
         return self.model or name if name in self._names else name
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str, cause: str) -> None:
         instance = self.by_id.pop(name)
         self._orphaned.pop(name, None)
         instance.left()
         if not instance.listed:
             self._fleet.remove(instance)
-        logger.info("%s worker %s has left", instance.role, instance.url)
+        worker_line(logger, logging.INFO, "left", instance.role, instance.url, cause)
 
     def _change(self, view: WorkerView) -> None:
         info = view.info
         known = self.by_id.get(info.instance_id)
         if known is not None and _life(known) != (info.generation, _url(info), _role(info.role)):
-            self._leave(info.instance_id)
+            self._leave(info.instance_id, "it restarted")
             known = None
         if known is None:
             known = self._join(info)
@@ -152,7 +155,7 @@ class FleetWatcher:
         instance.known = (self._fleet.forced or info.dialect) != "openai"  # may it resume streams?
         instance.answered()
         self.by_id[info.instance_id] = instance
-        logger.info("%s worker %s has joined", role, url)
+        worker_line(logger, logging.INFO, "joined", role, url, "the master names it")
         return instance
 
     def _forget(self, instance: Instance) -> None:

@@ -76,7 +76,7 @@ async def _probe_all(fleet: Fleet, client: UpstreamClient, asked: list[Instance]
     for instance, failure in zip(asked, results, strict=True):
         if isinstance(failure, Exception):
             logger.error("probing %s", instance.url, exc_info=failure)
-            instance.refused()
+            instance.refused("probing it failed")
     fleet.news()
     return True in results
 
@@ -92,7 +92,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         if is_silence(error):
             await _late(fleet, client, instance)
             return _hold(instance, instance.up)
-        instance.refused()
+        instance.refused(error.message)
         return False
     if instance.suspect and not instance.vouched:
         instance.known = False  # it may be another life of it
@@ -117,8 +117,6 @@ async def _late(fleet: Fleet, client: UpstreamClient, instance: Instance) -> Non
     if not (instance.lost or alone):
         fleet.doubt(instance)  # whether it is busy or gone shows the sooner
     elif instance.lost and not was_lost:
-        why = "its address does not answer" if cut_off else "it has been silent for too long"
-        logger.warning("%s is given up: %s", instance.url, why)
         fleet.news()
 
 
@@ -128,7 +126,7 @@ def _hold(instance: Instance, was_up: bool) -> bool:
         return False
     instance.up = False
     if was_up:
-        logger.info("%s has not said how it is spoken to (--dialect says it)", instance.url)
+        instance.cause = "it did not answer the protocol probe (--dialect names the protocol)"
     return True
 
 

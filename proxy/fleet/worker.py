@@ -36,6 +36,7 @@ class Instance:
     up: bool = True  # whether it may be asked
     # it has been silent for so long that what it was asked is given up
     lost: bool = False
+    cause: str = "it has not answered a probe yet"  # why it is not up, for the log
     draining: bool = False  # it finishes what it has
     # it has not answered in time: asked only if no other worker is there, until it is probed again
     suspect: bool = False
@@ -85,10 +86,11 @@ class Instance:
         self.up, self.late_probes = True, 0
         self.suspect = self.lost = False
 
-    def refused(self) -> None:
-        """A probe has found it down. What it was asked ends with its connections; its next life
-        does not drain unless a master says so."""
+    def refused(self, cause: str) -> None:
+        """A probe has found it down, or no master knows it. What it was asked ends with its
+        connections; after a restart it does not drain unless a master says so."""
         self.up = self.known = False
+        self.cause = cause
         self.draining = self.draining and self.vouched
 
     def quiet(self, now: float) -> bool:
@@ -102,13 +104,15 @@ class Instance:
         at once unless it is alone."""
         enough = 1 if cut_off else _LATE_PROBES
         if self.late_probes >= (_LATE_PROBES_ALONE if alone else enough):
-            self.refused()
+            self.refused(
+                "its address does not answer" if cut_off else "it has been silent for too long"
+            )
             self.lost = True
 
     def left(self) -> None:
         """No master has heard of it for long: another silence is enough."""
         self.vouched = False
-        self.refused()
+        self.refused("no master knows it")
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 
     @contextlib.contextmanager

@@ -45,7 +45,7 @@ class RelayEncodeStage:
         self._patience_s = config.encode_timeout * (1 + config.max_retries)
         timeout_s = config.encode_timeout
         self._limits = AnswerLimits(timeout_s, timeout_s, config.max_answer_bytes)
-        self._flights: SingleFlight[Reference | None] = SingleFlight()
+        self._flights: SingleFlight[tuple[Reference | None, str]] = SingleFlight()
 
     async def run(self, request: RelayedRequest) -> EncodedMedia:
         """All items of a request at once; raises the first failure and leaves the others.
@@ -80,26 +80,28 @@ class RelayEncodeStage:
         body = request.body.encode_body(item, name if request.exact else "")
         fields = request.client.fields(f"-{number}".encode())
         key = digest_of(body, request.client.authorization)
-        found, _ = await self._flights.join(
+        (found, encoder), _ = await self._flights.join(
             key, lambda: self._encode(key, fields, body, item.modality, place)
         )
+        request.record.used("encode", encoder)
         if request.plan is not None:
             self._planner.stage_over(request.placed_as, "encode", time.monotonic() - start, name)
         return found
 
     async def _encode(
         self, key: bytes, fields: bytes, body: Body, modality: str, place: Instance | None
-    ) -> Reference | None:
+    ) -> tuple[Reference | None, str]:
+        """What an encoder says of an item, and its URL."""
         tries = Tries(
             deadline=time.monotonic() + self._patience_s, request_id=f"item {key.hex()[:16]}"
         )
 
-        async def work(encoder: Instance) -> Reference | None:
+        async def work(encoder: Instance) -> tuple[Reference | None, str]:
             pool = self._pools.of(encoder)
             async with pool.room:
                 exchange, answer = await pool.ask(CHAT_PATH, fields, body, self._limits)
                 exchange.abort()
-            return _reference(encoded(pool.url, answer), modality)
+            return _reference(encoded(pool.url, answer), modality), encoder.url
 
         def choose() -> Instance:
             planned = place is not None and not tries.avoid and place.serves(time.monotonic())

@@ -38,6 +38,9 @@ class HotPath(Protocol):
     def observe(self, error: TriptychError) -> None:
         """Told of requests that are turned away."""
 
+    def over(self, reply: ClientResponse) -> None:
+        """Told of every answer once no more of it is sent."""
+
     async def answer(
         self, call: ClientRequest, reply: ClientResponse, source: Callable[[Exchange | None], None]
     ) -> None:

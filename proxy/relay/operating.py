@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from protocol.errors import InvalidRequest, TriptychError
-from proxy.fleet.admin_key import check_admin_key
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.passed_routes import OPERATED, PassedRoute
 from proxy.upstream.patience import Patience
+from services.http.admin import check_admin_key
 from services.http.openai import JSON
 from services.http.streams import while_connected
 

@@ -12,6 +12,7 @@ from blake3 import blake3
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
+from proxy.relay.answer_usage import note_usage
 from proxy.relay.bodies import RequestBody, may_hold_media
 from proxy.relay.needs import Needs
 from proxy.relay.own_names import OwnNames
@@ -90,6 +91,11 @@ class Relay:
         else:
             self._metrics.errors.labels(error.code).inc()
 
+    def over(self, reply: ClientResponse) -> None:
+        """Write the request's log line, with the tokens that the answer tells of."""
+        note_usage(reply.record, reply.tail)
+        self._gateway.log.over(reply.record)
+
     async def answer(
         self,
         client: ClientRequest,
@@ -102,6 +108,7 @@ class Relay:
         """
         metrics, start = self._metrics, time.monotonic()
         self._traffic.received += len(client.body)
+        response.record.bytes_in = len(client.body)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()
@@ -121,7 +128,9 @@ class Relay:
                 response=response,
                 source=source,
                 start=start,
+                record=response.record,
             )
+            _describe(request)
             await self._run(request)
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:
@@ -172,6 +181,7 @@ class Relay:
             self._fail(response, refused)
         else:
             self.observe(refused)
+            response.record.outcome = refused.code
             response.whole(refused.answer)
 
     def _fail(self, response: ClientResponse, error: TriptychError) -> None:
@@ -200,6 +210,14 @@ class _Deadline:
         self.passed = True
         if self._task is not None:
             self._task.cancel()
+
+
+def _describe(request: RelayedRequest) -> None:
+    """What the request's body says, for its record."""
+    record, body = request.record, request.body
+    model = body.fields.get("model")
+    record.model = model if type(model) is str else ""
+    record.streamed, record.media = body.stream, len(body.items)
 
 
 def _in_our_tree(error: Exception, client: ClientRequest) -> TriptychError:

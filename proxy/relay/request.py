@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,6 +17,12 @@ _MAX_ID = 128
 # what a worker is charged with.
 _PLAIN = re.compile(rb"[\x20-\x7e]+").fullmatch
 _SESSION = SESSION_HEADER.encode()
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> bytes:
+    """The client's, or one that is drawn."""
+    given = headers.get(b"x-request-id", b"")[:_MAX_ID]
+    return given if _PLAIN(given) else b"%032x" % random.getrandbits(128)
 
 
 @dataclass
@@ -32,8 +39,7 @@ class ClientRequest:
     _fields: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        given = self.headers.get(b"x-request-id", b"")[:_MAX_ID]
-        self.request_id = given if _PLAIN(given) else b"%032x" % random.getrandbits(128)
+        self.request_id = request_id_of(self.headers)
         self._fields = b""
         for name in _PASSED_ON:
             value = self.headers.get(name)

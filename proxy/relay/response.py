@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from protocol.errors import TriptychError
+from protocol.request_record import RequestRecord
 from proxy.upstream.answer import Answer
 from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
 
@@ -18,12 +19,14 @@ class ClientResponse:
     the first or the second of these.
 
     Nothing is written once the client has left. `events` counts what a stream has had.
+    `tail` is the end of the answer: a stream's last two pieces, or the whole body. `record` has
+    what is known of the request.
     """
 
     def __init__(
         self,
         transport: asyncio.Transport,
-        request_id: bytes,
+        record: RequestRecord,
         *,
         keep_alive: bool,
         http_1_0: bool,
@@ -32,11 +35,13 @@ class ClientResponse:
         """`extra`: header fields of the answer, whatever it is."""
         self._extra = extra
         self._transport = transport
-        self._request_id = request_id
+        self.record = record
+        self._request_id = record.request_id.encode("latin-1")
         self._chunked = not http_1_0
         self.keep_alive = keep_alive
         self.status = 0
         self.ended = False
+        self.tail: tuple[bytes, bytes] = (b"", b"")
         self.events = 0
 
     @property
@@ -45,8 +50,10 @@ class ClientResponse:
 
     def whole(self, answer: Answer, *more: tuple[bytes, bytes]) -> None:
         """A worker's answer as it is."""
-        extra = (*self._extra, *more)
+        extra = (*self._extra, *more, (b"server-timing", self.record.server_timing()))
         self.status, self.ended = answer.status, True
+        self.record.status, self.record.bytes_out = answer.status, len(answer.body)
+        self.tail = (b"", answer.body)
         if answer.retry_after:
             extra = (*extra, (b"retry-after", answer.retry_after))
         head = response_head(
@@ -61,7 +68,7 @@ class ClientResponse:
 
     def begin(self, first: bytes) -> None:
         """The head of a stream and its first events."""
-        self.status = 200
+        self.status = self.record.status = 200
         self.keep_alive = self.keep_alive and self._chunked
         head = response_head(
             200,
@@ -70,7 +77,7 @@ class ClientResponse:
             request_id=self._request_id,
             keep_alive=self.keep_alive,
             chunked=self._chunked,
-            extra=self._extra,
+            extra=(*self._extra, (b"server-timing", self.record.server_timing())),
         )
         self._write(head)
         self.forward(first)
@@ -84,6 +91,8 @@ class ClientResponse:
 
     def forward(self, events: bytes) -> None:
         self.events += events.count(b"\n\n") or 1
+        self.record.bytes_out += len(events)
+        self.tail = (self.tail[1], events)
         self._write(chunk(events) if self._chunked else events)
 
     def end(self) -> None:
@@ -95,6 +104,7 @@ class ClientResponse:
         """An error answer, or, where the answer has begun, one error event and a clean end."""
         if self.ended:
             return
+        self.record.outcome = error.code
         body = msgspec.json.encode(error.to_openai())
         if self.started:
             self.forward(b"data: " + body + b"\n\n" + _DONE)

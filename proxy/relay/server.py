@@ -12,13 +12,14 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from protocol.errors import InvalidRequest, TriptychError
+from protocol.errors import InvalidRequest, RequestAborted, TriptychError
+from protocol.request_record import RequestRecord
 from proxy.relay.counted_in import BodyRoom, Places
 from proxy.relay.entry import Entry
 from proxy.relay.first_bytes import is_relayed
 from proxy.relay.flow import Flow
 from proxy.relay.hot_path import HotPath
-from proxy.relay.request import ClientRequest
+from proxy.relay.request import ClientRequest, request_id_of
 from proxy.relay.request_parser import RequestHead, RequestParser
 from proxy.relay.response import ClientResponse
 from proxy.upstream.alarm import Alarm
@@ -186,8 +187,9 @@ class ClientConnection(Listener):
         self._places.leave()
         self._room.let_go()
         self._hot.observe(error)
-        name = reader.headers.get(b"x-request-id", b"")
-        self._response(reader, name, keep_alive=False).fail(error)
+        response = self._response(reader, request_id_of(reader.headers), keep_alive=False)
+        response.fail(error)
+        self._hot.over(response)
         if isinstance(error, InvalidRequest | TooSlow):
             self.close()
 
@@ -220,9 +222,12 @@ class ClientConnection(Listener):
         self, reader: RequestParser, request_id: bytes, *, keep_alive: bool
     ) -> ClientResponse:
         extra = () if self._entry is None else self._entry.extra(reader.headers)
-        http_1_0 = reader.http_1_0
         return ClientResponse(
-            self.transport, request_id, keep_alive=keep_alive, http_1_0=http_1_0, extra=extra
+            self.transport,
+            RequestRecord(reader.path, request_id.decode("latin-1")),
+            keep_alive=keep_alive,
+            http_1_0=reader.http_1_0,
+            extra=extra,
         )
 
     async def _answer(self, call: ClientRequest, reply: ClientResponse) -> None:
@@ -232,11 +237,13 @@ class ClientConnection(Listener):
             await self._hot.answer(call, reply, self._flow.forwarding)
         except asyncio.CancelledError:
             if self._ended_by is None:
+                reply.record.outcome = RequestAborted.code
                 raise
             self._hot.observe(self._ended_by)
             reply.fail(self._ended_by)
         finally:
             self.server_state.total_requests += 1
+            self._hot.over(reply)
             self._task = self._reader = self._reply = None
             self._room.let_go()
             if self.transport.get_write_buffer_size() < _LARGE:

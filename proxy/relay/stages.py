@@ -88,7 +88,8 @@ class RelayStages:
         blamed = len(request.blamed)
         try:
             if request.body.items and self._fleet.encode and request.media is None:
-                request.media = await self._encoding.run(request)
+                with request.record.during("encode"):
+                    request.media = await self._encoding.run(request)
             try:
                 await self._prefill(request)
                 end = await self._decode(request)
@@ -131,6 +132,8 @@ class RelayStages:
             found = prefilled(pool.url, answer)
             request.handed, request.cached_tokens = found.handed, found.cached_tokens
             request.prefill = pool
+            if found.cached_tokens is not None:
+                request.record.cached_tokens = found.cached_tokens
         if plan is not None:
             self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
 
@@ -184,6 +187,7 @@ class RelayStages:
         """The stream as it comes, from its first event on."""
         response, first = request.response, time.monotonic()
         self._metrics.ttft.observe(first - request.start)
+        request.record.first_output(first)
         request.source(exchange)
         try:
             begin(answer.body)

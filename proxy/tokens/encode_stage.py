@@ -87,6 +87,10 @@ class EncodeStage:
             for task in tasks:
                 task.cancel()
 
+    def encoder_of(self, mm_hash: str) -> str:
+        """URL of the encoder that held an item last, "" if none is known."""
+        return self._known.get(mm_hash, "")
+
     @property
     def busy(self) -> bool:
         """Whether any picture is on its way."""

@@ -50,17 +50,18 @@ class Pipeline:
         A stage that fails is tried again elsewhere; what the client has had is not repeated.
         Closing the generator ends every stage.
         """
+        timeline = timeline or Timeline(self.dispatch.metrics)
         seconds = min(request.deadline_s or self.timeout_s, self.timeout_s)
         state = TokensRequest(
             request_id=request.request_id,
             deadline=time.monotonic() + seconds,
             priority=request.priority,
             caller=caller or Caller(),
+            record=timeline.record,
             request=request,
             media=media,
             vocab_size=self.model.vocab_size,
         )
-        timeline = timeline or Timeline(self.dispatch.metrics)
         admission = self.planner.admission
         try:
             async with (
@@ -71,7 +72,7 @@ class Pipeline:
                 while not state.complete:
                     async with contextlib.aclosing(self._attempt(state)) as steps:
                         async for outputs in steps:
-                            timeline.step()
+                            timeline.step(outputs)
                             yield outputs
             timeline.end()
         except BaseException as error:

@@ -152,9 +152,13 @@ class TokensStages:
         def done(mm_hash: str, elapsed_s: float) -> None:
             name = attempt.wanted.request_id
             self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
+            state.record.used("encode", self.encode_stage.encoder_of(mm_hash))
 
         state = attempt.state
-        await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
+        if not attempt.items:
+            return
+        with state.record.during("encode"):
+            await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
 
 
 def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:

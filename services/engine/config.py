@@ -48,3 +48,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv: KVConfig = KVConfig()  # connector of KV blocks
     events: EventsConfig | None = None  # where cache events are published, None: nowhere
     fleet_key: str = ""  # secret of the fleet, by which peers and masters are known, "" for none
+    log_level: str = "info"  # least severity of the log lines
+    log_format: str = "text"  # form of the log lines: text or json

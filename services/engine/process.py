@@ -21,6 +21,7 @@ import zmq
 from connectors.config import drop_namespace
 from connectors.node import Readable
 from protocol.errors import ConfigError, TriptychError, error_info
+from protocol.logs import configure_logging
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
 from services.engine.compile_cache import ensure_writable
@@ -194,11 +195,8 @@ class EngineProcess:
 
 
 def main() -> int:
-    logging.basicConfig(
-        level=os.environ.get("LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s engine: %(message)s",
-    )
     start = msgspec.json.decode(sys.stdin.readline(), type=messages.Start)
+    configure_logging("engine", start.config.log_level, start.config.log_format)
     if start.config.num_threads:
         torch.set_num_threads(start.config.num_threads)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from blake3 import blake3
@@ -14,6 +14,7 @@ from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.call_grammar import after_reasoning, forced_call
 from services.frontend.chat_text import ChatText, Parsers
@@ -44,6 +45,7 @@ class RenderedRequest:
     """`media`: bytes by mm_hash of the items that came with their picture; items that are only
     referred to are not in it. `uuids`: the client's own names of `generate.mm_items`, None where it
     gave none. `tenant` and `session` name who asks and in what conversation.
+    `record`: what is noted of the request on its way.
     """
 
     generate: GenerateRequest
@@ -52,6 +54,7 @@ class RenderedRequest:
     tenant: str = ""
     session: str = ""
     uuids: Sequence[str | None] = ()
+    record: RequestRecord = field(default_factory=RequestRecord)
 
 
 class Frontend:

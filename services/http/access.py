@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.errors import ConfigError, TriptychError, Unauthorized
 from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
-from services.http.errors import error_response
+from services.http.errors import OUTCOME, error_response
 
 STATUS_PATHS = frozenset({"/live", "/health", "/ready", "/version", "/metrics", "/ping"})
 """Open to everybody: what load balancers and monitors ask."""
@@ -99,6 +99,7 @@ class Gate:
         elif scope["path"] == "/health":
             await self._app(scope, receive, _without_body(send))
         else:
+            scope[OUTCOME] = error.code
             await error_response(error)(scope, receive, send)
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from protocol.errors import RequestError, UnsupportedMedia
 from protocol.fleet_key import HEADER
 from protocol.server_options import CorsOptions, parse_words
-from services.http.errors import error_response
+from services.http.errors import OUTCOME, error_response
 
 JSON = b"application/json"
 _STRUCTURED = (JSON, b"application/msgpack", b"application/x-msgpack")
@@ -75,6 +75,7 @@ class StructuredOnly:
         if error is None:
             await self._app(scope, receive, send)
         else:
+            scope[OUTCOME] = error.code
             await error_response(error)(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> RequestError | None:

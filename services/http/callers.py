@@ -12,6 +12,7 @@ from protocol.errors import InvalidRequest
 from services.frontend.lookups import Caller
 from services.frontend.render import RenderedRequest
 from services.http.deadline import Deadline
+from services.http.records import record_of
 
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"
@@ -40,14 +41,16 @@ def deadline_of(headers: Mapping[str, str], longest_s: float | None) -> Deadline
     return Deadline.after(min(wanted, longest_s))
 
 
-def with_caller(
-    rendered: RenderedRequest, headers: Mapping[str, str], deadline: Deadline
-) -> RenderedRequest:
-    """The request with its deadline, its conversation (`X-Session-Id`, or as the body says) and its
-    tenant, which is named by a digest of the `Authorization` header, or of `X-Api-Key`."""
+def with_caller(rendered: RenderedRequest, request: Request, deadline: Deadline) -> RenderedRequest:
+    """The request with its record, its deadline, its conversation (`X-Session-Id`, or as the body
+    says) and its tenant, which is named by a digest of the `Authorization` header, or of
+    `X-Api-Key`."""
+    headers, record = request.headers, record_of(request.scope)
+    record.request_id, record.model = rendered.generate.request_id, rendered.output.model
     session = headers.get(SESSION_HEADER, rendered.session)[:MAX_SESSION]
     generate = deadline.bounding(rendered.generate)
-    return replace(rendered, generate=generate, tenant=_tenant(headers), session=session)
+    tenant = _tenant(headers)
+    return replace(rendered, generate=generate, tenant=tenant, session=session, record=record)
 
 
 def caller_of(request: Request) -> Caller:

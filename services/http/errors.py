@@ -16,6 +16,8 @@ from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InternalError, TriptychError
 from services.frontend.anthropic.answer import error_of
 
+OUTCOME = "triptych.outcome"
+"""Where the scope of a request has the code of the error that it was answered with."""
 _DRAWN = "triptych.request_id"
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
     @app.exception_handler(TriptychError)
     async def known(request: Request, error: TriptychError) -> Response:
         observe(error)
+        request.scope[OUTCOME] = error.code
         if request.url.path.startswith(MESSAGES_PATH):
             return error_response(error, error_of(error))
         return error_response(error)
@@ -42,6 +45,7 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
         found = InternalError("internal error")
         observe(found)
+        request.scope[OUTCOME] = found.code
         return error_response(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import secrets
 from typing import Any, ClassVar
 
 import msgspec
@@ -281,6 +282,7 @@ def http_response(error: TriptychError) -> bytes:
     status = http.HTTPStatus(error.status)
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(16)}\r\n"
+        f"connection: close\r\n\r\n"
     )
     return head.encode() + body

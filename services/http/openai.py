@@ -28,6 +28,7 @@ from services.http.counting import Admitted, counted
 from services.http.deadline import Deadline
 from services.http.errors import drawn_id
 from services.http.prompt_streams import prompt_events
+from services.http.records import record_of
 from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
@@ -59,8 +60,9 @@ class Service:
             wanted = decode(body)
             name = request_id(request, wanted.request_id)
             render = self.frontend.render_chat(wanted, request_id=name, caller=caller_of(request))
-            rendered = await while_connected(request, render, deadline)
-        return with_caller(rendered, request.headers, deadline)
+            with record_of(request.scope).during("render"):
+                rendered = await while_connected(request, render, deadline)
+        return with_caller(rendered, request, deadline)
 
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         deadline = deadline_of(request.headers, self.timeout_s)
@@ -68,8 +70,9 @@ class Service:
             wanted = decode_completion(body)
             name = request_id(request, wanted.request_id)
             render = self.frontend.render_completion(wanted, request_id=name)
-            prompts = await while_connected(request, render, deadline)
-        return [with_caller(prompt, request.headers, deadline) for prompt in prompts]
+            with record_of(request.scope).during("render"):
+                prompts = await while_connected(request, render, deadline)
+        return [with_caller(prompt, request, deadline) for prompt in prompts]
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request, deadline: Deadline) -> AsyncGenerator[bytes, None]:

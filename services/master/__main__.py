@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import uvloop
 
 from protocol.errors import ConfigError
+from protocol.logs import configure_logging
 from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
 from services.http.access import Access, check_reach, gated
@@ -33,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = resolve(MasterConfig, sys.argv[1:] if argv is None else argv, prog="master")
         _check(config)
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s master: %(message)s"
-        )
+        configure_logging("master", config.log_level, config.log_format)
         shown = replace(config, redis_url=_without_password(config.redis_url))
         logger.info("configuration:\n%s", describe(shown))
         calm()

@@ -9,6 +9,7 @@ from protocol.networks import check_networks
 from protocol.options import (
     count,
     drain_delay_option,
+    log_format_option,
     log_level_option,
     milliseconds,
     option,
@@ -180,7 +181,8 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
     )
     admin_api_key: str = option(
         "",
-        "Key that X-API-Key must bring to /instances. Empty: that route is closed.",
+        "Key that X-API-Key must bring to /instances and /set_log_level. Empty: these routes are"
+        " closed.",
         "key",
         env="ADMIN_API_KEY",
         secret=True,
@@ -214,3 +216,4 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
     drain_delay: float = drain_delay_option()
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
+    log_format: str = log_format_option()

@@ -11,6 +11,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import count as count_option
 from protocol.options import (
     drain_delay_option,
+    log_format_option,
     log_level_option,
     milliseconds,
     option,
@@ -176,6 +177,7 @@ class MockConfig(FleetOptions, ClientKeyOptions):
         minimum=0,
     )
     log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
     @property
     def name(self) -> str:

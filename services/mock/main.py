@@ -15,6 +15,7 @@ import zmq.asyncio
 from protocol.curve import Curve
 from protocol.errors import ConfigError, InvalidRequest, NotServing
 from protocol.generate import ABORT_PATH, ENCODE_PATH, GENERATE_PATH
+from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from protocol.settings import describe, resolve
@@ -47,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(MockConfig, sys.argv[1:] if argv is None else argv, prog="services.mock")
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s mock: %(message)s"
-        )
+        configure_logging("mock", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         uvloop.run(serve(config))
     except (ConfigError, InvalidRequest) as error:

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
+from services.http.admin import log_levels
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.server import version
@@ -26,6 +27,7 @@ def create_app(worker: Worker) -> FastAPI:
     app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
     app.include_router(_status(worker))
     app.include_router(_control(worker))
+    app.include_router(log_levels(lambda request: None))  # behind the fleet key, as /drain
     app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
     for build in worker.role.routers:

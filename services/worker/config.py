@@ -9,6 +9,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     drain_delay_option,
+    log_format_option,
     log_level_option,
     option,
     port_option,
@@ -218,3 +219,4 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     drain_delay: float = drain_delay_option(section="Server")
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
+    log_format: str = log_format_option()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
+from protocol.logs import configure_logging
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
@@ -37,10 +38,7 @@ def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         config = resolve(WorkerConfig, argv, prog=f"services.{role.name}")
-        logging.basicConfig(
-            level=config.log_level.upper(),
-            format=f"%(asctime)s %(levelname)s {role.name}: %(message)s",
-        )
+        configure_logging(role.name, config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
         return asyncio.run(serve(role, config))
@@ -156,4 +154,6 @@ def engine_config(
         kv=parse_kv(config.kv_transfer_config or role.kv_transport),
         events=events,
         fleet_key=key.secret,
+        log_level=config.log_level,
+        log_format=config.log_format,
     )

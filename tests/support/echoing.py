@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import TriptychError, Unavailable
+from protocol.request_record import RequestRecord
 from proxy.relay.response import ClientResponse
 from proxy.relay.serving import connection_class
 from proxy.upstream.answer import Answer
@@ -25,6 +26,7 @@ class Echo:
     room: int = 100
     inside: int = 0
     seen: list[TriptychError] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     size: int = 0
     gate: asyncio.Event | None = None
     bodies: Bodies = field(default_factory=lambda: Bodies(1 << 20, 1 << 20, stall_s=0.05))
@@ -42,6 +44,9 @@ class Echo:
 
     def observe(self, error: TriptychError) -> None:
         self.seen.append(error)
+
+    def over(self, reply: ClientResponse) -> None:
+        self.records.append(reply.record)
 
     async def answer(self, call: Any, reply: ClientResponse, source: Any) -> None:
         if self.gate is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,9 +10,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from protocol.errors import InvalidRequest, TriptychError, Unauthorized
+from protocol.errors import InvalidRequest, TriptychError
 from services.http import errors
 from services.http.access import STATUS_PATHS
+from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
 from services.http.process_state import process_state
 from services.http.server import version
 from services.master.api.rpc import RpcApp, read_body
@@ -23,8 +23,8 @@ from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
 _INSTANCES = "/instances"
-OPENED = STATUS_PATHS | {_INSTANCES}
-"""What needs no fleet key; `/instances` has a key of its own."""
+OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH}
+"""What needs no fleet key; the last two have a key of their own."""
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
@@ -104,13 +104,9 @@ def _instances(service: MasterService) -> APIRouter:
     routes, key = APIRouter(), service.config.admin_api_key
 
     def check(request: Request) -> None:
-        given = request.headers.get("x-api-key", "")
-        if not key or not hmac.compare_digest(given.encode(), key.encode()):
-            raise Unauthorized(
-                "X-API-Key is not the admin key"
-                if key
-                else "the route is closed: start with --admin-api-key"
-            )
+        check_admin_key(request, key)
+
+    routes.include_router(log_levels(check))
 
     @routes.get(_INSTANCES)
     async def show(request: Request) -> Response:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
+from protocol.logs import worker_line
 from protocol.registry import Heartbeat
 from services.master.fleet.changelog import Changelog
 from services.master.fleet.circuit_breakers import CircuitBreakers
 from services.master.fleet.instance import Instance
+
+logger = logging.getLogger(__name__)
 
 
 class Availability:
@@ -36,6 +41,9 @@ class Availability:
         before = instance.draining
         instance.drained, instance.says_draining = drained, says
         if instance.draining != before:
+            event = "draining" if instance.draining else "up"
+            cause = "a master was told so" if drained else "its own word"
+            worker_line(logger, logging.INFO, event, instance.info.role, instance.info.url, cause)
             self._update(instance, now_ms)
 
     def _set_stalled(self, instance: Instance, stalled: bool, now_ms: float) -> None:
@@ -43,6 +51,12 @@ class Availability:
         if instance.stalled == stalled:
             return
         instance.stalled = stalled
+        info = instance.info
+        if stalled:
+            cause = "its engine makes no progress"
+            worker_line(logger, logging.WARNING, "frozen", info.role, info.url, cause)
+        else:
+            worker_line(logger, logging.INFO, "up", info.role, info.url, "its engine goes on")
         if not stalled:
             self._breakers.forgive(instance, now_ms)
         self._update(instance, now_ms)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from protocol.logs import worker_line
 from services.master.config import MasterConfig
 from services.master.fleet.changelog import Changelog
 from services.master.fleet.instance import Instance
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,7 +35,8 @@ class CircuitBreakers:
             # Not set back when the breaker opens: once it has closed, one failure opens it again.
             instance.failures += 1
             if instance.failures >= self.config.breaker_failures:
-                self.take_out(instance, now_ms, self.config.breaker_open * 1e3)
+                cause = f"{instance.failures} requests in a row failed there (--breaker-failures)"
+                self.take_out(instance, now_ms, self.config.breaker_open * 1e3, cause)
 
     def succeeded(self, instance_id: str) -> None:
         """A request was served there: failures in a row begin anew."""
@@ -39,8 +44,11 @@ class CircuitBreakers:
         if instance is not None:
             instance.failures = 0
 
-    def take_out(self, instance: Instance, now_ms: float, open_ms: float) -> None:
+    def take_out(self, instance: Instance, now_ms: float, open_ms: float, cause: str) -> None:
         """No requests for it for so long, by what was found out here."""
+        if instance.info.instance_id not in self._open:
+            info = instance.info
+            worker_line(logger, logging.WARNING, "avoided", info.role, info.url, cause)
         self.open(instance, now_ms, max(open_ms, instance.open_until - now_ms))
         self.opened(instance.info.instance_id, now_ms)
 
@@ -60,6 +68,8 @@ class CircuitBreakers:
         """Close breakers that have been open for long enough."""
         for name in [n for n in self._open if self.instances[n].open_until <= now_ms]:
             self._open.discard(name)
+            info = self.instances[name].info
+            worker_line(logger, logging.INFO, "up", info.role, info.url, "its breaker closed")
             self._update(self.instances[name], now_ms)
 
     def forget(self, instance_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventBatch
+from protocol.logs import worker_line
 from protocol.registry import Drain, Heartbeat, InstanceInfo, InstanceName, LeaseAnswer, Load
 from services.master.config import MasterConfig
 from services.master.fleet.availability import Availability
@@ -22,6 +24,7 @@ from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
 from services.master.fleet.validation import check_info, check_load, same_life
 
+logger = logging.getLogger(__name__)
 _MODELS = 256  # any registration may name a new one
 _Claim = TypeVar("_Claim")
 
@@ -87,7 +90,7 @@ class Registry:
             )
         # By its URL too: who comes back under another id answers there instead of the old one.
         for old in self.before(info):
-            self._remove(old)
+            self._remove(old, "it restarted, or another worker has its URL")
         self._add(info, now_ms, lease)
         return LeaseAnswer(True, lease)
 
@@ -125,6 +128,7 @@ class Registry:
         self._by_url[info.url] = info.instance_id
         self._names.add(info)
         self.changelog.note(info.instance_id)
+        worker_line(logger, logging.INFO, "joined", info.role, info.url, f"serves {info.model}")
         self.listener.joined(info)
 
     def _forget_empty_fleets(self) -> None:
@@ -168,7 +172,7 @@ class Registry:
     def deregister(self, name: InstanceName) -> LeaseAnswer:
         instance = self.named(name.instance_id, name.generation)
         if instance is not None:
-            self._remove(instance)
+            self._remove(instance, "it deregistered")
         return LeaseAnswer(instance is not None)
 
     def drain(self, name: Drain, now_ms: float) -> LeaseAnswer:
@@ -191,7 +195,7 @@ class Registry:
         instance = self.instances.get(instance_id)
         return instance if instance and instance.info.generation == generation else None
 
-    def _remove(self, instance: Instance) -> None:
+    def _remove(self, instance: Instance, cause: str) -> None:
         info = instance.info
         self.fleets[info.model].remove(instance)
         del self.instances[info.instance_id]
@@ -200,13 +204,14 @@ class Registry:
         if self._by_url.get(info.url) == info.instance_id:
             del self._by_url[info.url]
         self.changelog.drop(info.instance_id)
+        worker_line(logger, logging.INFO, "left", info.role, info.url, cause)
         self.listener.left(info)
 
     def expire(self, now_ms: float) -> list[str]:
         """Forget workers whose lease has lapsed; their ids. Breakers that have waited close."""
         gone = [i for i in self.instances.values() if i.lease_until <= now_ms]
         for instance in gone:
-            self._remove(instance)
+            self._remove(instance, "its lease expired: no heartbeat, or no probe answered")
         self.breakers.close_due(now_ms)
         return [instance.info.instance_id for instance in gone]
 

@@ -88,4 +88,6 @@ class SuspectProber:
             self.counts["silent"] += 1
             if self.registry.instances.get(info.instance_id) is instance:
                 now_ms = time.monotonic() * 1e3
-                self.registry.breakers.take_out(instance, now_ms, self.config.lease * 1e3)
+                open_ms = self.config.lease * 1e3
+                cause = "a proxy could not connect to it, and it answers no probe"
+                self.registry.breakers.take_out(instance, now_ms, open_ms, cause)

@@ -235,3 +235,30 @@ def test_a_worker_whose_engine_stalls_gets_nothing_until_it_goes_on() -> None:
     assert penalty(found, "a") == math.inf
     found.heartbeat(Heartbeat("a"), 3_000.0)
     assert penalty(found, "a") == 0.0, "what failed while it stood still is forgiven"
+
+
+def test_what_happens_to_a_worker_is_logged_with_its_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    found = registry(breaker_failures=1, breaker_open=1.0)
+    found.register(info("a"), 0.0)
+    found.heartbeat(Heartbeat("a", stalled=True), 1.0)
+    found.heartbeat(Heartbeat("a"), 2.0)
+    found.breakers.failed(["a"], 3.0)
+    found.breakers.failed(["a"], 4.0)  # it is avoided already
+    found.expire(2_000.0)
+    found.drain(Drain("a"), 2_001.0)
+    found.register(info("a", generation="2"), 2_002.0)
+    found.deregister(InstanceName("a", "2"))
+    found.register(info("b"), 3_000.0)
+    found.expire(20_000.0)
+    assert [record.getMessage().split()[1] for record in caplog.records] == [
+        "joined", "frozen", "up", "avoided", "up", "draining", "left", "joined", "left", "joined",
+        "left",
+    ]  # fmt: skip
+    causes = [vars(record)["fields"]["cause"] for record in caplog.records]
+    assert "restarted" in causes[6] and "deregistered" in causes[8] and "lease" in causes[10]
+    assert {vars(record)["fields"]["url"] for record in caplog.records} == {
+        "http://a:1", "http://b:1",
+    }  # fmt: skip

@@ -1,9 +1,6 @@
 """The proxy's HTTP application before scripted workers."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +9,11 @@ import pytest
 
 from protocol.errors import InvalidRequest
 from protocol.types import MMItem
-from proxy.app import create_app
 from services.frontend.render import Frontend, RenderedRequest
 from services.frontend.spec import OutputSpec
-from services.http.server import bind, serve
 from tests.support.frontend_helpers import frontend, write_model
-from tests.support.scripted_workers import TOKENS, Stack, Worker, asking, before
+from tests.support.scripted_apps import app_of
+from tests.support.scripted_workers import TOKENS, Worker, asking, before
 
 CHAT = "/v1/chat/completions"
 PARAMS = {"model": "tiny", "max_tokens": len(TOKENS), "temperature": 0, "return_token_ids": True}
@@ -27,26 +23,6 @@ PARAMS = {"model": "tiny", "max_tokens": len(TOKENS), "temperature": 0, "return_
 def front(tmp_path_factory: pytest.TempPathFactory) -> Frontend:
     path: Path = tmp_path_factory.mktemp("model") / "tiny"
     return frontend(write_model("qwen2_5_vl", path))
-
-
-@asynccontextmanager
-async def app_of(stack: Stack, front: Frontend) -> AsyncIterator[str]:
-    """The URL of the application."""
-    listener, ready, stop = bind("127.0.0.1", 0), asyncio.Event(), asyncio.Event()
-
-    @asynccontextmanager
-    async def during() -> AsyncIterator[None]:
-        ready.set()
-        yield
-
-    app = create_app(replace(stack.gateway, frontend=front))
-    task = asyncio.create_task(serve(app, listener, "proxy", stop, during=during()))
-    try:
-        await ready.wait()
-        yield "http://{}:{}".format(*listener.getsockname()[:2])
-    finally:
-        stop.set()
-        await task
 
 
 async def ask(url: str, headers: dict[str, str] | None = None, **params: Any) -> tuple[int, Any]:

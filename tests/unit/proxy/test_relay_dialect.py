@@ -147,6 +147,9 @@ class OnlyMedia:
     def observe(self, error: Exception) -> None:
         raise AssertionError(error)
 
+    def over(self, reply: ClientResponse) -> None:
+        pass
+
     async def answer(self, call: Any, reply: ClientResponse, source: Any) -> None:
         reply.whole(Answer(200, b"application/json", b'{"by":"relay"}'))
 

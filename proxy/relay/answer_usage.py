@@ -1,0 +1,29 @@
+"""The token counts that a relayed answer tells of, read from its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from protocol.request_record import RequestRecord
+
+# A quote inside a JSON string has a backslash before it, so that no text looks like this.
+_USAGE = b'"usage"'
+_COUNT = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d{1,12})')
+_FAR = 1024  # bytes behind its name in which a usage ends
+
+
+def note_usage(record: RequestRecord, pieces: Sequence[bytes]) -> None:
+    """Note the counts of the last usage in `pieces`, as far as they are not known."""
+    for piece in reversed(pieces):
+        start = piece.rfind(_USAGE)
+        if start < 0:
+            continue
+        found = {name: int(count) for name, count in _COUNT.findall(piece[start : start + _FAR])}
+        if not found:
+            continue
+        record.prompt_tokens = found.get(b"prompt_tokens", record.prompt_tokens)
+        record.completion_tokens = found.get(b"completion_tokens", record.completion_tokens)
+        if record.cached_tokens < 0:
+            record.cached_tokens = found.get(b"cached_tokens", -1)
+        return

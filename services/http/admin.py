@@ -1,0 +1,55 @@
+"""What whoever has the admin key may change while a process runs."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from protocol.decoding import accepted
+from protocol.errors import Unauthorized
+from services.http.bodies import read_body
+
+LOG_LEVEL_PATH = "/set_log_level"
+logger = logging.getLogger(__name__)
+_MAX_BODY = 1 << 12
+
+
+class LogLevel(msgspec.Struct):
+    """Body of `POST /set_log_level`."""
+
+    level: Literal["debug", "info", "warning", "error"]
+
+
+def check_admin_key(request: Request, key: str) -> None:
+    """`Unauthorized` unless `X-API-Key` is `key`; nothing is if there is none."""
+    given = request.headers.get("x-api-key", "")
+    if not key or not hmac.compare_digest(given.encode(), key.encode()):
+        raise Unauthorized(
+            "X-API-Key is not the admin key"
+            if key
+            else "the route is closed: start with --admin-api-key"
+        )
+
+
+def log_levels(check: Callable[[Request], None]) -> APIRouter:
+    """The route that sets the level; `check` raises for whoever may not."""
+    routes = APIRouter()
+
+    @routes.post(LOG_LEVEL_PATH)
+    async def set_log_level(request: Request) -> dict[str, str]:
+        """Write lines from this level on: `{"level": "debug"}`, until the process ends."""
+        check(request)
+        body = await read_body(request, _MAX_BODY)
+        wanted = accepted(msgspec.json.Decoder(LogLevel).decode, body).level
+        root = logging.getLogger()
+        before = logging.getLevelName(root.level).lower()
+        root.setLevel(wanted.upper())
+        logger.warning("the log level is %s; it was %s", wanted, before)
+        return {"level": wanted, "before": before}
+
+    return routes

@@ -1,0 +1,56 @@
+"""What a record says of a request's stages and of its end."""
+
+import re
+
+import pytest
+
+from protocol.request_record import RequestRecord, Stage
+
+
+def test_calls_that_overlap_count_once_and_attempts_add_up() -> None:
+    stage = Stage()
+    stage.begin(10.0)
+    stage.begin(10.1)
+    stage.end(10.2)
+    assert stage.ms(10.3) == pytest.approx(300)
+    stage.end(10.4)
+    assert stage.ms(99.0) == pytest.approx(400)
+    stage.begin(20.0)
+    stage.end(20.1)
+    assert stage.ms(99.0) == pytest.approx(500)
+
+
+def test_server_timing_has_each_stage_and_the_total() -> None:
+    record = RequestRecord("/v1/chat/completions", "me")
+    with record.during("queue"):
+        pass
+    record.begin("decode", record.start, "http://d")
+    said = record.server_timing().decode()
+    assert re.fullmatch(r"queue;dur=\d+\.\d\d, decode;dur=\d+\.\d\d, total;dur=\d+\.\d\d", said)
+
+
+def test_the_line_leaves_out_what_is_not_known() -> None:
+    record = RequestRecord("/v1/completions", "me")
+    assert not {"ttft_ms", "prompt_tokens", "cached_tokens"} & record.fields().keys()
+    record.begin("prefill", record.start, "http://p1")
+    record.end("prefill", record.start + 0.25)
+    record.begin("prefill", record.start + 1, "http://p2")
+    record.end("prefill", record.start + 1.5)
+    record.used("prefill", "http://p2")
+    record.prompt_tokens = record.cached_tokens = 0
+    line = record.fields()
+    assert line["prefill_ms"] == pytest.approx(750)
+    assert line["prefill_worker"] == "http://p1,http://p2"
+    assert (line["prompt_tokens"], line["cached_tokens"]) == (0, 0)
+    assert "completion_tokens" not in line
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "result"),
+    [(200, "", "ok"), (200, "upstream_error", "upstream_error"), (0, "", "aborted"),
+     (404, "", "refused")],
+)  # fmt: skip
+def test_how_it_ended(status: int, outcome: str, result: str) -> None:
+    record = RequestRecord()
+    record.status, record.outcome = status, outcome
+    assert record.result() == result
