@@ -108,9 +108,11 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         cache = KVCache(layout, pool)
         if config.device != "cpu":
             warm_up(model, cache, num_blocks, max_model_len)
-        graphs = capture and DecodeGraphs.recorded(
-            model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
-        )
+        graphs = None
+        if capture is not None:
+            graphs = DecodeGraphs.recorded(
+                model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
+            )
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
