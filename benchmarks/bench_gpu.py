@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,7 @@ BASE = Path("models/demo")
 MODEL = ModelShape(
     text={
         "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "layer_types": ["full_attention"] * 36,
         "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24],
@@ -52,7 +55,7 @@ MODEL = ModelShape(
     },
     vision={
         "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
-        "out_hidden_size": 2048,
+        "out_hidden_size": 2048, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
     },
     most_pixels=SIZE[0] * SIZE[1],
     dtype=torch.bfloat16,
@@ -117,8 +120,7 @@ def picture_rows(
     random = np.random.default_rng(0)
     for count in counts:
         batch = [vision.prepare(_picture(random)) for _ in range(count)]
-        found = torch.device(device)
-        ours = median_ms(lambda batch=batch: vision.encode(batch), found, rounds)
+        ours = median_ms(partial(vision.encode, batch), torch.device(device), rounds)
         yield Row(f"{count} pictures of {SIZE[0]}x{SIZE[1]} in one run, ms", ours)
 
 
@@ -149,13 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = args.model or build(BASE, Path(folder, "model"), MODEL)
         counts = QUICK_PICTURES if args.quick else PICTURES
         shapes = QUICK if args.quick else DECODE + PREFILL
-        for make in (
-            lambda: step_rows(model, dtype, args.device, shapes, rounds),
-            lambda: picture_rows(model, dtype, args.device, counts, min(rounds, 5)),
+        picture_rounds = min(rounds, 5)
+        for row in chain(
+            step_rows(model, dtype, args.device, shapes, rounds),
+            picture_rows(model, dtype, args.device, counts, picture_rounds),
         ):
-            for row in make():
-                rows.append(row)
-                print(line(row), flush=True)
+            rows.append(row)
+            print(line(row), flush=True)
     return finish(rows, args.json)
 
 

@@ -97,9 +97,9 @@ class Steps:
         cache = KVCache(layout, pool)
         longest = max(shape.context for shape in shapes)
         most = max((shape.batch for shape in shapes if shape.count == 1), default=1)
-        graphs = capture and DecodeGraphs(
-            self._model, cache, capture, self._num_blocks, most, longest
-        )
+        graphs = None
+        if capture is not None:
+            graphs = DecodeGraphs(self._model, cache, capture, self._num_blocks, most, longest)
         self._runner = Runner(self._model, cache, embeddings, Sampler(()), graphs)
 
     def measure(self, shape: Shape, steps: int) -> float:

@@ -20,7 +20,7 @@ from services.engine.config import EngineConfig
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.cuda_graphs import capture_on, runs_triton
-from services.engine.model.decode_graphs import DecodeGraphs
+from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes
 from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
 from services.engine.model.runner import Runner
@@ -90,27 +90,20 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         fused=config.fused_kernels and runs_triton(config.device),
     )
     layout = model.kv_layout(config.block_size)
-    memory = _profiled(config)
-    if memory is not None:
-        tokens, requests = config.max_num_batched_tokens, config.max_num_seqs
-        activations += step_peak(model, memory, config.block_size, tokens, requests)
+    capture = capture_on(config.device, enforce_eager=config.enforce_eager)
+    activations += _step_bytes(config, model, capture)
     num_blocks = num_blocks_of(config, block_bytes(layout), activations)
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
     check_positions(model.module, model.config.model_type, max_model_len)
     with contextlib.ExitStack() as opened:
         kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
         opened.callback(kv.close)
-        capture = capture_on(config.device, enforce_eager=config.enforce_eager)
         # The block after those that requests get is for rows that pad a captured step, and for the
         # steps that compile kernels.
         spare = config.device != "cpu" or capture is not None
         pool = kv.allocate(num_blocks + spare, block_elements(layout), DTYPES[config.dtype])
         cache = KVCache(layout, pool)
-        if config.device != "cpu":
-            warm_up(model, cache, num_blocks, max_model_len)
-        graphs = capture and DecodeGraphs.recorded(
-            model, cache, capture, num_blocks, config.max_num_seqs, max_model_len
-        )
+        graphs = _prepared(model, cache, capture, num_blocks, config.max_num_seqs, max_model_len)
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
@@ -138,6 +131,36 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     return LanguagePart(
         core, kv, grammars, layout, max_model_len, model.takes_media, model.parameter_bytes
     )
+
+
+def _step_bytes(config: EngineConfig, model: LanguageModel, capture: Capture | None) -> int:
+    """What the largest steps take beside the weights, 0 where it is not measured."""
+    memory = _profiled(config)
+    if memory is None:
+        return 0
+    size, requests = config.block_size, config.max_num_seqs
+    taken = step_peak(model, memory, size, config.max_num_batched_tokens, requests)
+    if capture is not None:
+        # Recordings keep memory of their own, as much as the largest of them takes.
+        rows = bucket_sizes(requests)[-1]
+        taken += step_peak(model, memory, size, rows, rows)
+    return taken
+
+
+def _prepared(
+    model: LanguageModel,
+    cache: KVCache,
+    capture: Capture | None,
+    reserved: int,
+    most: int,
+    longest: int,
+) -> DecodeGraphs | None:
+    """Compile a GPU's kernels and record decode steps of up to `most` rows, in block `reserved`."""
+    if model.device != "cpu":
+        warm_up(model, cache, reserved, longest)
+    if capture is None:
+        return None
+    return DecodeGraphs.recorded(model, cache, capture, reserved, most, longest)
 
 
 def _scheduler(

@@ -26,22 +26,25 @@ class RotaryCase:
     layer: int = LAYER
 
 
-def rotary_case(heads: int, kv_heads: int, dim: int, v_dim: int, dtype: str) -> RotaryCase:
+def rotary_case(
+    heads: int, kv_heads: int, dim: int, v_dim: int, dtype: str, device: str = "cpu"
+) -> RotaryCase:
     torch.manual_seed(0)
     tokens = len(SLOTS)
     sizes = [heads * dim, kv_heads * dim, kv_heads * v_dim]
-    parts = torch.randn(tokens, sum(sizes)).to(getattr(torch, dtype)).split(sizes, dim=-1)
+    drawn = torch.randn(tokens, sum(sizes)).to(device, getattr(torch, dtype))
+    parts = torch.split(drawn, sizes, dim=-1)
     query, key = (part.view(tokens, -1, dim) for part in parts[:2])
     value = parts[2].view(tokens, -1, v_dim)
     angles = torch.arange(tokens)[:, None] * torch.rand(dim // 2).repeat(2)
     layout = KVLayout((KVGroup((0,), 1, 8, 8), KVGroup((LAYER,), kv_heads, dim, v_dim)), 8, dtype)
-    pool = torch.randn(5, block_elements(layout)).to(query.dtype)
-    blocks, offsets = torch.tensor(SLOTS).T.contiguous()
+    pool = torch.randn(5, block_elements(layout)).to(query)
+    blocks, offsets = torch.tensor(SLOTS, device=device).T.contiguous()
     batch = PagedBatch(
         KVCache(layout, pool), blocks, offsets, torch.zeros(1, 5, dtype=torch.int64),
         [0, tokens], [tokens], torch.arange(tokens),
     )  # fmt: skip
-    cos, sin = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
+    cos, sin = angles.cos().to(query), angles.sin().to(query)
     return RotaryCase(query, key, value, cos, sin, batch)
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from services.engine.attention.triton_backend import TritonAttention
+from services.engine.attention.triton_plan import SplitPlan
 from services.engine.model.fused_layers import FusedLayers
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
 from services.engine.model.language import LanguageModel
@@ -19,6 +21,7 @@ from tests.conftest import ModelDir
 from tests.support.conversations import asking
 from tests.support.engines import engine, request_of, run
 from tests.support.fused_cases import rotary_case, rotated
+from tests.support.replayed_steps import Rerun, use
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EPSILON = 1e-5
@@ -98,6 +101,29 @@ def test_a_fused_model_gives_the_same_tokens(
     layers = FusedLayers(model._text_model)
     assert len(layers) == model.text_config.num_hidden_layers
     assert run(worker, requests) == expected
+    layers.release()
+
+
+def test_a_recorded_step_of_kernels_gives_the_same_tokens(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: attention's kernels go by tensors, contexts of the recording are bounds."""
+    path = model_dir("qwen3")
+    requests = [
+        request_of(path, asking("Hello" * (1 + i)), f"{i}", max_tokens=3 + i, ignore_eos=True)
+        for i in range(2)
+    ]
+    expected = run(engine(path), requests)
+    kernels: Any = TritonAttention(SplitPlan(programs=32, min_split=16, max_splits=4), True)
+    capture = Rerun(kernels)
+    use(monkeypatch, capture)
+    worker = engine(path, weight_layout="plain", max_num_seqs=2, max_model_len=64, num_blocks=16)
+    assert worker.generate is not None
+    model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
+    layers = FusedLayers(model._text_model)
+    assert len(layers)
+    assert run(worker, requests) == expected
+    assert len(capture.replayed) >= 2, "decode steps were to be replayed"
     layers.release()
 
 

@@ -11,9 +11,7 @@ import torch
 from services.engine.attention.batch import AttentionBackend
 from services.engine.model.decode_graphs import Capture, Replay
 
-_WARM_RUNS = (
-    2  # compile kernels, load libraries and let them choose algorithms, none of it captured
-)
+_WARM_RUNS = 2  # compile kernels and let libraries choose algorithms, none of which is captured
 
 
 class CudaCapture:
@@ -29,16 +27,17 @@ class CudaCapture:
         return self._backend
 
     def __call__(self, run: Callable[[], None]) -> Replay:
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        before, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        stream.wait_stream(before)
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails leaves its stream the current one: this goes back to the one before.
         with torch.cuda.stream(stream):
             for _ in range(_WARM_RUNS):
                 run()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Threads of the connectors may use the device meanwhile: only this one is watched.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
+            # Threads of the connectors may use the device meanwhile: only this one is watched.
+            with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+                run()
+        before.wait_stream(stream)
         return graph.replay
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from benchmarks import bench_gpu
 from benchmarks.step_time.device import Shape, Steps
@@ -30,6 +31,18 @@ def test_every_row_is_made(
     ]
     assert all(row["ours"] > 0 for row in rows)
     assert all((row["peer"] is None) == ("pictures" in row["name"]) for row in rows)
+
+
+def test_the_model_that_is_made_has_the_size_of_the_real_one(tmp_path: Path) -> None:
+    config = json.loads((bench_gpu.BASE / "config.json").read_text())
+    config["text_config"] |= bench_gpu.MODEL.text
+    config["vision_config"] |= bench_gpu.MODEL.vision
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))
+    parameters = sum(p.numel() for p in model.parameters())
+    table = 0 if model.config.tie_word_embeddings else model.lm_head.weight.numel()
+    assert parameters - table == pytest.approx(3.75e9, rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "qwen2_vl"])

@@ -124,7 +124,7 @@ def test_a_prompt_whose_last_token_is_computed_alone_starts_all_choices(
     """A step of one row, whose logits are asked for three times."""
     path = model_dir("qwen3")
     request, _ = request_of(path, asking(LONG), "r", n=3)
-    options = {"max_num_batched_tokens": len(request.token_ids) - 1}
+    options: dict[str, Any] = {"max_num_batched_tokens": len(request.token_ids) - 1}
     tokens = []
     for record in (False, True):
         if record:

@@ -19,6 +19,7 @@ from services.engine.model.packed_linear import _file_range, _maps
 from services.engine.model.vision import VisionModel
 from tests.conftest import ModelDir
 from tests.support.engines import engine
+from tests.support.replayed_steps import Rerun, use
 
 GIB = 1 << 30
 
@@ -123,6 +124,16 @@ def test_both_parts_leave_each_other_room(
     worker = engine(model_dir("qwen2_5_vl"), num_blocks=0, max_encoder_patches=64)
     assert sized == [120]
     assert set(worker.parameter_bytes) == {"vision", "language"}
+
+
+def test_recordings_are_left_room(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Counted(20, 3)
+    sized: list[int] = []
+    monkeypatch.setattr(parts, "memory_of", lambda _: memory)
+    monkeypatch.setattr(parts, "num_blocks_of", lambda *given: sized.append(given[2]) or 64)
+    use(monkeypatch, Rerun())
+    engine(model_dir("qwen3"), num_blocks=0)
+    assert sized == [23]
 
 
 def test_the_engine_works_on_the_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_a_gpu_gets_one_copy_from_pinned_memory(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch, "empty", fake_empty)
     monkeypatch.setattr(torch.Tensor, "to", fake_to)
-    arrays = {"a": np.arange(5), "b": np.arange(3, dtype=np.int32)}
+    arrays: dict[str, NDArray[Any]] = {"a": np.arange(5), "b": np.arange(3, dtype=np.int32)}
     found = upload(arrays, torch.device("cuda:1"))
     assert asked == [("pinned", True), ("to", torch.device("cuda:1"), {"non_blocking": True})]
     assert found["a"].tolist() == [0, 1, 2, 3, 4]
