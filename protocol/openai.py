@@ -163,6 +163,7 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):

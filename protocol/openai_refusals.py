@@ -27,7 +27,7 @@ def refusal_of(error: msgspec.ValidationError, inside: str = "") -> InvalidReque
     """`error` as a refusal that names the field at fault, after `inside`."""
     said = str(error)
     if (unknown := _UNKNOWN.match(said)) is not None:
-        name = ".".join(part for part in (unknown[2], unknown[1]) if part)
+        name = inside + ".".join(part for part in (unknown[2], unknown[1]) if part)
         return InvalidRequest(
             f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter"
         )

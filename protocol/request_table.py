@@ -118,6 +118,13 @@ WORKS = (
     works("verbosity", "Handed to the chat template, as reasoning_effort.", "low", routes=_CHAT),
     works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=_CHAT),
     works(
+        "mm_processor_kwargs",
+        "How large pictures become: min_pixels and max_pixels, or size, as transformers takes them,"
+        " but not larger than without. For Qwen's models.",
+        {"max_pixels": 65536},
+        routes=_CHAT,
+    ),
+    works(
         "chat_template",
         "A Jinja template instead of the model's own, where --trust-request-chat-template is set.",
         "{{ messages[0].content }}",
@@ -164,9 +171,10 @@ REFUSED = (
     refused("media_io_kwargs", "media are read as they are.", {"video": {"fps": 1}}, {}),
     refused(
         "mm_processor_kwargs",
-        "the model's own processor options hold for all requests.",
-        {"max_pixels": 99},
+        "a text has no pictures.",
+        {"max_pixels": 4096},
         {},
+        routes=_TEXT,
     ),
     refused("functions", "use tools.", [{"name": "f"}], [], routes=_CHAT),
     refused("function_call", "use tool_choice.", {"name": "f"}, "none", "auto", routes=_CHAT),

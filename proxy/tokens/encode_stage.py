@@ -177,8 +177,7 @@ class EncodeStage:
         self._remember(item.mm_hash, encoder.url)
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
-        media = item.item
-        wanted = EncodeItem(media.mm_hash, media.modality, media.length, media.grid, data)
+        wanted = EncodeItem.of(item.item, data)
         name = f"{item.holder}-{item.mm_hash[:16]}{'' if data is None else '-data'}"
         call = EncodeRequest(name, [wanted], deadline_s=self.timeout_s, holder=item.holder)
         patience = Patience(

@@ -63,7 +63,7 @@ class FrontendConfig:
     max_references: int = 4096  # pictures seen before that are remembered by uuid
     min_priority: int = 0  # the smallest `priority` of a request; lower values run first
     media: MediaConfig = MediaConfig()  # where media may come from
-    # override options of the media processor; the encoder must have the same
+    # options of the media processor for requests that bring none, and the most that these may ask
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
     reasoning_parser: str = AUTO  # how reasoning is read

@@ -9,6 +9,7 @@ from protocol.options import count, option, seconds, size
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.model_folder import find_model
 from services.frontend.parsing.choosing import AUTO, THINKING_NAMES, TOOL_NAMES
+from services.frontend.pixel_bounds import parse_kwargs
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class FrontendOptions:
         minimum=0,
         maximum=4096,
         section="Media",
+    )
+    mm_processor_kwargs: str = option(
+        "",
+        "How large pictures become, for models that resize each by its own size: a JSON object with"
+        " min_pixels and max_pixels, or size, as transformers' processor takes them. A request may"
+        " ask for less. Empty: as the model's preprocessor_config.json says.",
+        "json",
     )
     allowed_local_media_path: str = option(
         "", "Folder that file:// URLs of media may name files of. Empty: they are refused.", "path"
@@ -128,6 +136,7 @@ class FrontendOptions:
             chat_template=self.chat_template or None,
             trust_request_chat_template=self.trust_request_chat_template,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
+            mm_processor_kwargs=parse_kwargs(self.mm_processor_kwargs),
             allow_references=self.allow_media_references,
             min_priority=self.min_priority,
             tool_call_parser=self.tool_call_parser,

@@ -14,7 +14,7 @@ from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
-from protocol.types import GenerateRequest, MMItem, SamplingParams
+from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.call_grammar import after_reasoning, forced_call
 from services.frontend.chat_text import ChatText, Parsers
 from services.frontend.config import FrontendConfig
@@ -87,7 +87,6 @@ class Frontend:
             max_model_len=config.max_model_len,
             chat_template=config.chat_template,
             generation_defaults=config.generation_defaults,
-            processor_overrides=config.mm_processor_kwargs,
         )
         tokenizer = Tokenizer.load(info)
         return Frontend(config, info, tokenizer, load_family(info, tokenizer))
@@ -110,9 +109,9 @@ class Frontend:
         """Holds the media of requests under way."""
         return self._items.store
 
-    def name_of(self, picture: bytes) -> str:
-        """The `mm_hash` that a picture has here."""
-        return self._items.name_of(picture)
+    def name_of(self, picture: bytes, pixels: tuple[int, int] | None = None) -> str:
+        """The `mm_hash` that a picture has here; `pixels` as in `MMItem`."""
+        return self._items.name_of(picture, pixels)
 
     async def render_chat(
         self,
@@ -129,11 +128,12 @@ class Frontend:
         """
         use = tool_use(request)
         sampling = await self._checked(request, use)
+        bounds = self._items.bounds(request.mm_processor_kwargs)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params
         items = await self._items.load(
-            chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller
+            chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller, bounds=bounds
         )
         if items:
             check_untruncated(request)
@@ -149,8 +149,7 @@ class Frontend:
         token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)
         generate = self._generate(request, request_id, token_ids, sampling, "messages")
         generate.mm_items = [
-            MMItem(item.mm_hash, "image", offset, item.extent.length, item.extent.grid)
-            for item, offset in zip(items, prompt.offsets, strict=True)
+            item.at(offset) for item, offset in zip(items, prompt.offsets, strict=True)
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
         prompt_end = self.tokenizer.decode(

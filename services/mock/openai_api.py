@@ -121,10 +121,7 @@ async def _encoded(
 async def _encode(instance: Instance, rendered: Rendered) -> Params:
     """Encode the media that came with the request; their `ec_transfer_params`."""
     items = {item.mm_hash: item for item in rendered.generate.mm_items}
-    wanted = [
-        EncodeItem(name, items[name].modality, items[name].length, items[name].grid, data)
-        for name, data in rendered.media.items()
-    ]
+    wanted = [EncodeItem.of(items[name], data) for name, data in rendered.media.items()]
     outputs = await instance.encode(EncodeRequest(rendered.generate.request_id, wanted))
     return {output.mm_hash: _entry(rendered, output) for output in outputs}
 

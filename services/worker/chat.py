@@ -86,10 +86,7 @@ async def _run(
 async def _encode(worker: Worker, rendered: RenderedRequest) -> dict[str, Any]:
     """Encode the media that came with the request; their `ec_transfer_params`."""
     items = {item.mm_hash: item for item in rendered.generate.mm_items}
-    wanted = [
-        EncodeItem(name, items[name].modality, items[name].length, items[name].grid, data)
-        for name, data in rendered.media.items()
-    ]
+    wanted = [EncodeItem.of(items[name], data) for name, data in rendered.media.items()]
     request = EncodeRequest(rendered.generate.request_id, wanted, rendered.generate.deadline_s)
     outputs = {output.mm_hash: output for output in await worker.encode(request)}
     return _entries(rendered, outputs)

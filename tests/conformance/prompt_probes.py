@@ -34,6 +34,12 @@ def refused(door: Door, route: Route, param: str, **fields: Any) -> None:
     assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+def mm_processor_kwargs(door: Door, route: Route) -> None:
+    """The model here takes no pictures; tests/integration asks one that does."""
+    door.ask(route, mm_processor_kwargs={})
+    refused(door, route, "mm_processor_kwargs", mm_processor_kwargs={"max_pixels": 65536})
+
+
 def messages(door: Door, route: Route) -> None:
     turns = [{"role": "user", "content": "Hi"}]
     assert prompt_ids_of(door.ask(route, messages=turns)) != prompt_ids_of(door.base(route))
@@ -186,7 +192,7 @@ PROMPT_PROBES: dict[str, Probe] = {
         messages, prompt, prompt_logprobs, echo, return_token_ids, add_special_tokens,
         truncate_prompt_tokens, truncation_side, tools, documents, chat_template_kwargs,
         chat_template, add_generation_prompt, continue_final_message, cache_salt, request_id,
-        session_id,
+        session_id, mm_processor_kwargs,
     )},
     "reasoning_effort": variable("reasoning_effort", "low"),
     "verbosity": variable("verbosity", "high"),

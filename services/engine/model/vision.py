@@ -64,9 +64,11 @@ class VisionModel:
         """
         if item.modality != "image" or item.data is None:
             raise InvalidRequest(f"this encoder encodes images, not {item.modality}")
+        if max(item.pixels or (0,)) > self._max_pixels:
+            raise InvalidRequest(f"a picture must not become larger than {self._max_pixels} pixels")
         image = load_rgb(item.data, max_pixels=self._max_pixels)
         try:
-            features = self._processor(images=[image], return_tensors="pt")
+            features = self._processor(images=[image], return_tensors="pt", **_size(item))
         except ValueError as error:
             raise InvalidRequest(f"the media processor refused the picture: {error}") from None
         pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
@@ -86,6 +88,14 @@ class VisionModel:
 
     def _move(self, pixels: Pixels) -> Pixels:
         return {name: value.to(self._device) for name, value in pixels.items()}
+
+
+def _size(item: EncodeItem) -> dict[str, Any]:
+    """The processor's option for a picture with bounds of its own."""
+    if item.pixels is None:
+        return {}
+    least, most = item.pixels
+    return {"size": {"shortest_edge": least, "longest_edge": most}}
 
 
 def _patches(pixels: Pixels) -> int:

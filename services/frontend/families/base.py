@@ -12,6 +12,7 @@ from typing import Any
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import Modality
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 
@@ -58,9 +59,15 @@ class Family(ABC):
     def processor(self) -> dict[str, Any]:
         """Everything the embedding depends on besides weights and bytes; goes into `mm_hash`."""
 
+    @property
+    def bounds(self) -> PixelBounds | None:
+        """Areas to which pictures are resized; None if these cannot be chosen."""
+        return None
+
     @abstractmethod
-    def measure_image(self, width: int, height: int) -> Extent:
-        """Tokens of a picture of this size in pixels; `InvalidRequest` if it is refused."""
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
+        """Tokens of a picture of this size in pixels, resized within `bounds`, None for the model's
+        own; `InvalidRequest` if it is refused."""
 
     @abstractmethod
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:

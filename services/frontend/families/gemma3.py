@@ -18,6 +18,7 @@ from services.frontend.families.base import (
     token_text,
 )
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 # What transformers' classes assume where the model directory is silent.
@@ -36,7 +37,7 @@ class Gemma3(Family):
     def processor(self) -> dict[str, Any]:
         return self._processor
 
-    def measure_image(self, width: int, height: int) -> Extent:
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         return Extent(self._length)
 
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:

@@ -21,6 +21,7 @@ from services.frontend.families.base import (
     token_text,
 )
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 GRID_KEY = "image_grid_thw"
@@ -50,7 +51,7 @@ class LlavaOnevision(Family):
     def processor(self) -> dict[str, Any]:
         return self._processor
 
-    def measure_image(self, width: int, height: int) -> Extent:
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         best_height, best_width = _best_resolution(height, width, self._resolutions)
         rows = best_height // self._tile_height
         columns = best_width // self._tile_width

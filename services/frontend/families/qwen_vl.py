@@ -19,6 +19,7 @@ from services.frontend.families.base import (
     token_text,
 )
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 GRID_KEY = "image_grid_thw"
@@ -38,7 +39,7 @@ class QwenVL(Family):
         options = options_of(info)
         self.patch = _option(options, "patch_size")
         self.merge = _option(options, "merge_size")
-        self.min_pixels, self.max_pixels = _pixel_bounds(options)
+        self._bounds = _pixel_bounds(options)
         self._resizes = bool(options.get("do_resize", True))
         self._processor = processor_identity(info)
         self.placeholders = {"image": _placeholder(info, tokenizer)}
@@ -47,15 +48,19 @@ class QwenVL(Family):
     def processor(self) -> dict[str, Any]:
         return self._processor
 
-    def measure_image(self, width: int, height: int) -> Extent:
+    @property
+    def bounds(self) -> PixelBounds | None:
+        return self._bounds if self._resizes else None
+
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         if self._resizes:
-            height, width = self._resized(height, width)
+            height, width = self._resized(height, width, bounds or self._bounds)
         factor = self.patch * self.merge
         if height % factor or width % factor:
             raise refused(f"the picture's sides must be multiples of {factor} pixels")
         return self._extent(1, height // self.patch, width // self.patch)
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
+    def _resized(self, height: int, width: int, bounds: PixelBounds) -> tuple[int, int]:
         """transformers' `smart_resize`: multiples of the factor, area within bounds."""
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter > MAX_ASPECT_RATIO:
@@ -65,12 +70,12 @@ class QwenVL(Family):
             )
         factor = self.patch * self.merge
         rows, columns = round(height / factor) * factor, round(width / factor) * factor
-        if rows * columns > self.max_pixels:
-            beta = math.sqrt((height * width) / self.max_pixels)
+        if rows * columns > bounds.most:
+            beta = math.sqrt((height * width) / bounds.most)
             rows = max(factor, math.floor(height / beta / factor) * factor)
             columns = max(factor, math.floor(width / beta / factor) * factor)
-        elif rows * columns < self.min_pixels:
-            beta = math.sqrt(self.min_pixels / (height * width))
+        elif rows * columns < bounds.least:
+            beta = math.sqrt(bounds.least / (height * width))
             rows = math.ceil(height * beta / factor) * factor
             columns = math.ceil(width * beta / factor) * factor
         return rows, columns
@@ -90,8 +95,8 @@ def _option(options: Mapping[str, Any], name: str) -> int:
     return int(_CLASS_DEFAULTS[name] if value is None else value)
 
 
-def _pixel_bounds(options: Mapping[str, Any]) -> tuple[int, int]:
-    """(least, most) area in pixels; the older `min_pixels` and `max_pixels` win over `size`."""
+def _pixel_bounds(options: Mapping[str, Any]) -> PixelBounds:
+    """The model's own; the older `min_pixels` and `max_pixels` win over `size`."""
     size = options.get("size")
     if not isinstance(size, Mapping):
         size = _CLASS_SIZE
@@ -99,7 +104,7 @@ def _pixel_bounds(options: Mapping[str, Any]) -> tuple[int, int]:
     most = options.get("max_pixels") or size.get("longest_edge")
     if not least or not most:
         raise ConfigError("the image processor's size needs 'shortest_edge' and 'longest_edge'")
-    return least, most
+    return PixelBounds(least, most)
 
 
 def _placeholder(info: ModelInfo, tokenizer: Tokenizer) -> Placeholder:

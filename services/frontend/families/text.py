@@ -7,6 +7,7 @@ from typing import Any
 
 from protocol.errors import InvalidRequest
 from services.frontend.families.base import Extent, Family
+from services.frontend.pixel_bounds import PixelBounds
 
 
 class Text(Family):
@@ -17,7 +18,7 @@ class Text(Family):
     def processor(self) -> dict[str, Any]:
         return {}
 
-    def measure_image(self, width: int, height: int) -> Extent:
+    def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         raise InvalidRequest("this model takes no pictures")
 
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:

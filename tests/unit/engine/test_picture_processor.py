@@ -1,13 +1,25 @@
 """Pictures are prepared to the values that transformers' own processors give."""
 
+import base64
+from io import BytesIO
+
+import msgspec
 import numpy as np
 import pytest
+import torch
 from transformers import AutoImageProcessor
 from transformers.image_processing_backends import PilBackend
 
+from connectors.base import EC_TENSOR
+from protocol.errors import InvalidRequest
+from protocol.types import EncodeItem
 from services.engine.model.picture_processor import picture_processor
+from services.engine.model.vision import VisionModel
+from services.frontend.config import FrontendConfig
+from services.frontend.render import Frontend
 from tests.conftest import ModelDir
 from tests.support.conversations import picture
+from tests.support.frontend_helpers import render
 from tests.support.tiny_models import VISION_FAMILIES
 
 
@@ -31,3 +43,42 @@ def test_pictures_of_floats_are_left_to_transformers(model_dir: ModelDir) -> Non
     assert ours.rescale(image, 2.0).tolist() == np.full((3, 4, 4), 0.5).tolist()
     assert ours.normalize(image, [0.25] * 3, [2.0] * 3).tolist() == np.zeros((3, 4, 4)).tolist()
     assert image.tolist() == np.full((3, 4, 4), 0.25).tolist()
+
+
+def test_a_picture_within_bounds_of_its_own(model_dir: ModelDir) -> None:
+    """As many embeddings as the frontend has counted, from the pixels that transformers makes."""
+    path = model_dir("qwen2_5_vl")
+    vision = VisionModel(path, torch.float32, "cpu", 1 << 20)
+    front = Frontend.load(FrontendConfig(model=path))
+    factor = 28
+    bounds = (factor**2, 6 * factor**2)
+    file = BytesIO()
+    picture(2, 300, 200).save(file, "PNG")
+    messages = [
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "image_url",
+                    "image_url": {
+                        "url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+                    },
+                }
+            ],
+        }
+    ]
+    kwargs = {"min_pixels": bounds[0], "max_pixels": bounds[1]}
+    rendered = render(front, messages, model=front.config.names[0], mm_processor_kwargs=kwargs)
+    (item,) = rendered.generate.mm_items
+    assert item.length <= 6
+    (prepared,) = [vision.prepare(EncodeItem.of(item, file.getvalue()))]
+    size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
+    truth = AutoImageProcessor.from_pretrained(path)(
+        images=[picture(2, 300, 200)], return_tensors="np", size=size
+    )
+    assert np.array_equal(prepared.pixels["pixel_values"].numpy(), truth["pixel_values"])
+    (tensors,) = vision.encode([prepared])
+    assert not isinstance(tensors, Exception)
+    assert tensors[EC_TENSOR].shape[0] == item.length
+    with pytest.raises(InvalidRequest, match="not become larger"):
+        vision.prepare(msgspec.structs.replace(EncodeItem.of(item, b""), pixels=(1, 1 << 21)))

@@ -16,6 +16,7 @@ from transformers import AutoImageProcessor
 from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.families import Family, load_family
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import PixelBounds, bounds_of
 from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import write_model
 
@@ -94,6 +95,44 @@ def test_qwen_older_pixel_bounds_win_over_size(tmp_path: Path) -> None:
     for size in [(20, 20), (100, 300), (500, 500), (3000, 40)]:
         check_qwen(family, processor, *size)
     assert family.measure_image(500, 500).length == 16
+
+
+@pytest.mark.parametrize("model_type", QWEN)
+def test_qwen_grids_within_bounds_of_a_request(model_type: str, tmp_path: Path) -> None:
+    model = write_model(model_type, tmp_path)
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+    usual, factor = family.bounds, processor.patch_size * processor.merge_size
+    assert usual is not None
+    for asked in (
+        {"max_pixels": 9 * factor**2},
+        {"size": {"longest_edge": 5 * factor**2}},
+        {"images_kwargs": {"min_pixels": 12 * factor**2, "max_pixels": 20 * factor**2}},
+    ):
+        bounds = bounds_of(asked, PixelBounds(factor**2, 1 << 24))
+        size = {"shortest_edge": bounds.least, "longest_edge": bounds.most}
+        for width, height in [(20, 20), (100, 300), (190, 200), (300, 40)]:
+            pixels = np.zeros((height, width, 3), dtype=np.uint8)
+            made = processor(images=[pixels], input_data_format="channels_last", size=size)
+            truth = tuple(np.asarray(made["image_grid_thw"])[0].tolist())
+            assert family.measure_image(width, height, bounds).grid == truth
+    assert family.measure_image(300, 300).length > 9
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [({"max_pixels": 0}, "max_pixels"), ({"max_pixels": "9"}, "max_pixels"),
+     ({"fps": 2}, "fps"), ({"size": {"height": 5}}, "size.height"), ({"size": 5}, "size"),
+     ({"images_kwargs": {"do_resize": False}}, "images_kwargs.do_resize")],
+)  # fmt: skip
+def test_options_that_are_no_bounds(asked: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        bounds_of(asked, PixelBounds(1, 100))
+    assert caught.value.param == f"mm_processor_kwargs.{param}"
+
+
+def test_bounds_must_leave_a_size() -> None:
+    with pytest.raises(InvalidRequest, match="min_pixels is 50, more than max_pixels, 40"):
+        bounds_of({"max_pixels": 40}, PixelBounds(50, 100))
 
 
 def test_qwen_overrides_change_tokens_and_identity(tmp_path: Path) -> None:
