@@ -45,8 +45,8 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: Natural
     length: Natural
     grid: tuple[Positive, ...] = ()
-    # (least, most) area in pixels to resize it to, () for the model's own
-    pixels: tuple[Positive, ...] = ()
+    # (least, most) area in pixels to resize it to, None for the model's own
+    pixels: tuple[Positive, Positive] | None = None
 
     @property
     def end(self) -> int:
@@ -153,7 +153,7 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     length: Natural
     grid: tuple[Positive, ...] = ()
     data: bytes | None = None
-    pixels: tuple[Positive, ...] = ()  # as in `MMItem`
+    pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
 
     @staticmethod
     def of(item: MMItem, data: bytes | None) -> EncodeItem:

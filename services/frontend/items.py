@@ -36,7 +36,7 @@ class Item:
     mm_hash: str
     extent: Extent
     data: bytes | None = None
-    pixels: tuple[int, ...] = ()  # as in `MMItem`
+    pixels: PixelBounds | None = None  # as in `MMItem`
 
     def at(self, offset: int) -> MMItem:
         """The item in a prompt."""
@@ -148,13 +148,10 @@ class ItemLoader:
     def _item(self, data: bytes, param: str, bounds: PixelBounds | None) -> Item:
         width, height = probe(data, max_pixels=self._config.media.max_pixels, param=param)
         extent = _naming(param, self._family.measure_image, width, height, bounds)
-        return Item(self._name(data, bounds), extent, self.store.keep(data), bounds or ())
+        return Item(self.name_of(data, bounds), extent, self.store.keep(data), bounds)
 
-    def name_of(self, data: bytes) -> str:
-        """The mm_hash of a picture, as this model's encoders see it."""
-        return self._name(data, self.bounds(None))
-
-    def _name(self, data: bytes, bounds: PixelBounds | None) -> str:
+    def name_of(self, data: bytes, bounds: tuple[int, int] | None = None) -> str:
+        """The mm_hash of a picture, resized within `bounds`, as this model's encoders see it."""
         processor = self._family.processor
         return mm_hash(
             data,

@@ -112,9 +112,9 @@ class Frontend:
         """Holds the media of requests under way."""
         return self._items.store
 
-    def name_of(self, picture: bytes) -> str:
-        """The `mm_hash` that a picture has here."""
-        return self._items.name_of(picture)
+    def name_of(self, picture: bytes, pixels: tuple[int, int] | None = None) -> str:
+        """The `mm_hash` that a picture has here; `pixels` as in `MMItem`."""
+        return self._items.name_of(picture, pixels)
 
     async def render_chat(
         self,

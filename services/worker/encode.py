@@ -51,7 +51,7 @@ async def _check_names(frontend: Frontend, request: EncodeRequest) -> None:
 
 def _compare(frontend: Frontend, request: EncodeRequest) -> None:
     for number, item in enumerate(request.items):
-        if item.data is not None and frontend.name_of(item.data) != item.mm_hash:
+        if item.data is not None and frontend.name_of(item.data, item.pixels) != item.mm_hash:
             raise InvalidRequest(
                 f"items[{number}].mm_hash: '{item.mm_hash[:64]}' is not the name of these bytes for"
                 f" this worker's model, weights and media processor",

@@ -73,6 +73,24 @@ def test_tokens_equal_generate(topology: str, topologies: Topologies) -> None:
         assert served == expected
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_pictures_within_bounds_of_a_request(topology: str, topologies: Topologies) -> None:
+    """As transformers with the same size; whole pictures are known to caches from tests before."""
+    if not topologies.model.startswith("qwen") or topologies.model in TEXT_FAMILIES:
+        pytest.skip("pictures of this family have one size")
+    size = {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9}
+    server, case = topologies.proxies[topology], picture_cases()[3]
+    asked = {"max_tokens": TOKENS, "ignore_eos": True}
+    small = complete(server, case, mm_processor_kwargs={"size": size}, **asked)
+    whole = complete(server, case, **asked)
+    assert small["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"]
+    for answer, option in ((small, size), (whole, None)):
+        expected = reference_generate(
+            topologies.stack.model, case, TOKENS, ignore_eos=True, size=option
+        )
+        assert answer["choices"][0]["token_ids"] == expected
+
+
 def test_every_role_loads_only_its_part(topologies: Topologies) -> None:
     infos = {
         name: call(f"{worker.url}/server_info")[1] for name, worker in topologies.workers.items()

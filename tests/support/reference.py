@@ -53,7 +53,9 @@ class Reference:
     processor: Any  # the family's processor without its tokenizer and video parts
     eos: tuple[int, ...]
 
-    def inputs(self, messages: Messages, **template: Any) -> Inputs:
+    def inputs(
+        self, messages: Messages, *, size: dict[str, int] | None = None, **template: Any
+    ) -> Inputs:
         """`generate()`'s arguments for one conversation; every tensor has batch size 1."""
         images = _images(messages)
         prompt = self.tokenizer.apply_chat_template(
@@ -62,7 +64,7 @@ class Reference:
             add_generation_prompt=True,
             **template,
         )
-        media = self._media(images)
+        media = self._media(images, {} if size is None else {"size": size})
         ids = self.tokenizer(
             self._expanded(prompt, media, len(images)),
             add_special_tokens=False,
@@ -87,10 +89,10 @@ class Reference:
         tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 
-    def _media(self, images: list[Any]) -> Inputs:
+    def _media(self, images: list[Any], options: dict[str, Any]) -> Inputs:
         if not images:
             return {}
-        return dict(self.image_processor(images=images, return_tensors="pt"))
+        return dict(self.image_processor(images=images, return_tensors="pt", **options))
 
     def _expanded(self, prompt: str, media: Inputs, count: int) -> str:
         if self.processor is None or not count:
@@ -129,6 +131,7 @@ def reference_generate(
     max_new_tokens: int,
     *,
     ignore_eos: bool = False,
+    size: dict[str, int] | None = None,
     **template: Any,
 ) -> list[int]:
     """New token ids of `generate()`, greedy, float32, one conversation.
@@ -137,10 +140,12 @@ def reference_generate(
         messages: OpenAI messages; pictures as parts `{"type": "image", "image": PIL.Image}`. Text
             is taken literally, special tokens in it included.
         ignore_eos: go on to `max_new_tokens` whatever is generated.
+        size: the image processor's option.
         template: more arguments of the chat template, such as `enable_thinking`.
     """
     reference = load(Path(model_dir).resolve())
-    return reference.generate(reference.inputs(messages, **template), max_new_tokens, ignore_eos)
+    inputs = reference.inputs(messages, size=size, **template)
+    return reference.generate(inputs, max_new_tokens, ignore_eos)
 
 
 def _take_eos(model: Any) -> tuple[int, ...]:

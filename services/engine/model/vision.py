@@ -64,7 +64,7 @@ class VisionModel:
         """
         if item.modality != "image" or item.data is None:
             raise InvalidRequest(f"this encoder encodes images, not {item.modality}")
-        if max(item.pixels, default=0) > self._max_pixels:
+        if max(item.pixels or (0,)) > self._max_pixels:
             raise InvalidRequest(f"a picture must not become larger than {self._max_pixels} pixels")
         image = load_rgb(item.data, max_pixels=self._max_pixels)
         try:
@@ -92,7 +92,7 @@ class VisionModel:
 
 def _size(item: EncodeItem) -> dict[str, Any]:
     """The processor's option for a picture with bounds of its own."""
-    if not item.pixels:
+    if item.pixels is None:
         return {}
     least, most = item.pixels
     return {"size": {"shortest_edge": least, "longest_edge": most}}

@@ -29,7 +29,7 @@ def test_a_smaller_picture_is_another_one(fronts: Fronts) -> None:
         len(small.generate.token_ids) == len(whole.generate.token_ids) - usual.length + item.length
     )
     assert item.mm_hash != usual.mm_hash and list(small.media) == [item.mm_hash]
-    assert (usual.pixels, item.pixels[1]) == ((), SMALL["max_pixels"])
+    assert (usual.pixels, item.pixels) == (None, (3136, SMALL["max_pixels"]))
     assert EncodeItem.of(item, WIDE).pixels == item.pixels
     assert render(front, messages, mm_processor_kwargs={}).generate.mm_items == [usual]
 
@@ -46,9 +46,9 @@ def test_spellings_of_the_same_bounds_share_an_embedding(fronts: Fronts) -> None
 def test_a_flag_holds_for_all_and_is_the_most_a_request_may_ask(fronts: Fronts) -> None:
     front, messages = fronts(mm_processor_kwargs=SMALL), user(image_part(WIDE))
     (item,) = render(front, messages).generate.mm_items
-    assert item.pixels[1] == SMALL["max_pixels"] and item.length <= 8
+    assert item.pixels == (3136, SMALL["max_pixels"]) and item.length <= 8
     assert render(front, messages, mm_processor_kwargs=SMALL).generate.mm_items == [item]
-    assert front.name_of(WIDE) == item.mm_hash
+    assert front.name_of(WIDE, item.pixels) == item.mm_hash != front.name_of(WIDE)
     smaller = render(front, messages, mm_processor_kwargs={"max_pixels": 28 * 28 * 5})
     assert smaller.generate.mm_items[0].length < item.length
     with pytest.raises(InvalidRequest, match="at most 6272") as caught:
