@@ -20,6 +20,7 @@ from triptych.launch.plan import Service, python, shared_environment
 from triptych.launch.processes import LaunchError, Processes
 
 FILE = Path(__file__).parents[1] / "deploy" / "compose.yaml"
+VLLM_FILE = FILE.with_name("compose.vllm.yaml")
 PROFILES = ("1e1p1d", "2e1p1d", "e-pd")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _READY_S, _STOP_S = 300.0, 40.0
@@ -43,9 +44,9 @@ class Container:
         return self.command[self.command.index("--port") + 1]
 
 
-def containers(profile: str, environ: Mapping[str, str]) -> list[Container]:
+def containers(profile: str, environ: Mapping[str, str], file: Path = FILE) -> list[Container]:
     """Those that `docker compose --profile PROFILE up` starts."""
-    text = FILE.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
     variables = {**environ, "COMPOSE_PROFILES": profile}
     text = _VARIABLE.sub(lambda m: variables.get(m[1]) or m[2] or "", text)
     return [

@@ -23,6 +23,7 @@ from services.mock.config import MockConfig
 from services.worker.config import WorkerConfig
 from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
 from services.worker.metrics import WorkerMetrics
+from triptych.launch.list_workers import ListConfig
 from triptych.launch.options import ServeConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -32,6 +33,7 @@ _COMMANDS: tuple[tuple[str, type[Any]], ...] = (
     ("triptych master", MasterConfig),
     ("triptych encode, prefill, decode and fusion", WorkerConfig),
     ("triptych mock", MockConfig),
+    ("triptych list", ListConfig),
 )
 _FLAGS = """# Flags
 

@@ -83,6 +83,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "knows caches and queues, places requests",
             _function("services.master.__main__"),
         ),
+        "list": Command(
+            "Before the workers",
+            "tells masters of workers that cannot register, such as vLLM's",
+            _function("triptych.launch.list_workers"),
+        ),
         "ask": Command(
             "Try a server", "a question, with a picture of yours or drawn ones",
             _function("benchmarks.ask"),
