@@ -56,7 +56,7 @@ class _Fused:
     ) -> Any:
         """hidden_states [1, T, hidden] → the same"""
         layer = self._layer
-        cos, sin = more.get("position_embeddings") or (None, None)
+        cos, sin = more.get("position_embeddings") or (torch.empty(0), torch.empty(0))
         if paged is None or not _whole(cos, hidden_states, layer.self_attn.head_dim):
             return self._own(hidden_states, *args, paged=paged, **more)
         rows = hidden_states[0].contiguous()
@@ -67,9 +67,9 @@ class _Fused:
         return (rows + _mlp(layer.mlp, normed)).unsqueeze(0)
 
 
-def _whole(cos: torch.Tensor | None, hidden: torch.Tensor, dim: int) -> bool:
+def _whole(cos: torch.Tensor, hidden: torch.Tensor, dim: int) -> bool:
     """Whether each token of hidden [1, T, width] has a factor for each of a head's `dim`."""
-    return cos is not None and cos.shape == (1, hidden.shape[1], dim) and cos.stride(-1) == 1
+    return cos.shape == (1, hidden.shape[1], dim) and cos.stride(-1) == 1
 
 
 def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
