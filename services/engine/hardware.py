@@ -51,9 +51,11 @@ def _check_device(device: str) -> None:
 
 
 def activate(device: str) -> None:
-    """Make a GPU the one that libraries use which are not told of another, as UCX."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.set_device(device)
+    """Make a GPU the one that libraries use which are not told of another, as UCX. `cuda` without a
+    number is the one that is current anyway."""
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is not None:
+        torch.cuda.set_device(found)
 
 
 def num_blocks_of(config: EngineConfig, block_bytes: int, activations: int = 0) -> int:

@@ -151,6 +151,22 @@ def test_layers_that_do_more_than_can_be_seen_keep_their_own_code(
     assert TOLERANCE[torch.float32] < 0.01
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 16), (3, 1, 4, 32), (1, 1, 32)])
+def test_rotary_positions_of_another_form_are_left_to_the_layer(
+    shape: tuple[int, ...], model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of each head, three dimensions, one token's for all: the kernel would read elsewhere."""
+    model: Any = LanguageModel(model_dir("qwen3"), torch.float32, "cpu")
+    layer = next(m for m in model.module.modules() if type(m).__name__ == "Qwen3DecoderLayer")
+    assert layer.self_attn.head_dim == 32 or shape[-1] != 16
+    monkeypatch.setattr(type(layer), "forward", lambda *_, **__: "own")
+    layers = FusedLayers(model._text_model)
+    hidden, cos = torch.zeros(1, 4, 64), torch.zeros(shape)
+    paged: Any = object()
+    assert layer(hidden, paged=paged, position_embeddings=(cos, cos)) == "own"
+    layers.release()
+
+
 def test_layers_of_another_form_are_left_alone(model_dir: ModelDir) -> None:
     model = LanguageModel(model_dir("gemma3"), torch.float32, "cpu", fused=True)
     assert model.fused_layers == 0

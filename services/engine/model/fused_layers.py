@@ -43,7 +43,9 @@ class FusedLayers:
 
 
 class _Fused:
-    """Computes one layer. Without a paged batch, as when the model is probed, its own code does."""
+    """Computes one layer. Its own code does without a paged batch, as when the model is probed, and
+    where rotary positions are of another form, as those that rotate a part of a head: the kernel
+    would read past their end."""
 
     def __init__(self, layer: Any) -> None:
         self._own = layer.forward
@@ -53,15 +55,21 @@ class _Fused:
         self, hidden_states: torch.Tensor, *args: Any, paged: PagedBatch | None = None, **more: Any
     ) -> Any:
         """hidden_states [1, T, hidden] → the same"""
-        if paged is None:
+        layer = self._layer
+        cos, sin = more.get("position_embeddings") or (torch.empty(0), torch.empty(0))
+        if paged is None or not _whole(cos, hidden_states, layer.self_attn.head_dim):
             return self._own(hidden_states, *args, paged=paged, **more)
-        layer, rows = self._layer, hidden_states[0].contiguous()
-        cos, sin = more["position_embeddings"]
+        rows = hidden_states[0].contiguous()
         normed = _norm(layer.input_layernorm, rows)
         attended = _attention(layer.self_attn, normed, cos[0], sin[0], paged)
         second = layer.post_attention_layernorm
         normed, rows = add_rms_norm(attended, rows, second.weight, second.variance_epsilon)
         return (rows + _mlp(layer.mlp, normed)).unsqueeze(0)
+
+
+def _whole(cos: torch.Tensor, hidden: torch.Tensor, dim: int) -> bool:
+    """Whether each token of hidden [1, T, width] has a factor for each of a head's `dim`."""
+    return cos.shape == (1, hidden.shape[1], dim) and cos.stride(-1) == 1
 
 
 def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:

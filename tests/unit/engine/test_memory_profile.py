@@ -142,9 +142,12 @@ def test_the_engine_works_on_the_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
-    monkeypatch.setattr(
-        torch.cuda, "set_device", lambda d: current.__setitem__(0, torch.device(d).index or 0)
-    )
+
+    def set_device(device: torch.device) -> None:
+        assert device.index is not None, "PyTorch's own refuses a device without a number"
+        current[0] = device.index
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
 
     class MadeError(Exception):
         pass
@@ -153,7 +156,7 @@ def test_the_engine_works_on_the_gpu_it_is_told(monkeypatch: pytest.MonkeyPatch)
         raise MadeError(torch.cuda.current_device())
 
     monkeypatch.setattr(engine_module, "Connectors", connectors)
-    for device, index in (("cuda:1", 1), ("cuda:0", 0)):
+    for device, index in (("cuda:1", 1), ("cuda", 1), ("cuda:0", 0)):
         with pytest.raises(MadeError, match=str(index)):
             engine_module.Engine(config(device=device), lambda: None)
     with pytest.raises(ConfigError, match="there is no cuda:2"):
