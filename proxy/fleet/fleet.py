@@ -15,6 +15,7 @@ from blake3 import blake3
 from protocol.errors import Unavailable
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
 from proxy.worker_urls import split_urls
 
@@ -41,6 +42,7 @@ class Fleet:
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
+    `models`: what they serve, as a master tells.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
     """
@@ -53,6 +55,7 @@ class Fleet:
     forced: Dialect | None = None
     watched: bool = False
     resumers: int = 0
+    models: ServedModels = field(default_factory=ServedModels)
     _leaving: list[Instance] = field(default_factory=list)
     _doubtful: list[Instance] = field(default_factory=list)
     _in_doubt: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,6 +135,7 @@ class Fleet:
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
+        self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         for observe in self._observers:
             observe()
@@ -168,24 +172,31 @@ class Fleet:
         else:
             self.relayed = "none"
 
-    def usable(self, role: Role, avoid: Sequence[Instance] = ()) -> list[Instance]:
+    def usable(
+        self, role: Role, avoid: Sequence[Instance] = (), model: str | None = None
+    ) -> list[Instance]:
         """Workers of a role that may be asked: without those to `avoid` while another one can do
-        the work, and then without suspects unless there is nobody else."""
+        the work, and then without suspects unless there is nobody else. `model`: as a request
+        names it, None for any."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
+        if model is not None:
+            able = self.models.serving(able, model)
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
 
-    def choose(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
+    def choose(
+        self, role: Role, avoid: Sequence[Instance] = (), model: str | None = None
+    ) -> Instance:
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
         workers = self.of(role)
-        if len(workers) == 1:
+        if len(workers) == 1 and not self.models.several:
             (only,) = workers
             if only.up and not only.draining and only.breaker.closed:
                 return only
-        able = self.usable(role, avoid)
+        able = self.usable(role, avoid, model)
         if not able:
             raise self.nobody(role)
         return self.lightest(able)

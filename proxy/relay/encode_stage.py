@@ -81,14 +81,20 @@ class RelayEncodeStage:
         fields = request.client.fields(f"-{number}".encode())
         key = digest_of(body, request.client.authorization)
         found, _ = await self._flights.join(
-            key, lambda: self._encode(key, fields, body, item.modality, place)
+            key, lambda: self._encode(key, fields, body, item.modality, place, request.model)
         )
         if request.plan is not None:
             self._planner.stage_over(request.placed_as, "encode", time.monotonic() - start, name)
         return found
 
     async def _encode(
-        self, key: bytes, fields: bytes, body: Body, modality: str, place: Instance | None
+        self,
+        key: bytes,
+        fields: bytes,
+        body: Body,
+        modality: str,
+        place: Instance | None,
+        model: str,
     ) -> Reference | None:
         tries = Tries(
             deadline=time.monotonic() + self._patience_s, request_id=f"item {key.hex()[:16]}"
@@ -103,12 +109,12 @@ class RelayEncodeStage:
 
         def choose() -> Instance:
             planned = place is not None and not tries.avoid and place.serves(time.monotonic())
-            return place if planned and place is not None else self._choose(key, tries.avoid)
+            return place if planned and place is not None else self._choose(key, tries.avoid, model)
 
         return await self._dispatch.tried(tries, "encode", choose, work)
 
-    def _choose(self, key: bytes, avoid: Sequence[Instance]) -> Instance:
-        able = self._dispatch.fleet.usable("encode", avoid)
+    def _choose(self, key: bytes, avoid: Sequence[Instance], model: str) -> Instance:
+        able = self._dispatch.fleet.usable("encode", avoid, model)
         if not able:
             raise self._dispatch.fleet.nobody("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER
