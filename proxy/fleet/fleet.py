@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from blake3 import blake3
@@ -31,6 +32,7 @@ class WorkerUnknown(Unavailable):
 
 
 Relayed = Literal["none", "media", "all"]
+Some = Sequence[Instance]
 
 
 @dataclass
@@ -172,9 +174,7 @@ class Fleet:
         else:
             self.relayed = "none"
 
-    def usable(
-        self, role: Role, avoid: Sequence[Instance] = (), model: str | None = None
-    ) -> list[Instance]:
+    def usable(self, role: Role, avoid: Some = (), model: str | None = None) -> list[Instance]:
         """Workers of a role that may be asked: without those to `avoid` while another one can do
         the work, and then without suspects unless there is nobody else. `model`: as a request
         names it, None for any."""
@@ -186,9 +186,7 @@ class Fleet:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
 
-    def choose(
-        self, role: Role, avoid: Sequence[Instance] = (), model: str | None = None
-    ) -> Instance:
+    def choose(self, role: Role, avoid: Some = (), model: str | None = None) -> Instance:
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
         workers = self.of(role)
@@ -208,7 +206,7 @@ class Fleet:
         role = able[0].role
         start = self._turns[role] % len(able)
         self._turns[role] += 1
-        return min((*able[start:], *able[:start]), key=_in_flight)
+        return min((*able[start:], *able[:start]), key=attrgetter("in_flight"))
 
     def replaceable(self, instance: Instance) -> bool:
         """Whether somebody who answers in time could take this one's work."""
@@ -239,10 +237,6 @@ class Fleet:
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         return NoWorker(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
-
-
-def _in_flight(instance: Instance) -> int:
-    return instance.in_flight
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:
