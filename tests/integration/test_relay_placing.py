@@ -200,8 +200,8 @@ def test_one_proxy_serves_the_models_that_a_master_knows(model_dir: ModelDir) ->
             if gone:
                 master.process.kill()
             for name in names:
-                body = {"model": name, "prompt": "Hello", "max_tokens": 2}
-                answers = [call(f"{proxy.url}/v1/completions", body) for _ in range(4)]
+                wanted = {"model": name, "prompt": "Hello", "max_tokens": 2}
+                answers = [call(f"{proxy.url}/v1/completions", wanted) for _ in range(4)]
                 assert [status for status, _ in answers] == [200] * 4, (gone, answers)
             status, answer = call(f"{proxy.url}/v1/completions", {"model": "third", "prompt": "x"})
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
