@@ -18,6 +18,7 @@ from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
 from proxy.relay import passthrough
+from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
 from services.frontend.render import Frontend
@@ -56,7 +57,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
-        app.include_router(passthrough.informing(gateway))
+        app.include_router(listing(gateway))
     if gateway.config.dialect != "tokens":
         taken = {route.path for route in app.routes if isinstance(route, Route)}
         app.include_router(passthrough.passing(gateway, taken))

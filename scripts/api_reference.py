@@ -50,6 +50,9 @@ _PASSED = """\
 A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
+
+Where a master knows workers of several models, a request goes to those of its `model` (a `GET`: of
+the parameter `model`), and `/v1/models` lists all models, aliases and LoRA adapters.
 """
 _OPERATED = """\
 With the admin key in `X-API-Key` alone (`--admin-api-key`), and sent to every worker, or to the one

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from blake3 import blake3
@@ -15,6 +16,7 @@ from blake3 import blake3
 from protocol.errors import Unavailable
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
 from proxy.worker_urls import split_urls
 
@@ -30,6 +32,7 @@ class WorkerUnknown(Unavailable):
 
 
 Relayed = Literal["none", "media", "all"]
+Some = Sequence[Instance]
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Fleet:
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
+    `models`: what they serve, as a master tells.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
     """
@@ -53,6 +57,7 @@ class Fleet:
     forced: Dialect | None = None
     watched: bool = False
     resumers: int = 0
+    models: ServedModels = field(default_factory=ServedModels)
     _leaving: list[Instance] = field(default_factory=list)
     _doubtful: list[Instance] = field(default_factory=list)
     _in_doubt: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,6 +137,7 @@ class Fleet:
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
+        self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         for observe in self._observers:
             observe()
@@ -169,24 +175,27 @@ class Fleet:
         else:
             self.relayed = "none"
 
-    def usable(self, role: Role, avoid: Sequence[Instance] = ()) -> list[Instance]:
+    def usable(self, role: Role, avoid: Some = (), model: str | None = None) -> list[Instance]:
         """Workers of a role that may be asked: without those to `avoid` while another one can do
-        the work, and then without suspects unless there is nobody else."""
+        the work, and then without suspects unless there is nobody else. `model`: as a request
+        names it, None for any."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
+        if model is not None:
+            able = self.models.serving(able, model)
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
 
-    def choose(self, role: Role, avoid: Sequence[Instance] = ()) -> Instance:
+    def choose(self, role: Role, avoid: Some = (), model: str | None = None) -> Instance:
         """The usable worker with the fewest calls of ours, in turn if several have; or
         `NoWorker`."""
         workers = self.of(role)
-        if len(workers) == 1:
+        if len(workers) == 1 and not self.models.several:
             (only,) = workers
             if only.up and not only.draining and only.breaker.closed:
                 return only
-        able = self.usable(role, avoid)
+        able = self.usable(role, avoid, model)
         if not able:
             raise self.nobody(role)
         return self.lightest(able)
@@ -198,7 +207,7 @@ class Fleet:
         role = able[0].role
         start = self._turns[role] % len(able)
         self._turns[role] += 1
-        return min((*able[start:], *able[:start]), key=_in_flight)
+        return min((*able[start:], *able[:start]), key=attrgetter("in_flight"))
 
     def replaceable(self, instance: Instance) -> bool:
         """Whether somebody who answers in time could take this one's work."""
@@ -229,10 +238,6 @@ class Fleet:
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         return NoWorker(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
-
-
-def _in_flight(instance: Instance) -> int:
-    return instance.in_flight
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

@@ -13,9 +13,20 @@ logger = logging.getLogger(__name__)
 
 def mistakes_of(fleet: Fleet) -> list[str]:
     """A sentence for each mistake, which names the workers and the flags to look at."""
-    found = _unpaired(fleet.prefill, fleet.decode, "decode", "to")
-    found += _unpaired(fleet.decode, fleet.prefill, "prefill", "from")
-    return found + _strangers(fleet.all())
+    if not (fleet.watched and fleet.models.several):
+        return _among(fleet.prefill, fleet.decode, fleet.all())
+    found: list[str] = []
+    for model in sorted({worker.model for worker in fleet.all()}):
+        groups = (fleet.prefill, fleet.decode, fleet.all())
+        found += _among(*([one for one in group if one.model == model] for group in groups))
+    return found
+
+
+def _among(prefill: list[Instance], decode: list[Instance], workers: list[Instance]) -> list[str]:
+    """Of workers that one request may meet."""
+    found = _unpaired(prefill, decode, "decode", "to")
+    found += _unpaired(decode, prefill, "prefill", "from")
+    return found + _strangers(workers)
 
 
 def _unpaired(workers: list[Instance], partners: list[Instance], role: str, way: str) -> list[str]:

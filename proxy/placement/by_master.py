@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from protocol.errors import DeadlineExceeded, RateLimited, TriptychError, Unavailable
+from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, TriptychError, Unavailable
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
@@ -62,11 +62,15 @@ class MasterPlanner:
                 self.over(need.request_id, AttemptEnd(aborted=True))  # placed perhaps, in vain
                 raise
             except TriptychError as error:
-                if _is_refusal(error):
+                if _is_refusal(error) or self._names_no_model(error):
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load(self._fleet, need.max_tokens, state.avoid)
+        return by_load(self._fleet, need.max_tokens, state.avoid, need.wanted_model)
+
+    def _names_no_model(self, error: TriptychError) -> bool:
+        """Whether the request is wrong; of one model the workers may know further names."""
+        return self._fleet.models.several and isinstance(error, ModelNotFound)
 
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)

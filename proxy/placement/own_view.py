@@ -14,6 +14,7 @@ from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
 
 _UNKNOWN_ROOM = 256
+_COMPUTING: tuple[Role, Role] = ("decode", "prefill")
 
 
 class OwnView:
@@ -26,7 +27,7 @@ class OwnView:
         self.admission = admission
 
     async def place(self, state: RequestState, need: Need) -> Plan:
-        return by_load(self._fleet, need.max_tokens, state.avoid)
+        return by_load(self._fleet, need.max_tokens, state.avoid, need.wanted_model)
 
     def stage_over(
         self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
@@ -40,10 +41,13 @@ class OwnView:
         """The fleet knows."""
 
 
-def by_load(fleet: Fleet, max_tokens: int, avoid: Sequence[Instance]) -> Plan:
+def by_load(
+    fleet: Fleet, max_tokens: int, avoid: Sequence[Instance], model: str | None = None
+) -> Plan:
     """The least loaded workers, of which one can take the other's KV; if all of one stage are down,
-    or have failed the request, or none fits, those of the other do both."""
-    decoding, prefilling = fleet.usable("decode", avoid), fleet.usable("prefill", avoid)
+    or have failed the request, or none fits, those of the other do both. `model`: as a request
+    names it, where the fleet may have several."""
+    decoding, prefilling = (fleet.usable(role, avoid, model) for role in _COMPUTING)
     if not (decoding or prefilling):
         raise fleet.nobody("decode")
     fresh = [one for one in prefilling if one not in avoid]

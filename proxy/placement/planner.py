@@ -34,6 +34,12 @@ class Need:
     model: str = ""
     predicted: bool = False
 
+    @property
+    def wanted_model(self) -> str | None:
+        """What to choose workers by: a proxy that renders has workers of its own model alone, and
+        calls it by names that they may not know."""
+        return self.model if self.predicted else None
+
 
 @dataclass(frozen=True)
 class Plan:

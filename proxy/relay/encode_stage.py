@@ -81,7 +81,7 @@ class RelayEncodeStage:
         fields = request.client.fields(f"-{number}".encode())
         key = digest_of(body, request.client.authorization)
         (found, encoder), _ = await self._flights.join(
-            key, lambda: self._encode(key, fields, body, item.modality, place)
+            key, lambda: self._encode(key, fields, body, item.modality, place, request.model)
         )
         request.record.used("encode", encoder)
         if request.plan is not None:
@@ -89,7 +89,13 @@ class RelayEncodeStage:
         return found
 
     async def _encode(
-        self, key: bytes, fields: bytes, body: Body, modality: str, place: Instance | None
+        self,
+        key: bytes,
+        fields: bytes,
+        body: Body,
+        modality: str,
+        place: Instance | None,
+        model: str,
     ) -> tuple[Reference | None, str]:
         """What an encoder says of an item, and its URL."""
         tries = Tries(
@@ -105,12 +111,12 @@ class RelayEncodeStage:
 
         def choose() -> Instance:
             planned = place is not None and not tries.avoid and place.serves(time.monotonic())
-            return place if planned and place is not None else self._choose(key, tries.avoid)
+            return place if planned and place is not None else self._choose(key, tries.avoid, model)
 
         return await self._dispatch.tried(tries, "encode", choose, work)
 
-    def _choose(self, key: bytes, avoid: Sequence[Instance]) -> Instance:
-        able = self._dispatch.fleet.usable("encode", avoid)
+    def _choose(self, key: bytes, avoid: Sequence[Instance], model: str) -> Instance:
+        able = self._dispatch.fleet.usable("encode", avoid, model)
         if not able:
             raise self._dispatch.fleet.nobody("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER

@@ -77,7 +77,10 @@ class Forwarder:
     def _avoid_lacking(self, request: PassedRequest) -> None:
         """Ask another worker, also one that has failed the request before."""
         lacking = self._lacking.of(request.route.path)
-        able = [*self._fleet.usable("decode"), *self._fleet.usable("prefill")]
+        able = [
+            *self._fleet.usable("decode", (), request.model),
+            *self._fleet.usable("prefill", (), request.model),
+        ]
         if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
             raise NoRoute(f"no worker here has {request.route.path}")
         request.avoid = lacking
@@ -105,7 +108,7 @@ class Forwarder:
 
     async def _placed(self, request: PassedRequest, name: str) -> Plan:
         if not request.route.computes:
-            return by_load(self._fleet, _ONE_WORKER, request.avoid)
+            return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
         tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
         need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
         return await self._dispatch.placed(request, lambda: self._planner.place(request, need))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import AsyncGenerator, Collection
 
 import msgspec
@@ -29,6 +30,9 @@ from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON
 from services.http.streams import EventStream, error_event, sse, while_connected
+
+# Of a form: the field's value up to the next boundary, which follows in a line of its own.
+_MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
 
 
 class Passing:
@@ -78,6 +82,8 @@ class Passing:
             self._read_form(passed, request)
         elif route.method == "POST":
             self._read_json(passed)
+        else:
+            passed.model = request.query_params.get("model", "")
         return passed
 
     @staticmethod
@@ -86,6 +92,8 @@ class Passing:
         if not is_form(given.encode("latin-1")):
             raise not_form(given)
         passed.headers["content-type"] = given
+        if (named := _MODEL_FIELD.search(passed.body)) is not None:
+            passed.model = named[1].decode(errors="replace")
 
     def _read_json(self, passed: PassedRequest) -> None:
         read = RequestBody.parse(passed.body)
@@ -130,20 +138,6 @@ def passing(gateway: Gateway, taken: Collection[str] = ()) -> APIRouter:
     for route in PASSED:
         if route.path not in taken:
             add(route)
-    return routes
-
-
-def informing(gateway: Gateway) -> APIRouter:
-    """The models of a proxy that has none of its own."""
-    routes, keyed = APIRouter(), gateway.config.asks_for_api_keys
-
-    @routes.get("/v1/models")
-    async def models(request: Request) -> Response:
-        """The models that a decode worker serves."""
-        url = gateway.fleet.choose("decode").url + "/v1/models"
-        headers = for_worker(request, keyed=keyed)
-        return Response(await gateway.client.get(url, headers=headers), media_type=JSON)
-
     return routes
 
 

@@ -162,6 +162,7 @@ class Relay:
         if client.is_chat and (self._fleet.encode or self._gateway.frontend is not None):
             request.find_media(self._gateway.config.limit_mm_per_prompt)
         self._names.rename(request)
+        self._fleet.models.of(request.model)
         return request
 
     def _caller(self, client: ClientRequest) -> Caller:

@@ -55,5 +55,10 @@ class RelayedRequest(RequestState):
         self.fields = self.client.fields()
 
     @property
+    def model(self) -> str:
+        """As the client names it."""
+        return self.body.model
+
+    @property
     def begun(self) -> bool:
         return self.response.started

@@ -114,12 +114,14 @@ class RelayStages:
         plan = request.plan
         if request.prefill is not None or not self._fleet.prefill or request.body.scores_prompt:
             return
+        if plan is None and not self._fleet.models.has_any(self._fleet.prefill, request.model):
+            return
         if plan is not None and plan.prefill is None:
             return
         if plan is not None and plan.prefill is not None:
             instance = plan.prefill
         else:
-            instance = self._fleet.choose("prefill", request.avoid)
+            instance = self._fleet.choose("prefill", request.avoid, request.model)
 
         def body(references: bool) -> Body:
             return request.body.prefill_body(request.media, references=references)
@@ -141,7 +143,9 @@ class RelayStages:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
         stream, plan = request.body.stream, request.plan
         limits = self._stream_limits if stream else self._decode_limits
-        instance = plan.decode if plan else self._fleet.choose("decode", request.avoid)
+        instance = (
+            plan.decode if plan else self._fleet.choose("decode", request.avoid, request.model)
+        )
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked

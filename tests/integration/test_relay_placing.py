@@ -177,3 +177,31 @@ def test_requests_go_on_without_the_master_and_with_it_again(site: Site) -> None
         site.master.process.send_signal(signal.SIGCONT)
     until(lambda: metric(proxy, "proxy:master_present") == 1)
     asked(proxy, 403, "Back again?")
+
+
+def test_one_proxy_serves_the_models_that_a_master_knows(model_dir: ModelDir) -> None:
+    """Each by its workers, also by the proxy's last view once the master has gone."""
+    with running(model_dir("qwen3")) as stack:
+        flags = ("--admin-api-key", "secret", "--probe-interval", "0.1")
+        master = stack.start_plain("services.master", *flags)
+        names = ("tiny", "other")
+        workers = [mock(stack, "decode", "--served-model-name", name) for name in names]
+        master.wait_ready()
+        for worker in workers:
+            body = {"role": "decode", "url": worker.wait_ready()}
+            assert instances(master, "POST", body)[0] == 200
+        proxy = stack.start_plain("proxy", "--dialect", "openai", "--master-url", master.url)
+        proxy.wait_ready()
+        until(lambda: call(f"{proxy.url}/v1/models/other")[0] == 200)
+        until(lambda: call(f"{proxy.url}/v1/models/tiny")[0] == 200)
+        listed = call(f"{proxy.url}/v1/models")[1]["data"]
+        assert sorted(card["id"] for card in listed) == ["other", "tiny"]
+        for gone in (False, True):
+            if gone:
+                master.process.kill()
+            for name in names:
+                wanted = {"model": name, "prompt": "Hello", "max_tokens": 2}
+                answers = [call(f"{proxy.url}/v1/completions", wanted) for _ in range(4)]
+                assert [status for status, _ in answers] == [200] * 4, (gone, answers)
+            status, answer = call(f"{proxy.url}/v1/completions", {"model": "third", "prompt": "x"})
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")

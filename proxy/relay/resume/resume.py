@@ -105,12 +105,12 @@ class Resumer:
 
     def _able(self, last: Instance) -> bool:
         """Whether another worker could resume the stream once it is up."""
-        return any(one.resumes for one in self._fleet.decode if one is not last)
+        return any(_follows(one, last) for one in self._fleet.decode)
 
     def _choose(self, avoid: Sequence[Instance], last: Instance) -> Instance:
         """Not the one that has just failed, and those that failed before only if need be."""
         now = time.monotonic()
-        able = [i for i in self._fleet.decode if i.resumes and i.usable(now) and i is not last]
+        able = [i for i in self._fleet.decode if i.usable(now) and _follows(i, last)]
         if not able:
             raise NoWorker("no worker is up that could resume the stream")
         return min(able, key=lambda i: (i in avoid, i.suspect, i.in_flight))
@@ -150,6 +150,11 @@ class Resumer:
         of its own."""
         fields = request.client.fields(b"-%d" % len(request.avoid))
         return await pool.ask(path, fields, body, self._limits, sink)
+
+
+def _follows(other: Instance, last: Instance) -> bool:
+    """Whether a worker could resume what another one of the same model has begun."""
+    return other.resumes and other is not last and other.model == last.model
 
 
 def _chunks(request: RelayedRequest, instance: Instance) -> Chunks:

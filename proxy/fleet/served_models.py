@@ -1,0 +1,53 @@
+"""Which models the workers of one fleet serve, where a master has told of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from protocol.errors import ModelNotFound
+from proxy.fleet.worker import Instance
+
+
+class ServedModels:
+    """Kept true by the fleet. A name is a model's own, an alias, or that of a LoRA adapter; of two
+    models with one name the one whose own it is is meant, else the first."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, str] = {}  # by name
+        self.several = False
+
+    def look(self, workers: Iterable[Instance]) -> None:
+        """The workers of the fleet may have changed."""
+        found: dict[str, str] = {}
+        known = [one for one in workers if one.model]
+        for worker in known:
+            for name in sorted(worker.models):
+                found.setdefault(name, worker.model)
+        self._models = {**found, **{worker.model: worker.model for worker in known}}
+        self.several = len(set(self._models.values())) > 1
+
+    def of(self, name: str) -> str:
+        """The model that a request's name stands for, "" where all workers serve one: they judge
+        names themselves. `ModelNotFound` if none serves it, or if several could be meant."""
+        if not self.several:
+            return ""
+        if not name:
+            served = ", ".join(sorted(set(self._models.values())))
+            raise ModelNotFound(f"model: several are served, name one: {served}", param="model")
+        if name not in self._models:
+            raise ModelNotFound(f"model: no worker serves '{name[:256]}'", param="model")
+        return self._models[name]
+
+    def has_any(self, workers: Sequence[Instance], name: str) -> bool:
+        """Whether one of them serves what a request names, well or not."""
+        return bool(self.serving(workers, name) if self.several else workers)
+
+    def serving(self, workers: Sequence[Instance], name: str) -> list[Instance]:
+        """Those that serve what a request names. Adapters are the language model's: encode workers
+        do not list them."""
+        model = self.of(name)
+        return [
+            one
+            for one in workers
+            if not model or (one.model == model and (one.role == "encode" or name in one.models))
+        ]

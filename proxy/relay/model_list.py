@@ -1,0 +1,78 @@
+"""The models of a fleet, as its workers list them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.decoding import decoded
+from protocol.errors import ModelNotFound, TriptychError, UpstreamError
+from proxy.fleet.worker import Instance
+from proxy.gateway import Gateway
+from proxy.relay.worker_headers import for_worker
+from services.http.openai import JSON
+
+Card = dict[str, Any]
+
+
+class _List(msgspec.Struct):
+    data: list[Card]
+
+
+def listing(gateway: Gateway) -> APIRouter:
+    """`/v1/models` and each of them, asked of a decode worker of each model."""
+    routes, keyed = APIRouter(), gateway.config.asks_for_api_keys
+
+    async def told(request: Request, worker: Instance) -> bytes:
+        headers = for_worker(request, keyed=keyed)
+        return await gateway.client.get(f"{worker.url}/v1/models", headers=headers)
+
+    async def cards(request: Request) -> list[Card]:
+        """Of all models; of a model whose worker does not answer there are none."""
+        asked = [told(request, worker) for worker in _of_each(gateway)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[str, Card] = {}
+        for answer in answers:
+            if isinstance(answer, bytes):
+                for card in _read(answer):
+                    found.setdefault(str(card.get("id")), card)
+            elif not isinstance(answer, TriptychError) or len(answers) == 1:
+                raise answer
+        return list(found.values())
+
+    @routes.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The models that decode workers serve, with their aliases and LoRA adapters."""
+        if not gateway.fleet.models.several:
+            return Response(await told(request, gateway.fleet.choose("decode")), media_type=JSON)
+        shown = {"object": "list", "data": await cards(request)}
+        return Response(msgspec.json.encode(shown), media_type=JSON)
+
+    @routes.get("/v1/models/{model:path}")
+    async def one_model(request: Request, model: str) -> Response:
+        """One of them, by its name."""
+        for card in await cards(request):
+            if card.get("id") == model:
+                return Response(msgspec.json.encode(card), media_type=JSON)
+        raise ModelNotFound(f"model: '{model[:256]}' is not served here", param="model")
+
+    return routes
+
+
+def _of_each(gateway: Gateway) -> list[Instance]:
+    """A decode worker for each set of names, so that adapters of a few workers are told too;
+    `NoWorker` if there is none."""
+    fleet = gateway.fleet
+    if not fleet.models.several:
+        return [fleet.choose("decode")]
+    able = fleet.usable("decode") or fleet.usable("prefill")
+    if not able:
+        raise fleet.nobody("decode")
+    return list({(worker.model, worker.models): worker for worker in able}.values())
+
+
+def _read(answer: bytes) -> list[Card]:
+    return decoded(answer, _List, fail=lambda what: UpstreamError(f"/v1/models: {what}")).data
