@@ -43,12 +43,12 @@ class Master(BaseHTTPRequestHandler):
 
 @contextmanager
 def master() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    kind = type("Listing", (Master,), {"listed": []})
-    server = HTTPServer(("127.0.0.1", 0), kind)
+    listed: list[dict[str, Any]] = []
+    server = HTTPServer(("127.0.0.1", 0), type("Listing", (Master,), {"listed": listed}))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", kind.listed
+        yield f"http://127.0.0.1:{server.server_port}", listed
     finally:
         server.shutdown()
         thread.join()
