@@ -9,31 +9,15 @@ from collections.abc import Iterator
 _SERVED = 400  # a status from here on is no success
 
 
-class Stage:
-    """How long a stage has had work of one request in progress. Calls that overlap, as those for
-    several pictures do, count once; further attempts add up."""
+class Call:
+    """Work of one request in progress: a call to a `worker`, or a wait. `end` 0.0 while it lasts;
+    times are seconds of `time.monotonic`."""
 
-    __slots__ = ("_calls", "_s", "_since", "workers")
+    __slots__ = ("end", "stage", "start", "worker")
 
-    def __init__(self) -> None:
-        self._calls = 0
-        self._since = self._s = 0.0
-        self.workers: list[str] = []
-
-    def begin(self, now: float) -> None:
-        if not self._calls:
-            self._since = now
-        self._calls += 1
-
-    def end(self, now: float) -> None:
-        self._calls -= 1
-        if not self._calls:
-            self._s += now - self._since
-
-    def ms(self, now: float) -> float:
-        """Milliseconds up to `now`, with what is still in progress."""
-        running_s = now - self._since if self._calls else 0.0
-        return (self._s + running_s) * 1e3
+    def __init__(self, stage: str, start: float, worker: str) -> None:
+        self.stage, self.start, self.worker = stage, start, worker
+        self.end = 0.0
 
 
 class RequestRecord:
@@ -42,51 +26,70 @@ class RequestRecord:
     `outcome`: the code of the error that ended the request, "" if none did; a stream that breaks
     has status 200 and an outcome. `first_at`: when the first output came, 0.0 before.
     `media`: pictures and other media items. Token counts are -1 as long as they are not known.
+
+    `kept`: whether anybody will read it; if not, those who take care of their time note nothing.
+    Every relayed request has a record: what it says is reckoned when somebody asks, and what is not
+    known stands in the class.
     """
 
-    __slots__ = (
-        "bytes_in", "bytes_out", "cached_tokens", "completion_tokens", "first_at", "media",
-        "model", "outcome", "path", "prompt_tokens", "request_id", "retries", "stages", "start",
-        "status", "streamed",
-    )  # fmt: skip
+    model = outcome = ""
+    streamed = False
+    first_at = 0.0
+    status = media = retries = bytes_in = bytes_out = 0
+    prompt_tokens = cached_tokens = completion_tokens = -1
 
-    def __init__(self, path: str = "", request_id: str = "") -> None:
+    def __init__(self, path: str = "", request_id: str = "", *, kept: bool = True) -> None:
+        self.kept = kept
         self.start = time.monotonic()
         self.path, self.request_id = path, request_id
-        self.model = self.outcome = ""
-        self.streamed = False
-        self.first_at = 0.0
-        self.status = self.media = self.retries = self.bytes_in = self.bytes_out = 0
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = -1
-        self.stages: dict[str, Stage] = {}
+        self.calls: list[Call] = []
+        self._used: list[tuple[str, str]] = []
 
-    def begin(self, stage: str, now: float, worker: str = "") -> None:
-        """Work for `stage` begins, at `worker` if it is one's."""
-        found = self.stages.get(stage)
-        if found is None:
-            found = self.stages[stage] = Stage()
-        found.begin(now)
-        if worker and worker not in found.workers:
-            found.workers.append(worker)
-
-    def end(self, stage: str, now: float) -> None:
-        """The work that has begun last is over."""
-        self.stages[stage].end(now)
+    def begin(self, stage: str, now: float, worker: str = "") -> Call:
+        """Work for `stage` begins, at `worker` if it is one's; whoever does it sets its end."""
+        call = Call(stage, now, worker)
+        self.calls.append(call)
+        return call
 
     @contextlib.contextmanager
     def during(self, stage: str) -> Iterator[None]:
-        """`begin` and `end`."""
-        self.begin(stage, time.monotonic())
+        """A stage from here to the end of the context."""
+        call = self.begin(stage, time.monotonic())
         try:
             yield
         finally:
-            self.end(stage, time.monotonic())
+            call.end = time.monotonic()
 
     def used(self, stage: str, worker: str) -> None:
         """`worker` has done some of the stage's work, which it may have begun for another."""
-        found = self.stages.get(stage)
-        if worker and found is not None and worker not in found.workers:
-            found.workers.append(worker)
+        if worker:
+            self._used.append((stage, worker))
+
+    def workers(self, stage: str) -> list[str]:
+        """Those that worked on a stage, in the order of their calls."""
+        called = [call.worker for call in self.calls if call.stage == stage and call.worker]
+        used = [worker for name, worker in self._used if name == stage]
+        return list(dict.fromkeys(called + used))
+
+    def stages_ms(self, now: float) -> dict[str, float]:
+        """Milliseconds that each stage has had work in progress, up to `now`. Calls that overlap,
+        as those for several pictures do, count once; further attempts add up."""
+        found: dict[str, float] = {}
+        for call in self.calls:
+            if call.stage in found:
+                return self._merged_ms(now)
+            found[call.stage] = ((call.end or now) - call.start) * 1e3
+        return found
+
+    def _merged_ms(self, now: float) -> dict[str, float]:
+        total: dict[str, float] = {}
+        until: dict[str, float] = {}
+        for call in self.calls:
+            stage, end = call.stage, call.end or now
+            start = max(call.start, until.get(stage, 0.0))
+            total[stage] = total.get(stage, 0.0) + max(0.0, end - start) * 1e3
+            until[stage] = max(end, until.get(stage, 0.0))
+        return total
 
     def first_output(self, now: float) -> None:
         if not self.first_at:
@@ -96,9 +99,8 @@ class RequestRecord:
         """Value of the header `Server-Timing` (https://www.w3.org/TR/server-timing/): what is known
         when an answer begins."""
         now = time.monotonic()
-        parts = [f"{name};dur={stage.ms(now):.2f}" for name, stage in self.stages.items()]
-        parts.append(f"total;dur={(now - self.start) * 1e3:.2f}")
-        return ", ".join(parts).encode()
+        parts = [f"{stage};dur={ms:.2f}, " for stage, ms in self.stages_ms(now).items()]
+        return f"{''.join(parts)}total;dur={(now - self.start) * 1e3:.2f}".encode()
 
     def result(self) -> str:
         """How the request ended, in one word."""
@@ -118,10 +120,10 @@ class RequestRecord:
         }  # fmt: skip
         if self.first_at:
             line["ttft_ms"] = round((self.first_at - self.start) * 1e3, 2)
-        for name, stage in self.stages.items():
-            line[f"{name}_ms"] = round(stage.ms(now), 2)
-            if stage.workers:
-                line[f"{name}_worker"] = ",".join(stage.workers)
+        for stage, ms in self.stages_ms(now).items():
+            line[f"{stage}_ms"] = round(ms, 2)
+            if workers := self.workers(stage):
+                line[f"{stage}_worker"] = ",".join(workers)
         if self.prompt_tokens >= 0:
             line["prompt_tokens"] = self.prompt_tokens
         if self.cached_tokens >= 0:

@@ -78,6 +78,7 @@ class Admission:
         self._room = room
         self._at_once = at_once
         self._shares = TenantShares(limits.tenant_share)
+        self._limited = self._shares.limit
         self._clock = clock
         self._timeout_s = limits.timeout_s
         self._queue: AdmissionQueue[None, bool] = AdmissionQueue(
@@ -101,11 +102,14 @@ class Admission:
 
     def try_enter(self, tenant: str) -> bool:
         """Whether a request is under way at once, as no other one waits and there is room."""
-        now_ms = self._clock() * 1e3
-        self._shares.asks(tenant, now_ms)
+        if self._limited:
+            self._shares.asks(tenant, self._clock() * 1e3)
         if len(self._queue):
             self.pump()
-        if not self._has_room() or len(self._queue) or not self._allows(tenant, now_ms):
+        room = self._room()
+        if (room and self.under_way >= room) or len(self._queue):
+            return False
+        if self._limited and not self._allows(tenant, self._clock() * 1e3):
             return False
         self._enter(tenant)
         return True
@@ -115,7 +119,8 @@ class Admission:
 
     def _enter(self, tenant: str) -> None:
         self.under_way += 1
-        self._shares.enter(tenant)
+        if self._limited:
+            self._shares.enter(tenant)
 
     async def wait(self, state: RequestState, cost: float) -> None:
         """Under way after a wait."""
@@ -137,7 +142,8 @@ class Admission:
     def leave(self, tenant: str) -> None:
         """A request has ended."""
         self.under_way -= 1
-        self._shares.leave(tenant)
+        if self._limited:
+            self._shares.leave(tenant)
         if len(self._queue):
             self.pump()
 

@@ -193,7 +193,7 @@ class Calling:
     """One call while it lasts. A class of its own, as every relayed request passes through three:
     a generator's context takes three times as long."""
 
-    __slots__ = ("_dispatch", "_instance", "_stage", "_start", "_tries", "elapsed_s")
+    __slots__ = ("_dispatch", "_instance", "_noted", "_stage", "_start", "_tries", "elapsed_s")
 
     def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:
         self._dispatch = dispatch
@@ -206,7 +206,8 @@ class Calling:
         self._start = now = time.monotonic()
         self._instance.breaker.started(now)
         self._instance.in_flight += 1
-        self._tries.record.begin(self._stage, now, self._instance.url)
+        record = self._tries.record
+        self._noted = record.begin(self._stage, now, self._instance.url) if record.kept else None
         return self
 
     @property
@@ -224,7 +225,8 @@ class Calling:
         instance.in_flight -= 1
         now = time.monotonic()
         self.elapsed_s = elapsed_s = now - self._start
-        self._tries.record.end(self._stage, now)
+        if self._noted is not None:
+            self._noted.end = now
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):
             instance.breaker.succeeded()

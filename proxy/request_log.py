@@ -36,9 +36,14 @@ class RequestLog:
         self._write = write or _to_stderr
         self._lines: list[str] = []
 
+    @property
+    def writes(self) -> bool:
+        """Whether anybody will read what a record says."""
+        return self._on and logger.isEnabledFor(logging.INFO)
+
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up. Called on the event loop."""
-        if not self._on or not logger.isEnabledFor(logging.INFO):
+        if not self.writes:
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)

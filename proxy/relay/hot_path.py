@@ -19,6 +19,10 @@ class HotPath(Protocol):
     bodies: Bodies  # what is being received on all routes
 
     @property
+    def keeps_records(self) -> bool:
+        """Whether anybody reads the records of requests."""
+
+    @property
     def takes_any(self) -> bool:
         """Whether any request could be for it; if not, all are uvicorn's."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest, TriptychError
+from protocol.errors import InvalidRequest, TriptychError, from_openai
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.passed_routes import OPERATED, PassedRoute
@@ -34,8 +35,10 @@ def operating(gateway: Gateway) -> APIRouter:
                 calls = (_call(gateway, one, route.path, body) for one in asked)
                 answers = await while_connected(request, asyncio.gather(*calls))
             told = {one.url: answer for one, answer in zip(asked, answers, strict=True)}
-            failed = [answer["status"] for answer in answers if answer["status"] >= 300]
-            return JSONResponse({"workers": told}, max(failed, default=200))
+            failure = _failure(answers)
+            if failure is None:
+                return JSONResponse({"workers": told})
+            return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)
 
         does = (
             f"{route.does} Needs the admin key in X-API-Key. `worker`: the URL of the only one that"
@@ -67,6 +70,15 @@ async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> d
     except TriptychError as error:
         return {"status": error.status, "answer": error.message}
     return {"status": whole.status, "answer": _shown(whole.body)}
+
+
+def _failure(answers: Sequence[dict[str, Any]]) -> TriptychError | None:
+    """The worst of what workers have answered, if one has failed."""
+    failed = [answer["status"] for answer in answers if answer["status"] >= 300]
+    if not failed:
+        return None
+    message = f"{len(failed)} of {len(answers)} workers have not done it, see workers"
+    return from_openai(max(failed), {"error": {"message": message}})
 
 
 def _shown(body: bytes) -> Any:

@@ -93,8 +93,14 @@ class Relay:
 
     def over(self, reply: ClientResponse) -> None:
         """Write the request's log line, with the tokens that the answer tells of."""
-        note_usage(reply.record, reply.tail)
-        self._gateway.log.over(reply.record)
+        if reply.record.kept:
+            note_usage(reply.record, reply.tail)
+            self._gateway.log.over(reply.record)
+
+    @property
+    def keeps_records(self) -> bool:
+        """Whether requests are written to the log."""
+        return self._gateway.log.writes
 
     async def answer(
         self,
@@ -130,7 +136,8 @@ class Relay:
                 start=start,
                 record=response.record,
             )
-            _describe(request)
+            if request.record.kept:
+                _describe(request)
             await self._run(request)
             metrics.e2e.observe(time.monotonic() - start)
         except asyncio.CancelledError:

@@ -50,10 +50,11 @@ class ClientResponse:
 
     def whole(self, answer: Answer, *more: tuple[bytes, bytes]) -> None:
         """A worker's answer as it is."""
-        extra = (*self._extra, *more, (b"server-timing", self.record.server_timing()))
+        extra = (*self._extra, *more, *self._timing())
         self.status, self.ended = answer.status, True
-        self.record.status, self.record.bytes_out = answer.status, len(answer.body)
-        self.tail = (b"", answer.body)
+        if self.record.kept:
+            self.record.status, self.record.bytes_out = answer.status, len(answer.body)
+            self.tail = (b"", answer.body)
         if answer.retry_after:
             extra = (*extra, (b"retry-after", answer.retry_after))
         head = response_head(
@@ -77,10 +78,14 @@ class ClientResponse:
             request_id=self._request_id,
             keep_alive=self.keep_alive,
             chunked=self._chunked,
-            extra=(*self._extra, (b"server-timing", self.record.server_timing())),
+            extra=(*self._extra, *self._timing()),
         )
         self._write(head)
         self.forward(first)
+
+    def _timing(self) -> tuple[tuple[bytes, bytes], ...]:
+        record = self.record
+        return ((b"server-timing", record.server_timing()),) if record.kept else ()
 
     def show(self, events: bytes) -> None:
         """More of a stream, with its head if it has not begun."""
@@ -91,8 +96,9 @@ class ClientResponse:
 
     def forward(self, events: bytes) -> None:
         self.events += events.count(b"\n\n") or 1
-        self.record.bytes_out += len(events)
-        self.tail = (self.tail[1], events)
+        if self.record.kept:
+            self.record.bytes_out += len(events)
+            self.tail = (self.tail[1], events)
         self._write(chunk(events) if self._chunked else events)
 
     def end(self) -> None:

@@ -6,21 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
-from tests.support.fused_cases import rotary_case, rotated
+from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 DEVICE = "cuda"
-EPSILON = 1e-6
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def own_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
-    return weight * wide.to(x.dtype)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

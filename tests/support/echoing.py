@@ -22,6 +22,7 @@ class Echo:
 
     takes_any: bool = True
     takes_all: bool = True
+    keeps_records = True
     max_body_bytes: int = 1 << 20
     room: int = 100
     inside: int = 0

@@ -9,7 +9,15 @@ from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
 
 LAYER = 1
+EPSILON = 1e-5
 SLOTS = ((2, 0), (0, 7), (4, 3), (2, 1), (1, 7))  # block and place of each token
+
+
+def own_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As transformers' models have it."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
+    return weight * wide.to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from services.engine.model.trial import TOLERANCE
 from tests.conftest import ModelDir
 from tests.support.conversations import asking
 from tests.support.engines import engine, request_of, run
-from tests.support.fused_cases import rotary_case, rotated
+from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
 from tests.support.replayed_steps import Rerun, use
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EPSILON = 1e-5
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -32,13 +31,6 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     tolerance = 2e-6 if actual.dtype is torch.float32 else 2 * torch.finfo(actual.dtype).eps
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
-
-
-def own_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As transformers' models have it."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)
-    return weight * wide.to(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

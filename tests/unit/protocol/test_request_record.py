@@ -4,20 +4,18 @@ import re
 
 import pytest
 
-from protocol.request_record import RequestRecord, Stage
+from protocol.request_record import RequestRecord
 
 
 def test_calls_that_overlap_count_once_and_attempts_add_up() -> None:
-    stage = Stage()
-    stage.begin(10.0)
-    stage.begin(10.1)
-    stage.end(10.2)
-    assert stage.ms(10.3) == pytest.approx(300)
-    stage.end(10.4)
-    assert stage.ms(99.0) == pytest.approx(400)
-    stage.begin(20.0)
-    stage.end(20.1)
-    assert stage.ms(99.0) == pytest.approx(500)
+    record = RequestRecord()
+    first, second = record.begin("encode", 10.0), record.begin("encode", 10.1)
+    second.end = 10.2
+    assert record.stages_ms(10.3) == {"encode": pytest.approx(300)}
+    first.end = 10.4
+    assert record.stages_ms(99.0) == {"encode": pytest.approx(400)}
+    record.begin("encode", 20.0).end = 20.1
+    assert record.stages_ms(99.0) == {"encode": pytest.approx(500)}
 
 
 def test_server_timing_has_each_stage_and_the_total() -> None:
@@ -32,10 +30,8 @@ def test_server_timing_has_each_stage_and_the_total() -> None:
 def test_the_line_leaves_out_what_is_not_known() -> None:
     record = RequestRecord("/v1/completions", "me")
     assert not {"ttft_ms", "prompt_tokens", "cached_tokens"} & record.fields().keys()
-    record.begin("prefill", record.start, "http://p1")
-    record.end("prefill", record.start + 0.25)
-    record.begin("prefill", record.start + 1, "http://p2")
-    record.end("prefill", record.start + 1.5)
+    record.begin("prefill", record.start, "http://p1").end = record.start + 0.25
+    record.begin("prefill", record.start + 1, "http://p2").end = record.start + 1.5
     record.used("prefill", "http://p2")
     record.prompt_tokens = record.cached_tokens = 0
     line = record.fields()

@@ -130,6 +130,7 @@ def test_only_relaying_does_without_a_model() -> None:
 class OnlyMedia:
     """A hot path that takes requests with media."""
 
+    keeps_records = True
     max_body_bytes = 1 << 20
     bodies = Bodies(1 << 20, 1 << 24)
     takes_any = True
