@@ -6,9 +6,9 @@ A proxy before mock workers (timing model, three roles), on one machine. Other c
 answers to texts and pictures at a third of what the workers can take; first alone, before and after
 all attacks (`peer`), then under each attack (`ours`), which comes from a process of its own. All
 share the machine's cores, so that what the attacker itself computes counts against us. The workers
-decode no picture: what a real encoder does with one that the proxy lets in is not in here. The
-proxy keeps half of the places from whoever asks for more while others ask (`--tenant-share`; 1, its
-default, is fair queueing alone).
+decode no picture: what a real encoder does with one that the proxy lets in is not in here. No
+client gets more than half of the places while others ask (`--tenant-share 0.5`; the proxy's default
+is 1, fair queueing alone).
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
         minimum=0,
     )
     request_ttl: float = seconds(
-        600.0, "Time after which a placed request that nobody reported as finished is forgotten."
+        600.0,
+        "Time after which the master forgets a placed request whose end no proxy has reported.",
     )
     predict_ttl: float = seconds(
         120.0, "How long a cache that publishes no events is assumed to keep a block."

@@ -1,9 +1,5 @@
 """The fused kernels without a GPU: interpreted in another process, compiled for absent devices."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,20 +10,11 @@ from services.engine.model import fused_ops
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
 from tests.support.fused_cases import rotary_case
-
-ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = ROOT / "tests" / "support" / "interpreted_fused.py"
+from tests.support.interpreter import passes
 
 
 def test_interpreted_kernels_equal_the_operations() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    passes("interpreted_fused.py")
 
 
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")

@@ -1,6 +1,5 @@
 """The Triton kernels without a GPU: interpreted in another process, compiled for absent devices."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,21 +15,14 @@ from services.engine.attention.paged import TorchAttention, backend_for
 from services.engine.attention.triton_backend import Arguments, TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
+from tests.support.interpreter import passes
 from tests.support.paged_cases import LAYER, Case, make
 
 ROOT = Path(__file__).resolve().parents[3]
-INTERPRETED = ROOT / "tests" / "support" / "interpreted_triton.py"
 
 
 def test_interpreted_kernels_equal_the_reference() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED)],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    passes("interpreted_triton.py")
 
 
 class Recorder(TritonAttention):

@@ -1,0 +1,21 @@
+"""Tests that Triton's interpreter runs: in a process of their own, since kernels are made for the
+interpreter or for a device on import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def passes(name: str) -> None:
+    """The tests of `tests/support/NAME` pass under the interpreter."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/support/{name}"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
