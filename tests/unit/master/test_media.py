@@ -229,18 +229,8 @@ def test_with_no_encoder_to_be_used_a_prefill_worker_encodes() -> None:
 
 
 def test_pictures_of_one_request_that_wait_for_one_another_count_with_their_wait() -> None:
-    """Three of 32 ms each at one encoder are there after 96 ms, not after 32: a request that is to
-    have its first token within 200 ms is refused while others are in the way."""
+    """Three of 32 ms each at one encoder are there after 96 ms, not after 32."""
+    made = master("encode", "decode")
+    add(made, "p9", "prefill", dialect="openai")
     items = [picture(f"x{i}", 32 * i) for i in range(3)]
-    for objective_s, refused in ((0.3, False), (0.2, True)):
-        made = master("encode", "decode")
-        add(made, "p9", "prefill", dialect="openai")
-        place(made, asking("before", blocks=0, prompt_tokens=1))
-        asked = asking("a", blocks=0, prompt_tokens=100, items=items, ttft_slo_s=objective_s)
-        if not refused:
-            assert place(made, asked).ttft_ms >= 96 + 100
-            continue
-        with pytest.raises(Unavailable) as caught:
-            made.schedule(asked, 0.0)
-        assert caught.value.code == "slo_unreachable"
-        assert not made.registry.fleet("m").pending, "nothing is left of what was placed"
+    assert place(made, asking("a", blocks=0, prompt_tokens=100, items=items)).ttft_ms >= 96 + 100
