@@ -21,15 +21,15 @@ class Call:
 
 
 class RequestRecord:
-    """Filled in by whoever serves the request. Times are seconds of `time.monotonic`.
+    """What a server notes of one request. Times are seconds of `time.monotonic`.
 
     `outcome`: the code of the error that ended the request, "" if none did; a stream that breaks
     has status 200 and an outcome. `first_at`: when the first output came, 0.0 before.
     `media`: pictures and other media items. Token counts are -1 as long as they are not known.
 
-    `kept`: whether anybody will read it; if not, those who take care of their time note nothing.
-    Every relayed request has a record: what it says is reckoned when somebody asks, and what is not
-    known stands in the class.
+    `kept`: whether the log or an answer shows the record; the relay notes nothing in others.
+    Stages are summed when the log line is made, as every relayed request has a record. Class
+    attributes are the values of what is not known.
     """
 
     model = outcome = ""
@@ -46,7 +46,7 @@ class RequestRecord:
         self._used: list[tuple[str, str]] = []
 
     def begin(self, stage: str, now: float, worker: str = "") -> Call:
-        """Work for `stage` begins, at `worker` if it is one's; whoever does it sets its end."""
+        """A call of `stage` begins, at the URL `worker` ("" for none). The caller sets `end`."""
         call = Call(stage, now, worker)
         self.calls.append(call)
         return call

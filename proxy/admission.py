@@ -64,9 +64,11 @@ class InFlight:
 
 
 class Admission:
-    """Lets as many requests begin as the workers have room for, by `room`, 0 for any number.
-    Whoever knows that it has grown calls `pump`. Tenants share the queue fairly. `at_once`: how
-    many requests all workers run at once."""
+    """Lets as many requests begin as the workers have room for. Tenants share the queue fairly.
+
+    `room`: requests that may be under way, 0 for any number; the fleet calls `pump` when it grows.
+    `at_once`: requests that all workers run at once.
+    """
 
     def __init__(
         self,

@@ -176,9 +176,8 @@ class Fleet:
             self.relayed = "none"
 
     def usable(self, role: Role, avoid: Some = (), model: str | None = None) -> list[Instance]:
-        """Workers of a role that may be asked: without those to `avoid` while another one can do
-        the work, and then without suspects unless there is nobody else. `model`: as a request
-        names it, None for any."""
+        """Workers of a role that may be asked. Those to `avoid` are left out while another worker
+        can do the work, then suspects are. `model`: the name that a request gives, None for any."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
         if model is not None:

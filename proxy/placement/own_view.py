@@ -67,9 +67,11 @@ def hands_over(prefill: Instance, decode: Instance) -> bool:
 
 
 class Room:
-    """How many requests may be under way at once: `per_worker` for each that decodes, twice what it
-    runs at once if that is 0; 0, for any number, if there is nobody. `at_once`: how many these run.
-    Counted when the fleet changes, not for every request."""
+    """How many requests may be under way. Counted when the fleet changes, not for every request.
+
+    `requests`: `per_worker` for each worker that decodes; with `per_worker` 0, twice what it runs
+    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once.
+    """
 
     def __init__(self, fleet: Fleet, per_worker: int) -> None:
         self._fleet = fleet

@@ -17,5 +17,6 @@ def passes(name: str) -> None:
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
+        timeout=280,
     )
     assert result.returncode == 0, result.stdout + result.stderr
