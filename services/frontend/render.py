@@ -192,6 +192,9 @@ class Frontend:
             given = await self._prompts.of_completion(prompt, param, add_special_tokens=special)
             token_ids = truncated(request, given, self.info.max_model_len)
             generate = self._generate(request, name, token_ids, sampling, param)
+            if index:
+                # An answer has room for one handle: nobody could fetch the others' KV.
+                generate.kv_transfer_params = None
             text = prompt if isinstance(prompt, str) and token_ids is given else None
             spec = describe_output(
                 request,

@@ -68,10 +68,13 @@ def render_completion(
     sampling = _sampling(instance, request, request.max_tokens or 16, request.logprobs)
     prompts = _prompts(request.prompt)
     names = [request_id, *(f"{request_id}-{number}" for number in range(1, len(prompts)))]
-    return [
+    rendered = [
         Rendered(_generate(request, name, tokens, [], sampling), {})
         for name, tokens in zip(names, prompts, strict=True)
     ]
+    for other in rendered[1:]:
+        other.generate.kv_transfer_params = None  # an answer has room for one handle
+    return rendered
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[list[int]]:

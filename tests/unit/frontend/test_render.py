@@ -188,6 +188,13 @@ def test_prompts_become_requests(fronts: Fronts) -> None:
     assert [r.output.first_index for r in several] == [0, 2]
 
 
+def test_of_several_prompts_one_hands_its_kv_over(fronts: Fronts) -> None:
+    """An answer has room for one handle; KV that nobody can name stays until its lease ends."""
+    wanted = {"do_remote_decode": True}
+    several = render_prompts(fronts(), ["a", "b", "c"], kv_transfer_params=wanted)
+    assert [one.generate.kv_transfer_params for one in several] == [wanted, None, None]
+
+
 def test_special_tokens_of_a_raw_prompt_are_meant(fronts: Fronts) -> None:
     front = fronts()
     (rendered,) = render_prompts(front, "<|im_start|>user\n")
