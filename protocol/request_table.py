@@ -186,6 +186,10 @@ REFUSED = (
         "return_prompt_text", "use return_token_ids and /detokenize.", True, False, routes=_CHAT
     ),
     refused("echo", "of completions only.", True, False, routes=_CHAT),
+    refused("no_stop_trim", "use include_stop_str_in_output.", True, False),
+    refused("return_hidden_states", "use the pooling routes.", True, False),
+    refused("separate_reasoning", "use include_reasoning.", False, True, routes=_CHAT),
+    refused("stream_reasoning", "use include_reasoning.", False, True, routes=_CHAT),
 )
 
 HARMLESS = (

@@ -28,7 +28,7 @@ def served(worker: Engine, path: Any, count: int, **sampling: Any) -> Tokens:
     for i in range(count):
         words = f"{i} {LONG}" if i % 2 else f"Hello {i}"
         pictures = [picture(i)] if i % 3 == 0 and worker.encode is not None else []
-        values = {"max_tokens": 8 + 3 * i, "ignore_eos": True, "seed": i, **sampling}
+        values = {"max_tokens": 16 + 3 * i, "ignore_eos": True, "seed": i, **sampling}
         requests.append(request_of(path, asking(*pictures, words), f"r{i}", **values))
     tokens = run(worker, requests)
     assert worker.check_integrity() == []
