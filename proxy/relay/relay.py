@@ -12,7 +12,6 @@ from blake3 import blake3
 from protocol.errors import DeadlineExceeded, InternalError, RequestAborted, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
 from proxy.gateway import Gateway
-from proxy.relay.answer_usage import note_usage
 from proxy.relay.bodies import RequestBody, may_hold_media
 from proxy.relay.needs import Needs
 from proxy.relay.own_names import OwnNames
@@ -92,9 +91,8 @@ class Relay:
             self._metrics.errors.labels(error.code).inc()
 
     def over(self, reply: ClientResponse) -> None:
-        """Write the request's log line, with the tokens that the answer tells of."""
+        """Have the request's log line written."""
         if reply.record.kept:
-            note_usage(reply.record, reply.tail)
             self._gateway.log.over(reply.record)
 
     @property

@@ -16,7 +16,7 @@ _MAX_ID = 128
 # Servers disagree about what other bytes say, and some fail at them: a client's header must not be
 # what a worker is charged with.
 _PLAIN = re.compile(rb"[\x20-\x7e]+").fullmatch
-_SESSION = SESSION_HEADER.encode()
+_SESSION, _TIMEOUT = SESSION_HEADER.encode(), TIMEOUT_HEADER.encode()
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> bytes:
@@ -77,7 +77,7 @@ class ClientRequest:
 
     def timeout_s(self, longest: float) -> float:
         """Seconds that the request may take: the client's wish, but not more than `longest`."""
-        given = self.headers.get(TIMEOUT_HEADER.encode())
+        given = self.headers.get(_TIMEOUT)
         if given is None:
             return longest
         return min(seconds_of(given.decode("latin-1")), longest)

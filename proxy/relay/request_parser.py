@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 
 from protocol.errors import InvalidRequest, PayloadTooLarge
-from proxy.upstream.known_heads import KnownHeads, MessageHead
+from proxy.upstream.known_heads import KnownHeads
 from services.http.client_bounds import MAX_HEAD, TOO_MUCH, framing_fits
 
 _SMALL = 4096
@@ -30,7 +30,16 @@ class RequestParser:
 
     The parser sees the head, unless it is among the `heads` that were parsed before, and bodies in
     chunks; others are taken as they come.
+
+    Class attributes are what every request begins with.
     """
+
+    _parser: Any = None
+    _url = body = b""
+    _fed = _size = _announced = _missing = 0
+    headers_complete: bool = False
+    complete: bool = False
+    admitted = turned_away = keep_alive = http_1_0 = _upgrading = False
 
     def __init__(
         self,
@@ -41,19 +50,10 @@ class RequestParser:
     ) -> None:
         self._limit = max_body_bytes
         self._heads = heads
-        self._parser: Any = None
         self._pieces: list[bytes] = []
         self._crumbs = bytearray()
-        self._url = b""
-        self._fed = self._size = 0
-        self._announced = self._missing = 0
         self.raw: list[bytes] | None = [] if keep_raw else None
         self.headers: dict[bytes, bytes] = {}
-        self.headers_complete: bool = False
-        self.complete: bool = False
-        self.admitted = self.turned_away = False
-        self.keep_alive = self.http_1_0 = self._upgrading = False
-        self.body = b""
 
     def feed(self, data: bytes) -> None:
         """Raises `InvalidRequest` for what is not HTTP, `PayloadTooLarge` as soon as the body is,
@@ -74,13 +74,21 @@ class RequestParser:
 
     def _parse(self, data: bytes) -> None:
         """The parser is handed a body of known length only where it comes with the head's end."""
-        end = 0 if self.headers_complete else data.find(b"\r\n\r\n") + 4
-        head, body = (data, b"") if end < 4 else (data[:end], data[end:])
+        fresh = self._heads is not None and self._fed == len(data)
+        known = self._heads.find(data) if fresh and self._heads is not None else None
         left = b""
-        fresh = MessageHead.of(data) if self._heads is not None and self._fed == len(data) else None
-        if not self._recall(fresh):
+        if known is not None and known[1]:
+            self._recall(known[0], known[1])
+            body = data[known[2] :]
+            if len(body) == self._announced:
+                self._size, self.body, self.complete = len(body), body, True
+                return
+        else:
+            end = 0 if self.headers_complete else data.find(b"\r\n\r\n") + 4
+            head, body = (data, b"") if end < 4 else (data[:end], data[end:])
             left = self._feed_parser(head)
-            self._learn(fresh)
+            if fresh:
+                self._learn(data)
         if self._announced and not self.complete:
             self._missing = self._announced - self._size
         if self._missing:
@@ -106,22 +114,18 @@ class RequestParser:
         self._let_go()
         return left
 
-    def _recall(self, head: MessageHead | None) -> bool:
+    def _recall(self, known: RequestHead, length: int) -> None:
         """Take over what the parser has said of the same head before."""
-        known = None if head is None or self._heads is None else self._heads.get(head)
-        if head is None or known is None or not head.length:
-            return False
-        self._url, self._announced = known.url, head.length
-        self.headers = {**known.headers, b"content-length": b"%d" % head.length}
+        self._url, self._announced = known.url, length
+        self.headers = {**known.headers, b"content-length": b"%d" % length}
         self.keep_alive, self.http_1_0 = known.keep_alive, known.http_1_0
         self.headers_complete = True
-        return True
 
-    def _learn(self, head: MessageHead | None) -> None:
+    def _learn(self, data: bytes) -> None:
         usual = self.headers_complete and not (self._upgrading or self.complete or self._size)
-        if head is not None and self._heads is not None and usual:
+        if self._heads is not None and usual:
             known = RequestHead(self._url, self.headers.copy(), self.keep_alive, self.http_1_0)
-            self._heads.learn(head, known)
+            self._heads.learn(data, known)
 
     def _let_go(self) -> None:
         """The parser refers to this reader: such a cycle would wait for the collector."""

@@ -12,6 +12,7 @@ from proxy.upstream.answer import Answer
 from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
 
 _DONE = b"data: [DONE]\n\n"
+_TAIL = 4096  # bytes at the end of an answer, where its usage stands
 
 
 class ClientResponse:
@@ -19,8 +20,7 @@ class ClientResponse:
     the first or the second of these.
 
     Nothing is written once the client has left. `events` counts what a stream has had.
-    `tail` is the end of the answer: a stream's last two pieces, or the whole body. `record` has
-    what is known of the request.
+    `record` has what is known of the request.
     """
 
     def __init__(
@@ -41,7 +41,6 @@ class ClientResponse:
         self.keep_alive = keep_alive
         self.status = 0
         self.ended = False
-        self.tail: tuple[bytes, bytes] = (b"", b"")
         self.events = 0
 
     @property
@@ -54,7 +53,7 @@ class ClientResponse:
         self.status, self.ended = answer.status, True
         if self.record.kept:
             self.record.status, self.record.bytes_out = answer.status, len(answer.body)
-            self.tail = (b"", answer.body)
+            self.record.tail = (b"", answer.body[-_TAIL:])
         if answer.retry_after:
             extra = (*extra, (b"retry-after", answer.retry_after))
         head = response_head(
@@ -98,7 +97,7 @@ class ClientResponse:
         self.events += events.count(b"\n\n") or 1
         if self.record.kept:
             self.record.bytes_out += len(events)
-            self.tail = (self.tail[1], events)
+            self.record.tail = (self.record.tail[1], events)
         self._write(chunk(events) if self._chunked else events)
 
     def end(self) -> None:

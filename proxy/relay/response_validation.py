@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.decoding import decoded
 from proxy.upstream.answer import Answer
 from proxy.upstream.failures import CallFailed, Refused
 
@@ -49,6 +47,10 @@ class _Event(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
+_CHAT, _PREFILLED = msgspec.json.Decoder(Chat), msgspec.json.Decoder(Prefilled)
+_ENCODED, _EVENT = msgspec.json.Decoder(Encoded), msgspec.json.Decoder(_Event)
+
+
 def check_status(url: str, answer: Answer) -> None:
     """Raises `Refused` unless it is a 200."""
     if answer.status != 200:
@@ -58,19 +60,19 @@ def check_status(url: str, answer: Answer) -> None:
 def check_whole(url: str, answer: Answer) -> None:
     """Raises `Refused`, or `CallFailed` unless it is a whole chat or text completion."""
     check_status(url, answer)
-    _decoded(url, answer, Chat)
+    _decoded(url, answer, _CHAT)
 
 
 def prefilled(url: str, answer: Answer) -> Prefilled:
     """What a prefill worker's answer says; raises as `check_whole` does."""
     check_status(url, answer)
-    return _decoded(url, answer, Prefilled)
+    return _decoded(url, answer, _PREFILLED)
 
 
 def encoded(url: str, answer: Answer) -> dict[str, Any]:
     """`ec_transfer_params` in an encode worker's answer; raises as `check_whole` does."""
     check_status(url, answer)
-    found = _decoded(url, answer, Encoded)
+    found = _decoded(url, answer, _ENCODED)
     return found.ec_transfer_params or {}
 
 
@@ -83,16 +85,17 @@ def check_stream(url: str, answer: Answer) -> None:
     if data == b"[DONE]":
         raise CallFailed(f"{url} ended its stream before it began", "cut_short")
 
-    def nonsense(what: str = "") -> CallFailed:
-        return CallFailed(f"{url} began its stream with something that is no event", "garbage")
-
-    event = _parsed(data, _Event, nonsense)
+    nonsense = f"{url} began its stream with something that is no event"
+    try:
+        event = _parsed(data, _EVENT)
+    except ValueError:
+        raise CallFailed(nonsense, "garbage") from None
     if event.error is not None:
         code = event.error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         raise Refused(url, Answer(status, b"application/json", data))
     if event.choices is None:
-        raise nonsense()
+        raise CallFailed(nonsense, "garbage")
 
 
 def _first_data(body: bytes) -> bytes:
@@ -101,21 +104,25 @@ def _first_data(body: bytes) -> bytes:
     return body[start + 5 : end].strip()
 
 
-def _decoded(url: str, answer: Answer, kind: type[_T]) -> _T:
+def _decoded(url: str, answer: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     if b"json" not in answer.content_type:
         raise _wrong_type(url, answer)
-    nonsense = f"{url} answered with something that is not valid JSON"
-    return _parsed(answer.body, kind, lambda what: CallFailed(nonsense, "garbage"))
+    try:
+        return _parsed(answer.body, decoder)
+    except ValueError:
+        nonsense = f"{url} answered with something that is not valid JSON"
+        raise CallFailed(nonsense, "garbage") from None
 
 
-def _parsed(data: bytes, kind: type[_T], nonsense: Callable[[str], CallFailed]) -> _T:
-    """Text that is not looked at must be text all the same."""
-    if not data.isascii():
-        try:
+def _parsed(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """`ValueError` unless it is what is expected. Text that is not looked at must be text all the
+    same."""
+    try:
+        if not data.isascii():
             data.decode()
-        except UnicodeDecodeError as error:
-            raise nonsense(str(error)) from None
-    return decoded(data, kind, fail=nonsense)
+        return decoder.decode(data)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _wrong_type(url: str, answer: Answer) -> CallFailed:

@@ -89,7 +89,7 @@ class ClientConnection(Listener):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._task is not None:
-            self._task.cancel()
+            self._cancel(self._task)
         self._idle.close()
         self._places.leave()
         self._room.let_go()
@@ -114,12 +114,17 @@ class ClientConnection(Listener):
     def end(self, error: TriptychError) -> None:
         if self._task is not None:
             self._ended_by = error
-            self._task.cancel()
+            self._cancel(self._task)
         elif self._reader is not None:
             self._turn_away(self._reader, error)
             self.close()
         else:
             super().end(error)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        """One that has not begun never comes to its own end."""
+        task.add_done_callback(self.tasks.discard)
+        task.cancel()
 
     # A request's way in.
 
@@ -209,7 +214,6 @@ class ClientConnection(Listener):
             self._reply = reply = self._response(reader, call.request_id, keep_alive=keep_alive)
             self._task = self.loop.create_task(self._answer(call, reply))
             self.tasks.add(self._task)
-            self._task.add_done_callback(self.tasks.discard)
         else:
             self._reader = None
             self._places.leave()
@@ -244,6 +248,8 @@ class ClientConnection(Listener):
         finally:
             self.server_state.total_requests += 1
             self._hot.over(reply)
+            if self._task is not None:
+                self.tasks.discard(self._task)
             self._task = self._reader = self._reply = None
             self._room.let_go()
             if self.transport.get_write_buffer_size() < _LARGE:

@@ -134,8 +134,8 @@ class RelayStages:
             found = prefilled(pool.url, answer)
             request.handed, request.cached_tokens = found.handed, found.cached_tokens
             request.prefill = pool
-            if found.cached_tokens is not None:
-                request.record.cached_tokens = found.cached_tokens
+            if request.cached_tokens is not None:
+                request.record.cached_tokens = request.cached_tokens
         if plan is not None:
             self._planner.stage_over(request.placed_as, "prefill", call.elapsed_s)
 
@@ -149,7 +149,7 @@ class RelayStages:
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
-        begin, sink = _sinks(request)
+        begin, sink = _sinks(request) if stream else (None, None)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(
@@ -163,7 +163,7 @@ class RelayStages:
             try:
                 (check_stream if stream else check_whole)(pool.url, answer)
                 request.handed = None
-                if stream:
+                if begin is not None:
                     first_s = call.so_far_s if plan else 0.0
                     await self._forward(request, exchange, answer, begin)
                 else:
@@ -215,15 +215,15 @@ class RelayStages:
 
         A stream goes on in the exchange, which is the caller's to end.
         """
-        media = request.media
-        named = media is not None and bool(media.references) and not self._send_media
+        media, path = request.media, request.client.path
+        if media is None:
+            return await pool.ask(path, request.fields, body(False), limits, sink)
+        named = bool(media.references) and not self._send_media
         named = named and pool.takes_references(time.monotonic())
         refused = False
         while True:
             data = body(named and not refused)
-            exchange, answer = await pool.ask(
-                request.client.path, request.fields, data, limits, sink
-            )
+            exchange, answer = await pool.ask(path, request.fields, data, limits, sink)
             if refused and answer.status == 200:
                 pool.refuses_references(time.monotonic())
             if refused or not named or answer.status not in _REFUSALS:

@@ -8,7 +8,7 @@ import httptools
 
 from proxy.upstream.answer import Answer, AnswerHead
 from proxy.upstream.http1 import EVENTS
-from proxy.upstream.known_heads import KnownHeads, MessageHead
+from proxy.upstream.known_heads import KnownHeads
 from services.http.client_bounds import MAX_HEAD
 
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -49,10 +49,10 @@ class AnswerParser:
     def answer(self, body: bytes) -> Answer:
         return Answer(self.status, self.content_type, body, self.retry_after)
 
-    def learn(self, head: MessageHead, heads: KnownHeads[AnswerHead]) -> None:
-        """Have `head` known, which was that of a whole and usual answer."""
-        if self.status == 200 and self.size == head.length and not self.is_stream:
-            heads.learn(head, AnswerHead(self.content_type, self.retry_after, self.keep))
+    def learn(self, data: bytes, heads: KnownHeads[AnswerHead]) -> None:
+        """Have the head of `data` known, if this was a whole and usual answer that came at once."""
+        if self.status == 200 and self.complete and self.framed and not self.is_stream:
+            heads.learn(data, AnswerHead(self.content_type, self.retry_after, self.keep))
 
     # What httptools reports.
 
@@ -80,14 +80,3 @@ class AnswerParser:
     def on_message_complete(self) -> None:
         self.complete = self.status >= 200
         self.keep = self.framed and self._parser.should_keep_alive()
-
-
-def known_answer(
-    data: bytes, head: MessageHead | None, heads: KnownHeads[AnswerHead]
-) -> tuple[Answer, bool] | None:
-    """The answer in `data`, and whether its connection is kept; None unless it is whole, and its
-    head one that was parsed before."""
-    known = None if head is None else heads.get(head)
-    if head is None or known is None or len(data) != head.end + head.length:
-        return None
-    return Answer(200, known.content_type, data[head.end :], known.retry_after), known.keep

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.upstream.answer import Answer, AnswerLimits, Body
-from proxy.upstream.answer_parser import AnswerParser, NotHttp, known_answer
+from proxy.upstream.answer_parser import AnswerParser, NotHttp
 from proxy.upstream.connection import Connection
 from proxy.upstream.failures import SILENT, CallFailed
-from proxy.upstream.known_heads import MessageHead
 from proxy.upstream.sse import EventCutter, EventTooLong
 
 _DRAIN_S = 1.0
@@ -23,7 +22,16 @@ class Exchange:
     """To be awaited: `ready` for the answer, of a stream with its first event, then `forward` for
     the rest, which goes to `sink`. Both raise `CallFailed`. `abort` closes the connection: that
     tells the worker to stop.
+
+    Class attributes are what every exchange begins with.
     """
+
+    _parser: AnswerParser | None = None
+    _events: EventCutter | None = None
+    _ended: asyncio.Future[None] | None = None
+    _failure: CallFailed | None = None
+    _early = b""
+    _forwarding = _over = False
 
     def __init__(
         self,
@@ -38,14 +46,8 @@ class Exchange:
         self._loop = loop
         self._connection = connection
         self._limits = limits
-        self._parser: AnswerParser | None = None
-        self._events: EventCutter | None = None
-        self._early = b""
         self._sink = sink
-        self._forwarding = self._over = False
         self.ready: asyncio.Future[Answer] = loop.create_future()
-        self._ended: asyncio.Future[None] | None = None
-        self._failure: CallFailed | None = None
         self._last = loop.time()
         connection.alarm.set(limits.answer_s)
         connection.send(self, head, body, size)
@@ -77,7 +79,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Stop, unless the answer has come to its end."""
-        if not self._marked:
+        if not (self._over or self._marked):
             self._leave(keep=False)
 
     @property
@@ -97,18 +99,18 @@ class Exchange:
     def _begin(self, data: bytes) -> None:
         """The first bytes: most answers come whole, under a head that has come before."""
         heads = self._connection.heads
-        head = MessageHead.of(data)
-        known = known_answer(data, head, heads)
-        if known is not None and len(known[0].body) <= self._limits.max_bytes:
-            answer, keep = known
-            self._leave(keep=keep)
-            if not self.ready.done():
-                self.ready.set_result(answer)
-            return
+        known = heads.find(data)
+        if known is not None:
+            head, length, begin = known
+            if len(data) == begin + length and length <= self._limits.max_bytes:
+                self._leave(keep=head.keep)
+                if not self.ready.done():
+                    body = data[begin:]
+                    self.ready.set_result(Answer(200, head.content_type, body, head.retry_after))
+                return
         parser = self._parser = AnswerParser()
         self._parse(parser, data)
-        if head is not None and parser.complete:
-            parser.learn(head, heads)
+        parser.learn(data, heads)
 
     def _parse(self, parser: AnswerParser, data: bytes) -> None:
         try:

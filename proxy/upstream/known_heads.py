@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Generic, NamedTuple, TypeVar
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,15})\r\n", re.IGNORECASE)
+_DIGITS = 15
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
 _LARGEST = 4096
 _MANY = 16  # misses in a row
 
@@ -18,10 +19,11 @@ T = TypeVar("T")
 
 
 class MessageHead(NamedTuple):
-    """A head with a length: `rest` is all of it but the length's digits, `end` where the body of
-    `length` bytes begins."""
+    """A head with a length: what stands `before` the length's digits and `after` them, empty line
+    included; the body of `length` bytes begins at `end`."""
 
-    rest: bytes
+    before: bytes
+    after: bytes
     length: int
     end: int
 
@@ -33,7 +35,12 @@ class MessageHead(NamedTuple):
         if found is None:
             return None
         start, stop = found.span(1)
-        return MessageHead(data[:start] + data[stop:end], int(found[1]), end + 4)
+        return MessageHead(data[:start], data[stop : end + 4], int(found[1]), end + 4)
+
+    @property
+    def rest(self) -> bytes:
+        """All of it but the length's digits."""
+        return self.before + self.after
 
     @property
     def learnable(self) -> bool:
@@ -50,15 +57,36 @@ class KnownHeads(Generic[T]):
         self._most = most
         self._misses = 0
         self._known: dict[bytes, T] = {}
+        self._last: tuple[bytes, bytes, T] | None = None
 
-    def get(self, head: MessageHead) -> T | None:
+    def find(self, data: bytes) -> tuple[T, int, int] | None:
+        """(what was found in the head that `data` begins with, its body's length, where its body
+        begins). Most heads are that of the message before: this is looked at first."""
+        if self._last is not None:
+            before, after, found = self._last
+            start = len(before)
+            if data.startswith(before):
+                stop = data.find(b"\r", start, start + _DIGITS + 1)
+                digits = data[start:stop]
+                if stop > 0 and data.startswith(after, stop) and digits.isdigit():
+                    self._misses = 0
+                    return found, int(digits), stop + len(after)
+        head = MessageHead.of(data) if self._known else None
+        return None if head is None else self._find(head)
+
+    def _find(self, head: MessageHead) -> tuple[T, int, int] | None:
         found = self._known.get(head.rest)
-        if found is not None:
-            self._misses = 0
-        return found
+        if found is None:
+            return None
+        self._misses = 0
+        self._last = (head.before, head.after, found)
+        return found, head.length, head.end
 
-    def learn(self, head: MessageHead, found: T) -> None:
-        """`found`: what a parser has said of the same head."""
+    def learn(self, data: bytes, found: T) -> None:
+        """`found`: what a parser has said of the head that `data` begins with."""
+        head = MessageHead.of(data)
+        if head is None:
+            return
         self._misses += 1
         hopeless = self._misses > _MANY and self._misses % _MANY
         if not hopeless and head.learnable:

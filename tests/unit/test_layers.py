@@ -76,7 +76,8 @@ ALLOWED = {
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
     ("proxy.worker_urls",),
-    ("proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram", "proxy.request_log"),
+    ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
+    ("proxy.request_log",),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),

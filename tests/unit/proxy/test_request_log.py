@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from protocol.request_record import RequestRecord
-from proxy.relay.answer_usage import note_usage
+from proxy.answer_usage import note_usage
 from proxy.request_log import RequestLog
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
@@ -251,6 +251,7 @@ def test_tokens_are_read_from_the_end_of_an_answer(
     pieces: tuple[bytes, bytes], counts: tuple[int, int, int]
 ) -> None:
     record = RequestRecord()
-    note_usage(record, pieces)
+    record.tail = pieces
+    note_usage(record)
     found = record.prompt_tokens, record.completion_tokens, record.cached_tokens
     assert found == counts

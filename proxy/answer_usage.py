@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from protocol.request_record import RequestRecord
 
@@ -13,17 +12,17 @@ _COUNT = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(
 _FAR = 1024  # bytes behind its name in which a usage ends
 
 
-def note_usage(record: RequestRecord, pieces: Sequence[bytes]) -> None:
-    """Note the counts of the last usage in `pieces`, as far as they are not known."""
-    for piece in reversed(pieces):
+def note_usage(record: RequestRecord) -> None:
+    """Note the counts of the last usage in the record's `tail`, as far as they are not known."""
+    for piece in reversed(record.tail):
         start = piece.rfind(_USAGE)
         if start < 0:
             continue
-        found = {name: int(count) for name, count in _COUNT.findall(piece[start : start + _FAR])}
+        found = dict(_COUNT.findall(piece, start, start + _FAR))
         if not found:
             continue
-        record.prompt_tokens = found.get(b"prompt_tokens", record.prompt_tokens)
-        record.completion_tokens = found.get(b"completion_tokens", record.completion_tokens)
+        record.prompt_tokens = int(found.get(b"prompt_tokens", record.prompt_tokens))
+        record.completion_tokens = int(found.get(b"completion_tokens", record.completion_tokens))
         if record.cached_tokens < 0:
-            record.cached_tokens = found.get(b"cached_tokens", -1)
+            record.cached_tokens = int(found.get(b"cached_tokens", -1))
         return
