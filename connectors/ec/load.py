@@ -63,6 +63,12 @@ class ArenaLoad(ECLoad):
         self._told = told
         return True
 
+    def confirm(self, address: Address, *, held: bool) -> None:
+        """A producer has let go of a grant. One whose grant came too late says nothing of the entry
+        that was read elsewhere."""
+        if self._told is not None and self._told.address == address:
+            self.held = held
+
     def poll(self) -> Tensors | None:
         if time.monotonic() > self._deadline:
             raise TransferTimeout(

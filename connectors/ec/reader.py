@@ -117,7 +117,7 @@ class ECReader:
             case ECLost(query) if query in self._loads:
                 self._loads[query].lost.add(address)
             case ECHeld(query, held) if query in self._loads:
-                self._loads[query].held = held
+                self._loads[query].confirm(address, held=held)
 
     def _granted(self, address: Address, message: ECGrant) -> None:
         load = self._loads.get(message.query)

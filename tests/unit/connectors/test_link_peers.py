@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from connectors.base import EC_TENSOR, Entry
+from connectors.ec.load import ArenaLoad
+from connectors.messages import ECHeld
 from protocol.errors import ConfigError
 from tests.support.links import BOUND_S, PACKAGES, Link, Side, linked, rows
 
@@ -69,6 +71,23 @@ def test_two_encoders_that_make_one_picture(link: Link) -> None:
     finally:
         second.close()
         link.producer.ec.clear()
+
+
+def test_an_encoder_whose_grant_came_too_late_says_nothing_of_the_entry(link: Link) -> None:
+    """It answers that the grant it gets back did not hold; the one that was read did."""
+    reader = getattr(link.consumer.ec, "_reader", None)
+    if reader is None:
+        pytest.skip("files are read without grants")
+    entry = rows()
+    link.producer.ec.offer("g", Entry(entry, ()))
+    load = link.consumer.ec.fetch("g", None)
+    assert isinstance(load, ArenaLoad)
+    link.until(lambda: load._told is not None or load.poll() is not None)
+    reader._answered(("127.0.0.1", 1), ECHeld(load.query, False))
+    got: list[Any] = []
+    link.until(lambda: got.extend(t for t in [load.poll()] if t is not None) or got)
+    assert torch.equal(got[0][EC_TENSOR], entry[EC_TENSOR])
+    link.producer.ec.clear()
 
 
 def started_at(port: int, transport: str, folder: Path) -> Side:
