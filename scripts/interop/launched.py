@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+from PIL import Image
+
 from scripts.interop import cases
 from scripts.interop.shared import Site
 from scripts.interop.topologies import answers
 from scripts.interop.vllm import ENVIRONMENT, START_S, STOP_S, free_ports, metric
 from tests.support.conversations import asking
-from tests.support.reference import Messages
+from tests.support.reference import Messages, reference_generate
 
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "E+P+D": {"NUM_E": 1, "NUM_P": 1, "NUM_D": 1},
@@ -40,6 +43,7 @@ class Launched:
     proxy: str
     master: str
     encode: str
+    prefill: list[str]
     decode: list[str]
 
     def placed(self) -> Mapping[str, int]:
@@ -83,11 +87,13 @@ def launched(
     try:
         _wait(process, log)
         local = "http://127.0.0.1"
+        prefill = [f"{local}:{ports['PREFILL_PORT'] + i}" for i in range(numbers["NUM_P"])]
         decode = [f"{local}:{ports['DECODE_PORT'] + i}" for i in range(numbers["NUM_D"])]
         yield Launched(
             f"{local}:{ports['PROXY_PORT']}",
             f"{local}:{ports['MASTER_PORT']}",
             f"{local}:{ports['ENCODE_PORT']}",
+            prefill,
             decode,
         )
     finally:
@@ -120,12 +126,25 @@ def check(site: Site, shape: str, numbers: Mapping[str, int]) -> None:
         placed = stack.placed()
         site.table.add("every request placed by the master", not placed["proxy"], placed)
         if numbers["NUM_P"]:
+            _raw_picture(site, stack.prefill[0])
             return
         gained, known = _repeated(stack)
         # The first request of each of two beginnings finds nothing; two further ones do.
         enough = sum(gained) >= 4 * _BLOCKS * _BLOCK
         site.table.add("vLLM's prefix hits where the master sent them", enough, gained)
         site.table.add("hits that the master foresaw, as vLLM had them", known == gained, known)
+
+
+def _raw_picture(site: Site, prefill: str) -> None:
+    """A prefill worker encodes a picture that no encoder has: the master lists it as one that
+    does."""
+    pixels = np.random.default_rng(1).integers(0, 255, (84, 84, 3), dtype=np.uint8)
+    messages = asking(Image.fromarray(pixels), "What is in this image?")
+    found = cases.ask(prefill, messages, False)
+    truth = reference_generate(site.model, messages, cases.TOKENS, ignore_eos=True)
+    same = list(found.token_ids) == truth
+    lead = f"closest call {min(found.leads):.3f}"
+    site.table.add("prefill: a picture of its own, as transformers", same, lead)
 
 
 def _repeated(stack: Launched) -> tuple[list[float], list[float]]:
