@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from protocol.errors import TriptychError
-from protocol.generate import ABORT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
@@ -18,16 +13,16 @@ from proxy.placement.planner import AttemptEnd, Plan, Planner
 from proxy.relay.cached_tokens import telling, with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
+from proxy.relay.releases import Releases
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
 from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
-from proxy.upstream.failures import CallFailed, failure_of
+from proxy.upstream.failures import failure_of
 from proxy.upstream.pools import ConnectionPools
 
-_ABORT_S = 2.0
 _REFUSALS = (400, 415, 422)
 
 
@@ -52,15 +47,14 @@ class RelayStages:
         self._send_media = config.send_media
         self._encoding = RelayEncodeStage(config, metrics, planner, dispatch, pools)
         self._resumer = Resumer(config, metrics, dispatch, pools)
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases = Releases()
         stall_s, most = config.stall_timeout, config.max_answer_bytes
         self._prefill_limits = AnswerLimits(config.prefill_timeout, stall_s, most)
         self._decode_limits = AnswerLimits(config.decode_timeout, stall_s, most)
         self._stream_limits = AnswerLimits(config.first_token_timeout, stall_s, most)
 
     async def close(self) -> None:
-        if self._releases:
-            await asyncio.wait(self._releases)
+        await self._releases.close()
 
     async def run(self, request: RelayedRequest) -> None:
         """All stages, again as long as the client has had nothing and another try may help.
@@ -75,7 +69,7 @@ class RelayStages:
                 if await self._attempted(request):
                     return
         finally:
-            self._forget(request)
+            self._releases.forget(request)
 
     async def _plan(self, request: RelayedRequest) -> Plan:
         need = await self._needs.of(request)
@@ -100,7 +94,7 @@ class RelayStages:
                     return True
                 failure = failure_of(error)
                 if failure.sent and failure.charged:
-                    self._forget(request)
+                    self._releases.forget(request)
                 await self._dispatch.again(request, error, "request")
                 return False
         finally:
@@ -230,16 +224,6 @@ class RelayStages:
                 return exchange, answer
             refused = True
 
-    def _forget(self, request: RelayedRequest) -> None:
-        """Start anew; prefill is told that nobody will take what it holds, without waiting."""
-        handed, pool = request.handed, request.prefill
-        request.media = request.handed = request.prefill = request.cached_tokens = None
-        name = handed.get("remote_request_id") if handed is not None else None
-        if pool is not None and isinstance(name, str):
-            task = asyncio.create_task(_release(pool, request.fields, name))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
-
 
 def _sinks(request: RelayedRequest) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
     """What takes a stream's first events, and what takes the later ones."""
@@ -257,12 +241,3 @@ def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEn
     """An answer that has come to its end; each event of a stream is about a token."""
     tokens = request.response.events if request.body.stream else 0
     return AttemptEnd(False, (), call.elapsed_s, first_s, tokens)
-
-
-async def _release(pool: ConnectionPool, fields: bytes, request_id: str) -> None:
-    """Bounded by `_ABORT_S`; a worker that cannot be told frees by its own lease."""
-    body = (msgspec.json.encode({"request_ids": [request_id]}),)
-    limits = AnswerLimits(_ABORT_S, _ABORT_S, 1 << 20)
-    with contextlib.suppress(CallFailed):
-        exchange, _ = await pool.ask(ABORT_PATH, fields, body, limits)
-        exchange.abort()

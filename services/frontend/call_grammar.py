@@ -3,18 +3,38 @@ that is held to a grammar."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
 from llguidance import LLMatcher
 
 from protocol.errors import InvalidRequest
+from protocol.openai import SharedFields
+from services.frontend.grammar import asks_for_grammar, grammar_of
 from services.frontend.json_schema import check_grammar, enforceable, schema_grammar
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.reading import Reading
 from services.frontend.parsing.rules import Rules
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse
+
+
+async def grammar_for(
+    request: SharedFields, use: ToolUse, form: type[ToolFormat] | None, tokenizer: Tokenizer
+) -> str:
+    """What the output must match, "" if it is free. A large grammar takes some ten milliseconds to
+    check, on a thread of its own."""
+
+    def made() -> str:
+        forced = []
+        if use.forced and form is not None:
+            forced.append(("tool_choice", forced_call(use, form, tokenizer)))
+        return grammar_of(request, forced)
+
+    if not (use.forced or asks_for_grammar(request)):
+        return ""
+    return await asyncio.to_thread(made)
 
 
 def forced_call(use: ToolUse, form: type[ToolFormat], tokenizer: Tokenizer) -> str:

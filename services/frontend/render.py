@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,10 @@ from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.openai_answers import ModelCard, ModelList
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, SamplingParams
-from services.frontend.call_grammar import after_reasoning, forced_call
+from services.frontend.call_grammar import after_reasoning, grammar_for
 from services.frontend.chat_text import ChatText, Parsers
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
-from services.frontend.grammar import asks_for_grammar, grammar_of
 from services.frontend.guard import Guard
 from services.frontend.items import ItemLoader
 from services.frontend.lookups import NOBODY, Caller
@@ -170,8 +168,7 @@ class Frontend:
             reading=reading,
         )
         uuids = [part.uuid for part in chat.media]
-        session = request.session_id or ""
-        return RenderedRequest(generate, media, spec, session=session, uuids=uuids)
+        return RenderedRequest(generate, media, spec, session=request.session_id or "", uuids=uuids)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -205,8 +202,7 @@ class Frontend:
                 answer_id=request_id,
                 system_fingerprint=self._fingerprint,
             )
-            session = request.session_id or ""
-            rendered.append(RenderedRequest(generate, {}, spec, session=session))
+            rendered.append(RenderedRequest(generate, {}, spec, session=request.session_id or ""))
         return rendered
 
     async def _checked(
@@ -227,24 +223,8 @@ class Frontend:
             vocab_size=self.info.vocab_size,
             defaults=self.info.generation_defaults,
             tokenizer=self.tokenizer,
-            grammar=await self._grammar(request, use),
+            grammar=await grammar_for(request, use, self._chat_text.form(use), self.tokenizer),
         )
-
-    async def _grammar(
-        self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse
-    ) -> str:
-        """A large one takes some ten milliseconds to check."""
-        form = self._chat_text.form(use)
-
-        def made() -> str:
-            forced = []
-            if use.forced and form is not None:
-                forced.append(("tool_choice", forced_call(use, form, self.tokenizer)))
-            return grammar_of(request, forced)
-
-        if not (use.forced or asks_for_grammar(request)):
-            return ""
-        return await asyncio.to_thread(made)
 
     def _generate(
         self,

@@ -4,36 +4,23 @@ over: sending a request, and taking in the answer."""
 from __future__ import annotations
 
 import asyncio
-import http
-import secrets
 from typing import Any, ClassVar
 
-import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protocol.errors import InvalidRequest, TriptychError
-from services.http.beginnings import Beginnings, caller_of
+from services.http.beginnings import caller_of
 from services.http.client_bounds import TOO_MUCH, Pace, TooSlow, framing_fits
-from services.http.intake import LARGE, Intake
+from services.http.intake import LARGE
 from services.http.joined import JoinedWrites
+from services.http.raw_answer import http_response
+from services.http.shared_state import SharedState
 
 ABORT = "triptych.abort"
 ENDED = "triptych.ended"
 _UNUSED_S = 5.0
-
-
-class SharedState(ServerState):
-    """uvicorn's state of a server, which all its connections see. `keep_alive`: whether they may
-    have another request after the one that is answered. `beginnings`: when new ones begin;
-    `intake`: when more of large bodies is read that the application does not take itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keep_alive = True
-        self.beginnings = Beginnings(asyncio.get_running_loop().call_soon)
-        self.intake = Intake()
 
 
 class Listener(HttpToolsProtocol):
@@ -274,15 +261,3 @@ class Listener(HttpToolsProtocol):
     def _stop(timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
-
-
-def http_response(error: TriptychError) -> bytes:
-    """An error answer that closes its connection, where there is no request to answer."""
-    body = msgspec.json.encode(error.to_openai())
-    status = http.HTTPStatus(error.status)
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(16)}\r\n"
-        f"connection: close\r\n\r\n"
-    )
-    return head.encode() + body

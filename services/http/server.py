@@ -19,7 +19,8 @@ from protocol.errors import ConfigError, NotServing
 from protocol.server_options import TlsOptions
 from services.http.accepting import Acceptor
 from services.http.lame_duck import LameDuck
-from services.http.listener import Listener, SharedState
+from services.http.listener import Listener
+from services.http.shared_state import SharedState
 from services.http.open_files import Room
 
 CLIENT_SHARE = 0.5  # of the open files: one connection of ours for each that is accepted

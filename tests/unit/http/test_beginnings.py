@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from protocol.errors import NotServing
 from services.http.beginnings import Beginnings, caller_of
-from services.http.listener import Listener, SharedState
+from services.http.listener import Listener
+from services.http.shared_state import SharedState
 from tests.support.listening import Client, run
 from tests.support.waiting import eventually
 
