@@ -32,7 +32,7 @@ class Breaker:
 
     def started(self, now: float) -> None:
         """A request is sent; past the threshold it is a trial, and the only one."""
-        if not self.closed:
+        if self.failures >= self.threshold:
             self.open_until = now + self.cooldown_s
 
     def succeeded(self) -> None:

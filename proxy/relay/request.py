@@ -21,8 +21,10 @@ _SESSION, _TIMEOUT = SESSION_HEADER.encode(), TIMEOUT_HEADER.encode()
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> bytes:
     """The client's, or one that is drawn."""
-    given = headers.get(b"x-request-id", b"")[:_MAX_ID]
-    return given if _PLAIN(given) else b"%032x" % random.getrandbits(128)
+    given = headers.get(b"x-request-id")
+    if given and _PLAIN(given[:_MAX_ID]):
+        return given[:_MAX_ID]
+    return b"%032x" % random.getrandbits(128)
 
 
 @dataclass

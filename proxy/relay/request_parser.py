@@ -19,7 +19,7 @@ _SMALL = 4096
 class RequestHead:
     """What the parser has said of a head with a length."""
 
-    url: bytes
+    path: str
     headers: Mapping[bytes, bytes]
     keep_alive: bool
     http_1_0: bool
@@ -35,6 +35,7 @@ class RequestParser:
     """
 
     _parser: Any = None
+    _path = ""
     _url = body = b""
     _fed = _size = _announced = _missing = 0
     headers_complete: bool = False
@@ -116,7 +117,7 @@ class RequestParser:
 
     def _recall(self, known: RequestHead, length: int) -> None:
         """Take over what the parser has said of the same head before."""
-        self._url, self._announced = known.url, length
+        self._path, self._announced = known.path, length
         self.headers = {**known.headers, b"content-length": b"%d" % length}
         self.keep_alive, self.http_1_0 = known.keep_alive, known.http_1_0
         self.headers_complete = True
@@ -124,7 +125,7 @@ class RequestParser:
     def _learn(self, data: bytes) -> None:
         usual = self.headers_complete and not (self._upgrading or self.complete or self._size)
         if self._heads is not None and usual:
-            known = RequestHead(self._url, self.headers.copy(), self.keep_alive, self.http_1_0)
+            known = RequestHead(self.path, self.headers.copy(), self.keep_alive, self.http_1_0)
             self._heads.learn(data, known)
 
     def _let_go(self) -> None:
@@ -162,7 +163,7 @@ class RequestParser:
 
     @property
     def path(self) -> str:
-        return self._url.partition(b"?")[0].decode("latin-1")
+        return self._path or self._url.partition(b"?")[0].decode("latin-1")
 
     @property
     def expects_continue(self) -> bool:

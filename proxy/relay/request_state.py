@@ -23,6 +23,7 @@ class RelayedRequest(RequestState):
     """A request, and what has been achieved for it.
 
     `client`: its headers and path; `body`: what it asks for; `response`: what its client has had.
+    `fields`: header lines that go to workers. `model`: the name that the client uses.
     `source`: to be told whose stream is forwarded, None at its end.
     `start`: when it came, of `time.monotonic`.
     `names`: of each media item, the mm_hash that planners know it by; empty without a master.
@@ -41,23 +42,19 @@ class RelayedRequest(RequestState):
     source: Callable[[Exchange | None], None]
     start: float
     names: list[str] = field(default_factory=list)
-    exact: bool = False
-    plan: Plan | None = None
-    placed_as: str = ""
-    media: EncodedMedia | None = None
-    handed: dict[str, Any] | None = None
-    prefill: ConnectionPool | None = None
-    cached_tokens: int | None = None
-    decoder: Instance | None = None
-    recorder: Recorder | None = None
+    exact: bool = field(init=False, default=False)
+    plan: Plan | None = field(init=False, default=None)
+    placed_as: str = field(init=False, default="")
+    media: EncodedMedia | None = field(init=False, default=None)
+    handed: dict[str, Any] | None = field(init=False, default=None)
+    prefill: ConnectionPool | None = field(init=False, default=None)
+    cached_tokens: int | None = field(init=False, default=None)
+    decoder: Instance | None = field(init=False, default=None)
+    recorder: Recorder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.fields = self.client.fields()
-
-    @property
-    def model(self) -> str:
-        """As the client names it."""
-        return self.body.model
+        self.model = self.body.model
 
     @property
     def begun(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from protocol.errors import TriptychError
 from proxy.config import ProxyConfig
@@ -197,22 +197,31 @@ class RelayStages:
                 gap = (time.monotonic() - first) / (response.events - 1)
                 self._metrics.per_event.observe(gap)
 
-    async def _ask(
+    def _ask(
         self,
         request: RelayedRequest,
         pool: ConnectionPool,
         body: Callable[[bool], Body],
         limits: AnswerLimits,
         sink: Callable[[bytes], None] | None = None,
-    ) -> tuple[Exchange, Answer]:
-        """A worker's answer, with media by reference, or with their bytes if it refuses that.
+    ) -> Awaitable[tuple[Exchange, Answer]]:
+        """A worker's answer. A stream goes on in the exchange, which is the caller's to end.
+        (Not a coroutine: one more of them would take each text request a microsecond longer.)"""
+        if request.media is None:
+            return pool.ask(request.client.path, request.fields, body(False), limits, sink)
+        return self._ask_with_media(request, pool, body, limits, sink)
 
-        A stream goes on in the exchange, which is the caller's to end.
-        """
+    async def _ask_with_media(
+        self,
+        request: RelayedRequest,
+        pool: ConnectionPool,
+        body: Callable[[bool], Body],
+        limits: AnswerLimits,
+        sink: Callable[[bytes], None] | None,
+    ) -> tuple[Exchange, Answer]:
+        """With media by reference, or with their bytes if the worker refuses that."""
         media, path = request.media, request.client.path
-        if media is None:
-            return await pool.ask(path, request.fields, body(False), limits, sink)
-        named = bool(media.references) and not self._send_media
+        named = media is not None and bool(media.references) and not self._send_media
         named = named and pool.takes_references(time.monotonic())
         refused = False
         while True:
