@@ -113,7 +113,8 @@ def test_it_goes_on_without_any_master_and_with_the_next(fleet: Fleet) -> None:
             if work is not None:
                 work()
             answers += [one.result() for one in pending]
-    assert [status for status, _ in answers] == [200] * 60
+    wrong = [(at, *answer) for at, answer in enumerate(answers) if answer[0] != 200]
+    assert not wrong, wrong
     assert metric(fleet.proxy, 'proxy:placements_total{by="proxy"}') >= 20
     assert metric(fleet.proxy, "proxy:master_present") == 0
     for process in fleet.masters:

@@ -1,6 +1,7 @@
 """Recorded decode steps give the tokens of eager ones: buckets, padding and static buffers, with
 `Rerun` in the place of CUDA graphs."""
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from protocol.types import EncodeRequest
 from services.engine.engine import Engine
 from services.engine.model.decode_graphs import DecodeGraphs, bucket_sizes, padded
 from services.engine.model.runner import Runner
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import DEADLINE_S, engine, request_of, run
 from tests.support.replayed_steps import Rerun, use
 
 SIZES = [1, 2, 4, 8, 9]  # of `max_num_seqs=9`
@@ -30,9 +32,24 @@ def served(worker: Engine, path: Any, count: int, **sampling: Any) -> Tokens:
         pictures = [picture(i)] if i % 3 == 0 and worker.encode is not None else []
         values = {"max_tokens": 16 + 3 * i, "ignore_eos": True, "seed": i, **sampling}
         requests.append(request_of(path, asking(*pictures, words), f"r{i}", **values))
+    _encode(worker, [encode for _, encode in requests])
     tokens = run(worker, requests)
     assert worker.check_integrity() == []
     return tokens
+
+
+def _encode(worker: Engine, requests: list[EncodeRequest]) -> None:
+    """All pictures first, so that none delays its request: how many run at once is then certain."""
+    missing = {item.mm_hash for request in requests for item in request.items}
+    if worker.encode is None:
+        return
+    for request in requests:
+        worker.encode.add(request)
+    deadline = time.monotonic() + DEADLINE_S
+    while missing:
+        assert time.monotonic() < deadline
+        _, encoded = worker.step()
+        missing -= {output.mm_hash for output in encoded}
 
 
 def runner_of(worker: Engine) -> Runner:
