@@ -39,6 +39,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.url = url
         self.heads = heads
+        self._loop = loop
         self.alarm = Alarm(loop, self._late)
         self.idle_since = 0.0
         self.used = False
@@ -53,10 +54,18 @@ class Connection(asyncio.Protocol):
     def send(self, user: User, head: bytes, body: Body, size: int) -> None:
         """Send a request of `user`; a large body is not copied."""
         self._user = user
-        if size < _SMALL:
+        if self.closed or self.transport.is_closing():
+            self._loop.call_soon(self._gone, user)
+        elif size < _SMALL:
             self.transport.write(b"".join((head, *body)))
         else:
             self.transport.writelines((head, *body))
+
+    def _gone(self, user: User) -> None:
+        """It was lost before it was used; `connection_lost` may have been called already."""
+        if self._user is user:
+            self._user = None
+            user.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._user is None:

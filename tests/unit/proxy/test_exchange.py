@@ -19,6 +19,11 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 class Transport:
     """Takes all that is written."""
 
+    closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
     def __init__(self) -> None:
         self.closed = False
 
@@ -56,6 +61,20 @@ async def test_a_stream_that_stalls_is_not_given_the_time_of_its_first_event() -
             await exchange.forward()
     assert caught.value.kind == "stalled" and had == [b"data: 2\n\n"]
     assert line.transport.closed
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_connection_that_is_lost_before_it_is_used_fails_the_call(told: bool) -> None:
+    """uvloop's transport raises where it is written to by then."""
+    line = Line()
+    line.transport.closing = True
+    if told:
+        line.connection.connection_lost(None)
+    exchange = line.ask(AnswerLimits(60.0, 60.0, 1000))
+    async with asyncio.timeout(30):
+        with pytest.raises(CallFailed) as caught:
+            await exchange.ready
+    assert caught.value.kind == "dropped" and line.released == 0
 
 
 async def test_answers_under_one_head_are_told_apart() -> None:
