@@ -27,7 +27,7 @@ class Releases:
             await asyncio.wait(self._under_way)
 
     def forget(self, request: RelayedRequest) -> None:
-        """The request starts anew; the prefill worker hears that nobody fetches its KV."""
+        """Reset the request, and release the KV that a prefill worker holds for it."""
         handed, pool = request.handed, request.prefill
         request.media = request.handed = request.prefill = request.cached_tokens = None
         name = handed.get("remote_request_id") if handed is not None else None

@@ -126,7 +126,7 @@ class RequestParser:
         usual = self.headers_complete and not (self._upgrading or self.complete or self._size)
         if self._heads is not None and usual:
             known = RequestHead(self.path, self.headers.copy(), self.keep_alive, self.http_1_0)
-            self._heads.learn(data, known)
+            self._heads.learn(data, self._announced, known)
 
     def _let_go(self) -> None:
         """The parser refers to this reader: such a cycle would wait for the collector."""

@@ -12,7 +12,7 @@ from proxy.upstream.answer import Answer
 from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
 
 _DONE = b"data: [DONE]\n\n"
-_TAIL = 4096  # bytes at the end of an answer, where its usage stands
+_TAIL = 1 << 16  # bytes at the end of an answer: its usage may stand before the prompt's token ids
 
 
 class ClientResponse:

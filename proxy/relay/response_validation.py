@@ -85,17 +85,17 @@ def check_stream(url: str, answer: Answer) -> None:
     if data == b"[DONE]":
         raise CallFailed(f"{url} ended its stream before it began", "cut_short")
 
-    nonsense = f"{url} began its stream with something that is no event"
+    message = f"{url} began its stream with something that is no event"
     try:
         event = _parsed(data, _EVENT)
     except ValueError:
-        raise CallFailed(nonsense, "garbage") from None
+        raise CallFailed(message, "garbage") from None
     if event.error is not None:
         code = event.error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         raise Refused(url, Answer(status, b"application/json", data))
     if event.choices is None:
-        raise CallFailed(nonsense, "garbage")
+        raise CallFailed(message, "garbage")
 
 
 def _first_data(body: bytes) -> bytes:
@@ -110,13 +110,13 @@ def _decoded(url: str, answer: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return _parsed(answer.body, decoder)
     except ValueError:
-        nonsense = f"{url} answered with something that is not valid JSON"
-        raise CallFailed(nonsense, "garbage") from None
+        message = f"{url} answered with something that is not valid JSON"
+        raise CallFailed(message, "garbage") from None
 
 
 def _parsed(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """`ValueError` unless it is what is expected. Text that is not looked at must be text all the
-    same."""
+    """`ValueError` if it is malformed or of another type. Members that the type does not have must
+    be UTF-8 too."""
     try:
         if not data.isascii():
             data.decode()

@@ -123,7 +123,7 @@ class ClientConnection(Listener):
             super().end(error)
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
-        """One that has not begun never comes to its own end."""
+        """A task that is cancelled before it begins never reaches its `finally`."""
         task.add_done_callback(self.tasks.discard)
         task.cancel()
 

@@ -52,7 +52,7 @@ class AnswerParser:
     def learn(self, data: bytes, heads: KnownHeads[AnswerHead]) -> None:
         """Have the head of `data` known, if this was a whole and usual answer that came at once."""
         if self.status == 200 and self.complete and self.framed and not self.is_stream:
-            heads.learn(data, AnswerHead(self.content_type, self.retry_after, self.keep))
+            heads.learn(data, self.size, AnswerHead(self.content_type, self.retry_after, self.keep))
 
     # What httptools reports.
 

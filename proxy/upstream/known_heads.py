@@ -82,10 +82,11 @@ class KnownHeads(Generic[T]):
         self._last = (head.before, head.after, found)
         return found, head.length, head.end
 
-    def learn(self, data: bytes, found: T) -> None:
-        """`found`: what a parser has said of the head that `data` begins with."""
+    def learn(self, data: bytes, length: int, found: T) -> None:
+        """`found`: what a parser has said of the head that `data` begins with; `length`: of its
+        body, in bytes, by the same parser."""
         head = MessageHead.of(data)
-        if head is None:
+        if head is None or head.length != length:
             return
         self._misses += 1
         hopeless = self._misses > _MANY and self._misses % _MANY

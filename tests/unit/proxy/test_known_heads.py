@@ -74,7 +74,7 @@ def test_only_few_heads_of_many_are_learnt_where_none_comes_twice() -> None:
     heads: KnownHeads[int] = KnownHeads(1000)
     told = [ANSWER.replace(b"now", b"%d" % i) % (2, b"{}") for i in range(320)]
     for number, data in enumerate(told):
-        heads.learn(data, number)
+        heads.learn(data, 2, number)
     assert sum(heads.find(data) is not None for data in told) < 40
 
 
@@ -82,7 +82,7 @@ def test_of_two_heads_in_turn_each_is_known_by_its_own_bytes() -> None:
     heads: KnownHeads[int] = KnownHeads(4)
     told = [ANSWER.replace(b"now", name) % (2, b"{}") for name in (b"a", b"b")]
     for number, data in enumerate(told):
-        heads.learn(data, number)
+        heads.learn(data, 2, number)
     for _ in range(2):
         assert [known[0] for data in told if (known := heads.find(data))] == [0, 1]
 
