@@ -93,6 +93,7 @@ PROXY = (
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
+    ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.publishing", "services.engine.pulse"),
     ("services.engine.messages",),
@@ -100,7 +101,7 @@ ENGINE = (
     ("services.engine.transfers",),
     ("services.engine.scheduling.generate_core",),
     ("services.engine.reports",),
-    ("services.engine.attention", "services.engine.sampling"),
+    ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
     ("services.engine.model",),
     ("services.engine.hardware",),
     ("services.engine.parts",),
