@@ -77,7 +77,7 @@ ALLOWED = {
 PROXY = (
     ("proxy.worker_urls",),
     ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
-    ("proxy.request_log",),
+    ("proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),
@@ -88,7 +88,7 @@ PROXY = (
     ("proxy.tokens",),
     ("proxy.gateway",),
     ("proxy.relay",),
-    ("proxy.fleet.admin_api",),
+    ("proxy.fleet.admin_api", "proxy.page"),
     ("proxy.app", "proxy.assembly"),
     ("proxy.__main__",),
 )  # fmt: skip
