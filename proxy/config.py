@@ -39,6 +39,14 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.", env="PROXY_PORT")
+    fd: int = count(
+        0,
+        "Number of an open TCP socket that the process inherits and listens on, in place of --port;"
+        " whoever holds it open can start another proxy on it before this one ends. 0: none.",
+        "descriptor",
+        minimum=0,
+        maximum=1 << 20,
+    )
     encode_servers_urls: str = worker_urls(
         "Comma-separated URLs of encode workers; dns+http://NAME:PORT stands for all addresses of"
         " NAME. none, disable or empty: there are none.",
