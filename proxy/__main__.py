@@ -67,6 +67,8 @@ async def run(config: ProxyConfig) -> None:
             await _serve(gateway, listener, key, access)
         finally:
             gateway.log.flush()
+            if gateway.tracer is not None:
+                await asyncio.to_thread(gateway.tracer.close)
             await masters.close()
             await client.close()
             if frontend is not None:

@@ -79,7 +79,8 @@ def served(gateway: Gateway, access: Access) -> ASGIApp:
     """The application behind its keys and the rules for browsers; whatever it answers, refusals
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway), access), gateway.config)
-    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.log.over))
+    begin = None if gateway.tracer is None else gateway.tracer.begin
+    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.over, begin))
 
 
 def _service(gateway: Gateway, frontend: Frontend) -> Service:

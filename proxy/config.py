@@ -17,7 +17,7 @@ from protocol.options import (
     shutdown_timeout_option,
     size,
 )
-from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
 from proxy.worker_urls import worker_urls
 from services.frontend.options import FrontendOptions
@@ -29,7 +29,9 @@ def _check_header(key: str) -> None:
 
 
 @dataclass(frozen=True)
-class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
+class ProxyConfig(
+    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+):
     """Resolved once at start."""
 
     host: str = option(

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.generate import check_ec_params
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
+from proxy.answer_usage import note_usage
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
@@ -23,6 +25,7 @@ from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
+from services.http.traces import make_tracer
 
 
 @dataclass
@@ -54,7 +57,15 @@ class Gateway:
     def __post_init__(self) -> None:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
         self.log = RequestLog(self.config.log_requests, self.config.log_format)
+        self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
+
+    def over(self, record: RequestRecord) -> None:
+        """A request is over: its line is written, its spans are sent."""
+        self.log.over(record)
+        if record.trace is not None and self.tracer is not None:
+            note_usage(record)
+            self.tracer.end(record)
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
         """Outputs of a rendered request; closing the generator ends all its stages."""

@@ -24,6 +24,7 @@ from proxy.upstream.alarm import Alarm
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
+from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4
@@ -65,6 +66,7 @@ class Relay:
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []
+        self._tracer = gateway.tracer
         self._names = OwnNames(gateway.fleet, config.served_model_name)
 
     async def close(self) -> None:
@@ -93,7 +95,7 @@ class Relay:
     def over(self, reply: ClientResponse) -> None:
         """Have the request's log line written."""
         if reply.record.kept:
-            self._gateway.log.over(reply.record)
+            self._gateway.over(reply.record)
 
     @property
     def keeps_records(self) -> bool:
@@ -113,6 +115,9 @@ class Relay:
         metrics, start = self._metrics, time.monotonic()
         self._traffic.received += len(client.body)
         response.record.bytes_in = len(client.body)
+        if self._tracer is not None:
+            self._tracer.begin(traced_headers(client.headers), response.record)
+            client.trace(response.record.traceparent)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()

@@ -158,7 +158,8 @@ class TokensStages:
         if not attempt.items:
             return
         with state.record.during("encode"):
-            await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
+            run = self.encode_stage.run
+            await run(attempt.wanted, state.media, attempt.plan, done, state.record)
 
 
 def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:

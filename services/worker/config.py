@@ -17,7 +17,7 @@ from protocol.options import (
     shutdown_timeout_option,
     size,
 )
-from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
@@ -40,7 +40,9 @@ def _check_events(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
+class WorkerConfig(
+    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+):
     """Resolved once at start."""
 
     revision: str = option(

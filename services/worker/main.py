@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
+from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.frontend.render import Frontend
@@ -18,8 +20,10 @@ from services.http.access import Access, ApiKeys, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.naming import InstanceHeader
 from services.http.open_files import raise_limit
+from services.http.records import Recorded
 from services.http.server import bind
 from services.http.server import serve as serve_http
+from services.http.traces import make_tracer
 from services.membership.config import EventsConfig, advertised_url, parse_events
 from services.membership.registration import Changes, Registration
 from services.worker.app import create_app
@@ -31,6 +35,7 @@ from services.worker.stall_watch import StallBounds
 from services.worker.worker import RoleSpec, Worker
 
 logger = logging.getLogger("worker")
+TRACED_PATHS = (GENERATE_PATH, ENCODE_PATH, CHAT_PATH, COMPLETIONS_PATH)
 
 
 def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
@@ -65,6 +70,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         url = advertised_url(
             config.advertise_url, config.host, port, masters, secure=config.serves_tls
         )
+        # A worker traces what comes with a trace; what is traced is the proxy's to decide.
+        tracer = make_tracer(config, role.name, url, share=0.0)
         frontend = Frontend.load(config.to_config())
         changes = Changes()
         engine = await EngineClient.start(
@@ -87,6 +94,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             )
             during = registered(worker, registration)
             app = for_browsers(gated(create_app(worker), access), config)
+            if tracer is not None:
+                app = Recorded(app, TRACED_PATHS, tracer.end, tracer.begin)
             await serve_http(
                 InstanceHeader(app, worker.instance_id),
                 listener,
@@ -100,6 +109,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         finally:
             await engine.close()
             await frontend.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
 
 def side_channels(
