@@ -51,9 +51,11 @@ class Tracer:
 
     def begin(self, headers: Mapping[str, str], record: RequestRecord) -> None:
         """Decide whether a request is traced, by its own `traceparent` or by chance."""
+        if not headers and not self._drawn():
+            return  # nearly all: looking for a trace takes longer than all the rest here
         parent = self._propagator.extract(headers)
         given = trace.get_current_span(parent).get_span_context()
-        if not (given.trace_flags.sampled if given.is_valid else self._drawn()):
+        if headers and not (given.trace_flags.sampled if given.is_valid else self._drawn()):
             return
         span = self._tracer.start_span(
             f"{self._service} {record.path}", parent, SpanKind.SERVER,
