@@ -16,6 +16,7 @@ from protocol.options import (
     seconds,
     shutdown_timeout_option,
     size,
+    vllm_metrics_option,
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
@@ -195,6 +196,7 @@ class ProxyConfig(
     )
     log_level: str = log_level_option()
     log_format: str = log_format_option()
+    vllm_metrics: bool = vllm_metrics_option()
 
     @property
     def authorization(self) -> str:

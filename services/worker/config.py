@@ -16,6 +16,7 @@ from protocol.options import (
     seconds,
     shutdown_timeout_option,
     size,
+    vllm_metrics_option,
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
@@ -222,3 +223,4 @@ class WorkerConfig(
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
     log_format: str = log_format_option()
+    vllm_metrics: bool = vllm_metrics_option()

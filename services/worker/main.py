@@ -81,7 +81,9 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             changes.announce,
         )
         try:
-            metrics = WorkerMetrics(role.name)
+            metrics = WorkerMetrics(
+                role.name, frontend.config.names[0] if config.vllm_metrics else ""
+            )
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
