@@ -163,6 +163,20 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
     breaker_open: float = seconds(
         30.0, "How long a worker gets no requests after --breaker-failures.", minimum=0
     )
+    wanted_utilisation: float = option(
+        0.7,
+        "Share of their time, their batch or their KV blocks that workers should use;"
+        " wanted_workers asks for as many as that needs.",
+        "share",
+        above=0,
+        maximum=1,
+        section="Autoscaling",
+    )
+    wanted_hold: float = seconds(
+        300.0,
+        "How long fewer workers must be enough before wanted_workers asks for fewer.",
+        minimum=0,
+    )
     redis_url: str = option(
         "",
         "URL of the Redis through which masters share a fleet. Empty: one master alone.",
