@@ -86,7 +86,8 @@ class TraceOptions:
     trace_sample: float = option(
         0.01,
         "Share of the requests without a traceparent header that are traced; one with the header"
-        " is traced if that says so. Workers trace what the proxy traces.",
+        " is traced if that says so. Workers and masters trace what the proxy"
+        " traces.",
         "share",
         minimum=0,
         maximum=1,

@@ -18,12 +18,12 @@ from protocol.options import (
     shutdown_timeout_option,
     size,
 )
-from protocol.server_options import TlsOptions
+from protocol.server_options import TlsOptions, TraceOptions
 from services.master.policy_options import PolicyOptions, weight
 
 
 @dataclass(frozen=True)
-class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
+class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
     """Resolved once at start."""
 
     host: str = option(

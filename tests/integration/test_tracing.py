@@ -71,11 +71,13 @@ def test_all_stages_are_in_one_trace_with_the_workers_own_spans_inside(
 ) -> None:
     file = tmp_path / "spans.jsonl"
     with collecting() as (collector, url), running(model_dir("qwen2_vl")) as stack:
-        workers = [stack.start(f"services.{role}", "--trace-to", str(file)) for role in ROLES]
+        master = stack.start_plain("services.master", "--trace-to", str(file))
+        to_file = ("--trace-to", str(file), "--master-url", master.wait_ready())
+        workers = [stack.start(f"services.{role}", *to_file) for role in ROLES]
         for worker in workers:
             worker.wait_ready()
         encode, prefill, decode = ([worker] for worker in workers)
-        traced = ("--trace-to", url, "--trace-sample", "0")
+        traced = ("--trace-to", url, "--trace-sample", "0", "--master-url", master.url)
         front = proxy(stack, encode, prefill, decode, *traced)
         body = question(data_url(Image.new("RGB", (64, 64), "red")))
         for flags in ("01", "00"):
@@ -83,7 +85,7 @@ def test_all_stages_are_in_one_trace_with_the_workers_own_spans_inside(
             path = f"{front.url}/v1/chat/completions"
             assert call(path, body, headers=headers)[0] == 200
         assert call(f"{front.url}/v1/chat/completions", body)[0] == 200
-        assert stack.stop() == [0] * 4
+        assert stack.stop() == [0] * 5
     spans = {span.name: span for _, span in collector.spans}
     request = spans["proxy /v1/chat/completions"]
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
@@ -97,5 +99,5 @@ def test_all_stages_are_in_one_trace_with_the_workers_own_spans_inside(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     inside = f"0x{request.span_id.hex()}"
     calls = {line["name"] for line in lines if line["parent_id"] == inside}
-    assert {name.split()[0] for name in calls} == {"encode", "prefill", "decode"}
+    assert {name.split()[0] for name in calls} == {"master", "encode", "prefill", "decode"}
     assert {line["context"]["trace_id"] for line in lines} == {f"0x{TRACE}"}
