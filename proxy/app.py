@@ -14,6 +14,7 @@ from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
+from protocol.rtp_requests import RAW_PATH
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
@@ -21,22 +22,30 @@ from proxy.relay import passthrough
 from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
+from proxy.rtp_status import rtp_status
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
-from services.http.admin import LOG_LEVEL_PATH
+from services.http.admin import LOG_LEVEL_PATH, check_admin_key
 from services.http.anthropic import messaging
 from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
 from services.http.records import Recorded
 from services.http.responses import responding
+from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
+from services.http.rtp_health import rtp_health
+from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH, rtp_updates
 from services.http.server import version
 from services.http.tokens import informing
 
-_OPERATORS = {"/instances", "/integrity", LOG_LEVEL_PATH} | {route.path for route in OPERATED}
+_OPERATORS = {"/instances", "/integrity", LOG_LEVEL_PATH, UPDATE_PATH, EPLB_PATH} | {
+    route.path for route in OPERATED
+}
 OPENED = STATUS_PATHS | _OPERATORS
 """What needs no API key; all but STATUS_PATHS need the admin key."""
-GENERATING_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH)
+GENERATING_PATHS = (
+    CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
+)  # fmt: skip
 """Routes whose requests are recorded."""
 
 
@@ -54,6 +63,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, gateway.config.response_store_bytes))
+        app.include_router(rtp_frontend(service))
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
@@ -62,7 +72,12 @@ def create_app(gateway: Gateway) -> FastAPI:
         taken = {route.path for route in app.routes if isinstance(route, Route)}
         app.include_router(passthrough.passing(gateway, taken))
         app.include_router(operating(gateway))
+    else:
+        key = gateway.config.admin_api_key
+        app.include_router(rtp_updates(lambda request: check_admin_key(request, key)))
     app.include_router(_status(gateway))
+    app.include_router(rtp_health(lambda: _able(gateway) and not gateway.life.draining, home=False))
+    app.include_router(rtp_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
     def observe(error: TriptychError) -> None:
@@ -93,6 +108,12 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
     )
 
 
+def _able(gateway: Gateway) -> bool:
+    """Whether requests can be served, those with pictures too unless the model takes none."""
+    frontend = gateway.frontend
+    return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
+
+
 def _status(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
@@ -100,16 +121,11 @@ def _status(gateway: Gateway) -> APIRouter:
     async def live() -> Response:
         return Response()
 
-    def able() -> bool:
-        """Whether requests can be served, those with pictures too unless the model takes none."""
-        frontend = gateway.frontend
-        return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
-
     @routes.get("/ready")
     async def ready() -> Response:
         """200 if requests can be served and had better come here, 503 once the proxy is told to
         stop."""
-        return Response(status_code=200 if able() and not gateway.life.draining else 503)
+        return Response(status_code=200 if _able(gateway) and not gateway.life.draining else 503)
 
     @routes.get("/health")
     async def health() -> Response:
@@ -123,13 +139,13 @@ def _status(gateway: Gateway) -> APIRouter:
         }
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
-        return JSONResponse(body, status_code=200 if able() else 503)
+        return JSONResponse(body, status_code=200 if _able(gateway) else 503)
 
     @routes.get("/ping")
     @routes.post("/ping")
     async def ping() -> Response:
         """The status of /health alone, as SageMaker asks for it."""
-        return Response(status_code=200 if able() else 503)
+        return Response(status_code=200 if _able(gateway) else 503)
 
     @routes.get("/load")
     async def load() -> dict[str, int]:

@@ -15,6 +15,7 @@ class PassedRoute:
     method: Literal["GET", "POST"] = "POST"
     computes: bool = True  # takes a place among the requests that workers compute
     form: bool = False  # the body is multipart/form-data, not JSON
+    asked_as: str = ""  # the worker's own path, where it has another one
 
 
 def _cheap(path: str, does: str, method: Literal["GET", "POST"] = "POST") -> PassedRoute:
@@ -45,6 +46,11 @@ PASSED = (
     _cheap("/v1/completions/render", "The prompt of a completion request."),
     _cheap("/tokenize", "Token ids of a text or of a chat."),
     _cheap("/detokenize", "Text of token ids."),
+    PassedRoute(
+        "/v1/embeddings/dense", f"{_EMBED} As RTP-LLM names it.", asked_as="/v1/embeddings"
+    ),
+    PassedRoute("/v1/classifier", "As /classify, which RTP-LLM names so.", asked_as="/classify"),
+    PassedRoute("/v1/reranker", f"{_RERANK} As RTP-LLM names it.", asked_as="/v1/rerank"),
     _cheap("/tokenizer_info", "The tokenizer's configuration.", "GET"),
 )
 """Placed on one worker each, like a chat request."""

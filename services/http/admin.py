@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -25,6 +25,12 @@ class LogLevel(msgspec.Struct):
     level: Literal["debug", "info", "warning", "error"]
 
 
+class RtpLogLevel(msgspec.Struct):
+    """The same as RTP-LLM's clients write it."""
+
+    log_level: str
+
+
 def check_admin_key(request: Request, key: str) -> None:
     """`Unauthorized` unless `X-API-Key` is `key`; nothing is if there is none."""
     given = request.headers.get("x-api-key", "")
@@ -36,16 +42,25 @@ def check_admin_key(request: Request, key: str) -> None:
         )
 
 
+def _level_of(body: bytes) -> LogLevel:
+    fields = msgspec.json.decode(body, type=dict[str, Any])
+    if "log_level" in fields and "level" not in fields:
+        name = msgspec.convert(fields, RtpLogLevel).log_level.lower()
+        fields = {"level": "debug" if name == "trace" else name}
+    return msgspec.convert(fields, LogLevel)
+
+
 def log_levels(check: Callable[[Request], None]) -> APIRouter:
     """The route that sets the level; `check` raises for whoever may not."""
     routes = APIRouter()
 
     @routes.post(LOG_LEVEL_PATH)
     async def set_log_level(request: Request) -> dict[str, str]:
-        """Write lines from this level on: `{"level": "debug"}`, until the process ends."""
+        """Write lines from this level on: `{"level": "debug"}`, until the process ends. RTP-LLM's
+        `{"log_level": "DEBUG"}` does the same; its TRACE is debug."""
         check(request)
         body = await read_body(request, _MAX_BODY)
-        wanted = accepted(msgspec.json.Decoder(LogLevel).decode, body).level
+        wanted = accepted(_level_of, body).level
         root = logging.getLogger()
         before = logging.getLevelName(root.level).lower()
         root.setLevel(wanted.upper())

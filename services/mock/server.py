@@ -136,7 +136,7 @@ class Server:
             request.headers.get(name, "").encode("utf-8", "surrogateescape")
             for name in (HEADER, "authorization")
         )
-        refusal = self._access.judge(request.path, *keys)
+        refusal = self._access.judge(request.path, *keys, method=request.method)
         if refusal is not None:
             raise refusal
 

@@ -25,6 +25,7 @@ from services.http.anthropic import messaging
 from services.http.counting import counted
 from services.http.openai import JSON, Service, generating
 from services.http.responses import responding
+from services.http.rtp_frontend import rtp_frontend
 from services.http.streams import EventStream, while_connected
 from services.worker.worker import Worker
 
@@ -35,6 +36,7 @@ def router(worker: Worker) -> APIRouter:
     routes = generating(service)
     routes.include_router(messaging(service))
     routes.include_router(responding(service, worker.config.response_store_bytes))
+    routes.include_router(rtp_frontend(service))
     return routes
 
 

@@ -88,7 +88,7 @@ PROXY = (
     ("proxy.tokens",),
     ("proxy.gateway",),
     ("proxy.relay",),
-    ("proxy.fleet.admin_api",),
+    ("proxy.fleet.admin_api", "proxy.rtp_status"),
     ("proxy.app", "proxy.assembly"),
     ("proxy.__main__",),
 )  # fmt: skip

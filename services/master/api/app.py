@@ -15,6 +15,7 @@ from services.http import errors
 from services.http.access import STATUS_PATHS
 from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
 from services.http.process_state import process_state
+from services.http.rtp_health import rtp_health
 from services.http.server import version
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
@@ -37,6 +38,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
 
     app = FastAPI(title="Triptych master", version=version(), lifespan=lifespan)
     app.include_router(_status(service))
+    app.include_router(rtp_health(lambda: not service.life.draining))
     app.include_router(_instances(service))
     app.include_router(rtp_routes(RtpContract(service, host), service.config.max_body_bytes))
 
