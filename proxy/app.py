@@ -59,7 +59,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
     if gateway.frontend is not None:
-        service = _service(gateway, gateway.frontend)
+        service = service_of(gateway, gateway.frontend)
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, gateway.config.response_store_bytes))
@@ -76,7 +76,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         key = gateway.config.admin_api_key
         app.include_router(rtp_updates(lambda request: check_admin_key(request, key)))
     app.include_router(_status(gateway))
-    app.include_router(rtp_health(lambda: _able(gateway) and not gateway.life.draining, home=False))
+    app.include_router(rtp_health(lambda: able(gateway) and not gateway.life.draining, home=False))
     app.include_router(rtp_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
@@ -97,7 +97,8 @@ def served(gateway: Gateway, access: Access) -> ASGIApp:
     return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.log.over))
 
 
-def _service(gateway: Gateway, frontend: Frontend) -> Service:
+def service_of(gateway: Gateway, frontend: Frontend) -> Service:
+    """What answers the requests that `frontend` renders."""
     return Service(
         frontend=frontend,
         run=gateway.run,
@@ -108,7 +109,7 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
     )
 
 
-def _able(gateway: Gateway) -> bool:
+def able(gateway: Gateway) -> bool:
     """Whether requests can be served, those with pictures too unless the model takes none."""
     frontend = gateway.frontend
     return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
@@ -125,7 +126,7 @@ def _status(gateway: Gateway) -> APIRouter:
     async def ready() -> Response:
         """200 if requests can be served and had better come here, 503 once the proxy is told to
         stop."""
-        return Response(status_code=200 if _able(gateway) and not gateway.life.draining else 503)
+        return Response(status_code=200 if able(gateway) and not gateway.life.draining else 503)
 
     @routes.get("/health")
     async def health() -> Response:
@@ -139,13 +140,13 @@ def _status(gateway: Gateway) -> APIRouter:
         }
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
-        return JSONResponse(body, status_code=200 if _able(gateway) else 503)
+        return JSONResponse(body, status_code=200 if able(gateway) else 503)
 
     @routes.get("/ping")
     @routes.post("/ping")
     async def ping() -> Response:
         """The status of /health alone, as SageMaker asks for it."""
-        return Response(status_code=200 if _able(gateway) else 503)
+        return Response(status_code=200 if able(gateway) else 503)
 
     @routes.get("/load")
     async def load() -> dict[str, int]:
