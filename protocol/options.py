@@ -103,6 +103,16 @@ def port_option(default: int, help: str, **rule: Any) -> Any:
     return option(default, help, "port", **{"minimum": 0, "maximum": MAX_PORT, **rule})
 
 
+def grpc_port_option(protocol: str) -> Any:
+    return option(
+        -1,
+        f"TCP port for {protocol} over gRPC; needs the extra grpc. 0: any free port. -1: none.",
+        "port",
+        minimum=-1,
+        maximum=MAX_PORT,
+    )
+
+
 def log_level_option() -> Any:
     return option("info", "Least severity of the log lines that are written.", choices=LOG_LEVELS)
 

@@ -91,6 +91,7 @@ _REFUSED: Mapping[str, tuple[str, Any]] = MappingProxyType(
         "gen_timeline": ("use /start_profile", None),
         "resized_shape": ("use min_pixels and max_pixels", None),
         "crop_positions": ("pictures are taken whole", None),
+        "combo_token_size": ("combinations of tokens are not kept apart here", None),
         "fps": ("pictures alone are taken", None),
         "min_frames": ("pictures alone are taken", None),
         "max_frames": ("pictures alone are taken", None),

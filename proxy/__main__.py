@@ -18,7 +18,7 @@ from proxy.app import OPENED, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
-from proxy.grpc_door import grpc_door
+from proxy.grpc_door import grpc_doors
 from proxy.relay import serving
 from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
@@ -88,7 +88,7 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
 async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
     config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
     app = served(gateway, access)
-    async with grpc_door(gateway, access):
+    async with grpc_doors(gateway, access):
         if config.dialect == "tokens":
             await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
             return

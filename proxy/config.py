@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
 from protocol.options import (
-    MAX_PORT,
     count,
     drain_delay_option,
+    grpc_port_option,
     log_format_option,
     log_level_option,
     option,
@@ -40,14 +40,8 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.", env="PROXY_PORT")
-    kserve_grpc_port: int = option(
-        -1,
-        "TCP port for KServe's inference protocol over gRPC; needs the extra grpc. 0: any free"
-        " port. -1: none.",
-        "port",
-        minimum=-1,
-        maximum=MAX_PORT,
-    )
+    kserve_grpc_port: int = grpc_port_option("KServe's inference protocol")
+    rtp_grpc_port: int = grpc_port_option("RTP-LLM's model service (GenerateStreamCall)")
     encode_servers_urls: str = worker_urls(
         "Comma-separated URLs of encode workers; dns+http://NAME:PORT stands for all addresses of"
         " NAME. none, disable or empty: there are none.",

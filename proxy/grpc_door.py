@@ -1,59 +1,35 @@
-"""The proxy's gRPC door, where a flag asks for one."""
+"""The proxy's gRPC doors, where flags ask for them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator
 
-from protocol.errors import ConfigError, TriptychError
-from protocol.fleet_key import HEADER
+from protocol.errors import ConfigError
 from proxy.app import able, service_of
 from proxy.gateway import Gateway
+from services.grpc.doors import Behind, Place, door
 from services.http.access import Access
-
-_AS = "/v1/completions"  # the route whose keys a call needs
 
 
 @contextlib.asynccontextmanager
-async def grpc_door(gateway: Gateway, access: Access) -> AsyncGenerator[int | None, None]:
-    """KServe's protocol on its port while the context lasts; gives the port, None without one.
+async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[int, int], None]:
+    """KServe's and RTP-LLM's protocols while the context lasts; gives their ports, 0 for none.
     `ConfigError` if the library or the model is missing."""
-    config, frontend = gateway.config, gateway.frontend
-    if config.kserve_grpc_port < 0:
-        yield None
-        return
-    if frontend is None:
-        raise ConfigError(
-            "--kserve-grpc-port needs a model that the proxy renders for: not with --dialect openai"
-        )
-    kserve, server = _modules()
+    config = gateway.config
+    place = Place("proxy", config.host, config.max_body_bytes, config.max_in_flight, config)
 
-    def check(context: Any) -> TriptychError | None:
-        if not access.closed:
-            return None
-        fleet, client = (server.metadata_of(context, name) for name in (HEADER, "authorization"))
-        return access.judge(_AS, fleet, client, method="POST")
+    def behind() -> Behind:
+        if gateway.frontend is None:
+            raise ConfigError(
+                "--kserve-grpc-port, --rtp-grpc-port: they need a model that the proxy renders for:"
+                " not with --dialect openai"
+            )
+        service = service_of(gateway, gateway.frontend)
+        return Behind(service, lambda: able(gateway) and not gateway.life.draining, access)
 
-    service = service_of(gateway, frontend)
-    handler = kserve.KServe(service, _taking(gateway), check).handler()
-    bounds = server.Bounds(config.max_body_bytes, config.max_in_flight)
-    serving = server.serving(
-        "proxy", config.host, config.kserve_grpc_port, [handler], bounds, config
-    )
-    async with serving as port:
-        yield port
-
-
-def _taking(gateway: Gateway) -> Callable[[], bool]:
-    return lambda: able(gateway) and not gateway.life.draining
-
-
-def _modules() -> tuple[Any, Any]:
-    try:
-        from services.grpc import kserve, server
-    except ImportError as error:
-        raise ConfigError(
-            f"--kserve-grpc-port: {error.name} is not installed: pip install 'triptych[grpc]'"
-        ) from None
-    return kserve, server
+    async with (
+        door("kserve", config.kserve_grpc_port, place, behind) as kserve,
+        door("rtp", config.rtp_grpc_port, place, behind) as rtp,
+    ):
+        yield kserve, rtp

@@ -109,10 +109,15 @@ def event(answer: dict[str, Any]) -> bytes:
 END = b"data:[done]\r\n\r\n"
 
 
+def code_of(error: TriptychError) -> int:
+    """RTP-LLM's code of an error."""
+    return _CODES.get(error.status, _UNKNOWN_ERROR)
+
+
 def error_of(error: TriptychError) -> dict[str, Any]:
     """An error in OpenAI's form, and in RTP-LLM's beside it."""
     told = error.to_openai()
-    code = _CODES.get(error.status, _UNKNOWN_ERROR)
+    code = code_of(error)
     return {
         **told,
         "error_code": code,

@@ -15,7 +15,7 @@ from services.frontend.output import Gain
 from services.frontend.render import RenderedRequest
 from services.grpc.kserve_requests import FINISH, TEXT, Inference, read
 from services.grpc.proto import kserve_pb2 as pb
-from services.grpc.server import Context, methods, status_of, told, unary_handler
+from services.grpc.server import Check, Context, methods, status_of, told, unary_handler
 from services.grpc.tensors import packed
 from services.http.deadline import Deadline
 from services.http.openai import Service
@@ -24,7 +24,6 @@ from services.http.server import version
 SERVICE = "inference.GRPCInferenceService"
 _PLATFORM, _VERSION = "triptych", "1"
 _PROMPTS_AT_ONCE = 8
-Check = Callable[[Context], TriptychError | None]
 
 
 class KServe:

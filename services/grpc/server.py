@@ -14,11 +14,15 @@ import grpc
 import grpc.aio
 
 from protocol.errors import ConfigError, TriptychError
+from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
+from services.http.access import Access
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
+Check = Callable[[Context], TriptychError | None]
 Unary = Callable[[Any, Context], Awaitable[Any]]
 Streaming = Callable[[Any, Context], AsyncIterator[Any]]
+_AS = "/v1/completions"
 _GRACE_S = 5.0
 _CODES = MappingProxyType(
     {
@@ -100,6 +104,18 @@ def unary(work: Unary) -> Unary:
             return await context.abort(status_of(error), told(error))
 
     return answered
+
+
+def checked(access: Access) -> Check:
+    """Asks for the keys that completions over HTTP need."""
+
+    def check(context: Context) -> TriptychError | None:
+        if not access.closed:
+            return None
+        fleet, client = metadata_of(context, HEADER.lower()), metadata_of(context, "authorization")
+        return access.judge(_AS, fleet, client, method="POST")
+
+    return check
 
 
 def methods(service: str, handlers: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ from services.worker.worker import Worker
 
 def router(worker: Worker) -> APIRouter:
     """Chat, completions and responses of a worker that generates."""
-    service = _service(worker)
+    service = service_of(worker)
     routes = generating(service)
     routes.include_router(messaging(service))
     routes.include_router(responding(service, worker.config.response_store_bytes))
@@ -43,7 +43,7 @@ def router(worker: Worker) -> APIRouter:
 def encoder_router(worker: Worker) -> APIRouter:
     """Chat of a worker that only encodes: the text does not matter, the answer has none."""
     routes = APIRouter()
-    service = _service(worker)
+    service = service_of(worker)
 
     @routes.post(CHAT_PATH)
     @counted(worker.admitted)
@@ -62,7 +62,8 @@ def encoder_router(worker: Worker) -> APIRouter:
     return routes
 
 
-def _service(worker: Worker) -> Service:
+def service_of(worker: Worker) -> Service:
+    """What answers requests by the worker's own engine."""
     return Service(
         frontend=worker.frontend,
         run=lambda rendered: _run(worker, rendered),

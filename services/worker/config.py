@@ -9,6 +9,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     drain_delay_option,
+    grpc_port_option,
     log_format_option,
     log_level_option,
     option,
@@ -56,6 +57,7 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.")
+    rtp_grpc_port: int = grpc_port_option("RTP-LLM's model service (GenerateStreamCall)")
     dtype: str = option(
         "auto",
         "Element type of weights and KV cache; workers that share embeddings or KV need the same."

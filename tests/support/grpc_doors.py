@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from proxy.app import OPENED
-from proxy.grpc_door import grpc_door
+from proxy.grpc_door import grpc_doors
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys
 from tests.support.scripted_workers import Stack
@@ -13,11 +13,13 @@ from tests.support.scripted_workers import Stack
 
 @asynccontextmanager
 async def door_of(
-    stack: Stack, front: Frontend | None, keys: tuple[str, ...] = ()
+    stack: Stack, front: Frontend | None, keys: tuple[str, ...] = (), *, rtp: bool = False
 ) -> AsyncIterator[str]:
-    """The address of the door."""
-    config = replace(stack.gateway.config, kserve_grpc_port=0)
+    """The address of KServe's door, and with `rtp` of RTP-LLM's."""
+    config = replace(
+        stack.gateway.config, kserve_grpc_port=-1 if rtp else 0, rtp_grpc_port=0 if rtp else -1
+    )
     gateway = replace(stack.gateway, frontend=front, config=config)
     access = Access(clients=ApiKeys(keys), opened=OPENED)
-    async with grpc_door(gateway, access) as port:
-        yield f"127.0.0.1:{port}"
+    async with grpc_doors(gateway, access) as found:
+        yield f"127.0.0.1:{max(found)}"

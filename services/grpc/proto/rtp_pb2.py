@@ -25,15 +25,13 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dservices/grpc/proto/rtp.proto\x12\x0ctriptych.rtp\x1a\x1egoogle/protobuf/wrappers.proto\"\x91\x01\n\x06Tensor\x12\x30\n\tdata_type\x18\x01 \x01(\x0e\x32\x1d.triptych.rtp.Tensor.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\tfp32_data\x18\x03 \x01(\x0c\x12\x12\n\nint32_data\x18\x04 \x01(\x0c\"\x1f\n\x08\x44\x61taType\x12\x08\n\x04\x46P32\x10\x00\x12\t\n\x05INT32\x10\x01\"\x1b\n\tIntVector\x12\x0e\n\x06values\x18\x01 \x03(\x05\"2\n\tIntMatrix\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.triptych.rtp.IntVector\"\xa5\x08\n\x0eGenerateConfig\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\x05\x12\x11\n\tnum_beams\x18\x02 \x01(\x05\x12\x1c\n\x14num_return_sequences\x18\x03 \x01(\x05\x12\x16\n\x0emin_new_tokens\x18\x04 \x01(\x05\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\r\n\x05top_p\x18\x06 \x01(\x02\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x39\n\x14no_repeat_ngram_size\x18\t \x01(\x0b\x32\x1b.google.protobuf.Int32Value\x12\x30\n\x0brandom_seed\x18\n \x01(\x0b\x32\x1b.google.protobuf.Int64Value\x12\x30\n\x0btop_p_decay\x18\x0b \x01(\x0b\x32\x1b.google.protobuf.FloatValue\x12\x16\n\x0e\x63\x61lculate_loss\x18\x0f \x01(\x05\x12\x1a\n\x12return_incremental\x18\x10 \x01(\x08\x12\x1c\n\x14return_hidden_states\x18\x11 \x01(\x08\x12\x15\n\rreturn_logits\x18\x12 \x01(\x08\x12\x14\n\x0cis_streaming\x18\x13 \x01(\x08\x12\x12\n\ntimeout_ms\x18\x14 \x01(\x05\x12\x30\n\x0fstop_words_list\x18\x15 \x01(\x0b\x32\x17.triptych.rtp.IntMatrix\x12\x32\n\x0c\x61\x64\x61pter_name\x18\x17 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12\x1c\n\x14return_softmax_probs\x18\x1e \x01(\x08\x12\x1c\n\x14return_cum_log_probs\x18\x1f \x01(\x08\x12\x15\n\rin_think_mode\x18  \x01(\x08\x12\x12\n\nignore_eos\x18+ \x01(\x08\x12\x18\n\x10presence_penalty\x18, \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18- \x01(\x02\x12\x11\n\tdo_sample\x18. \x01(\x08\x12\x1a\n\x12variable_num_beams\x18\x30 \x03(\x05\x12 \n\x18return_all_hidden_states\x18\x32 \x01(\x08\x12\x1c\n\x14return_prompt_logits\x18? \x01(\x08\x12\x31\n\x0bjson_schema\x18\x45 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12+\n\x05regex\x18\x46 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12*\n\x04\x65\x62nf\x18G \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12\x34\n\x0estructural_tag\x18H \x01(\x0b\x32\x1c.google.protobuf.StringValue\"B\n\x0fMultimodalInput\x12\x16\n\x0emultimodal_url\x18\x01 \x01(\t\x12\x17\n\x0fmultimodal_type\x18\x02 \x01(\x05\"\xb9\x01\n\rGenerateInput\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x38\n\x11multimodal_inputs\x18\x03 \x03(\x0b\x32\x1d.triptych.rtp.MultimodalInput\x12\x35\n\x0fgenerate_config\x18\x04 \x01(\x0b\x32\x1c.triptych.rtp.GenerateConfig\x12\x10\n\x08priority\x18\n \x01(\x05\"\xd2\x01\n\x07\x41uxInfo\x12\x14\n\x0c\x63ost_time_us\x18\x01 \x01(\x05\x12\x12\n\niter_count\x18\x02 \x01(\x05\x12\x11\n\tinput_len\x18\x03 \x01(\x05\x12\x17\n\x0ftotal_reuse_len\x18\x04 \x01(\x05\x12\x12\n\nprefix_len\x18\x05 \x01(\x05\x12\x12\n\noutput_len\x18\x06 \x01(\x05\x12\x17\n\x0fstep_output_len\x18\n \x01(\x05\x12\x0e\n\x06pd_sep\x18\x0b \x01(\x08\x12 \n\x18\x66irst_token_cost_time_us\x18\x0c \x01(\x05\"t\n\rFlattenOutput\x12\x10\n\x08\x66inished\x18\x01 \x03(\x08\x12\'\n\x08\x61ux_info\x18\x02 \x03(\x0b\x32\x15.triptych.rtp.AuxInfo\x12(\n\noutput_ids\x18\x03 \x01(\x0b\x32\x14.triptych.rtp.Tensor\"5\n\x08RpcError\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\"\x86\x01\n\x0fGenerateOutputs\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x33\n\x0e\x66latten_output\x18\x02 \x01(\x0b\x32\x1b.triptych.rtp.FlattenOutput\x12*\n\nerror_info\x18\t \x01(\x0b\x32\x16.triptych.rtp.RpcError\"9\n\x0c\x45rrorDetails\x12\x12\n\nerror_code\x18\x01 \x01(\x03\x12\x15\n\rerror_message\x18\x02 \x01(\t\"\x07\n\x05\x45mpty\"\x18\n\x06Health\x12\x0e\n\x06health\x18\x01 \x01(\t\"N\n\rStatusVersion\x12\x1c\n\x14latest_cache_version\x18\x01 \x01(\x03\x12\x1f\n\x17latest_finished_version\x18\x02 \x01(\x03\"E\n\x0c\x43\x61\x63heVersion\x12\x1c\n\x14latest_cache_version\x18\x01 \x01(\x03\x12\x17\n\x0fneed_cache_keys\x18\x02 \x01(\x08\"\xd6\x01\n\x0b\x43\x61\x63heStatus\x12\x1a\n\x12\x61vailable_kv_cache\x18\x01 \x01(\x03\x12\x16\n\x0etotal_kv_cache\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12<\n\ncache_keys\x18\x05 \x03(\x0b\x32(.triptych.rtp.CacheStatus.CacheKeysEntry\x1a\x30\n\x0e\x43\x61\x63heKeysEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dservices/grpc/proto/rtp.proto\x12\x0ctriptych.rtp\x1a\x1egoogle/protobuf/wrappers.proto\"\x91\x01\n\x06Tensor\x12\x30\n\tdata_type\x18\x01 \x01(\x0e\x32\x1d.triptych.rtp.Tensor.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\tfp32_data\x18\x03 \x01(\x0c\x12\x12\n\nint32_data\x18\x04 \x01(\x0c\"\x1f\n\x08\x44\x61taType\x12\x08\n\x04\x46P32\x10\x00\x12\t\n\x05INT32\x10\x01\"\x1b\n\tIntVector\x12\x0e\n\x06values\x18\x01 \x03(\x05\"2\n\tIntMatrix\x12%\n\x04rows\x18\x01 \x03(\x0b\x32\x17.triptych.rtp.IntVector\"\x87\n\n\x0eGenerateConfig\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\x05\x12\x11\n\tnum_beams\x18\x02 \x01(\x05\x12\x1c\n\x14num_return_sequences\x18\x03 \x01(\x05\x12\x16\n\x0emin_new_tokens\x18\x04 \x01(\x05\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\r\n\x05top_p\x18\x06 \x01(\x02\x12\x13\n\x0btemperature\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x39\n\x14no_repeat_ngram_size\x18\t \x01(\x0b\x32\x1b.google.protobuf.Int32Value\x12\x30\n\x0brandom_seed\x18\n \x01(\x0b\x32\x1b.google.protobuf.Int64Value\x12\x30\n\x0btop_p_decay\x18\x0b \x01(\x0b\x32\x1b.google.protobuf.FloatValue\x12.\n\ttop_p_min\x18\x0c \x01(\x0b\x32\x1b.google.protobuf.FloatValue\x12\x34\n\x0ftop_p_reset_ids\x18\r \x01(\x0b\x32\x1b.google.protobuf.Int32Value\x12\x16\n\x0e\x63\x61lculate_loss\x18\x0f \x01(\x05\x12\x1a\n\x12return_incremental\x18\x10 \x01(\x08\x12\x1c\n\x14return_hidden_states\x18\x11 \x01(\x08\x12\x15\n\rreturn_logits\x18\x12 \x01(\x08\x12\x14\n\x0cis_streaming\x18\x13 \x01(\x08\x12\x12\n\ntimeout_ms\x18\x14 \x01(\x05\x12\x30\n\x0fstop_words_list\x18\x15 \x01(\x0b\x32\x17.triptych.rtp.IntMatrix\x12\x18\n\x10select_tokens_id\x18\x16 \x03(\x05\x12\x32\n\x0c\x61\x64\x61pter_name\x18\x17 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12\x0f\n\x07sp_edit\x18\x18 \x01(\x08\x12\x18\n\x10return_all_probs\x18\x1b \x01(\x08\x12\x1c\n\x14return_softmax_probs\x18\x1e \x01(\x08\x12\x1c\n\x14return_cum_log_probs\x18\x1f \x01(\x08\x12\x15\n\rin_think_mode\x18  \x01(\x08\x12\x1b\n\x13max_thinking_tokens\x18! \x01(\x05\x12\x12\n\nignore_eos\x18+ \x01(\x08\x12\x18\n\x10presence_penalty\x18, \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18- \x01(\x02\x12\x11\n\tdo_sample\x18. \x01(\x08\x12\x1a\n\x12variable_num_beams\x18\x30 \x03(\x05\x12 \n\x18return_all_hidden_states\x18\x32 \x01(\x08\x12\x18\n\x10\x63ombo_token_size\x18: \x01(\x05\x12\x1c\n\x14return_prompt_logits\x18? \x01(\x08\x12\x31\n\x0bjson_schema\x18\x45 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12+\n\x05regex\x18\x46 \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12*\n\x04\x65\x62nf\x18G \x01(\x0b\x32\x1c.google.protobuf.StringValue\x12\x34\n\x0estructural_tag\x18H \x01(\x0b\x32\x1c.google.protobuf.StringValue\"B\n\x0fMultimodalInput\x12\x16\n\x0emultimodal_url\x18\x01 \x01(\t\x12\x17\n\x0fmultimodal_type\x18\x02 \x01(\x05\"\xb9\x01\n\rGenerateInput\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x38\n\x11multimodal_inputs\x18\x03 \x03(\x0b\x32\x1d.triptych.rtp.MultimodalInput\x12\x35\n\x0fgenerate_config\x18\x04 \x01(\x0b\x32\x1c.triptych.rtp.GenerateConfig\x12\x10\n\x08priority\x18\n \x01(\x05\"\xd2\x01\n\x07\x41uxInfo\x12\x14\n\x0c\x63ost_time_us\x18\x01 \x01(\x05\x12\x12\n\niter_count\x18\x02 \x01(\x05\x12\x11\n\tinput_len\x18\x03 \x01(\x05\x12\x17\n\x0ftotal_reuse_len\x18\x04 \x01(\x05\x12\x12\n\nprefix_len\x18\x05 \x01(\x05\x12\x12\n\noutput_len\x18\x06 \x01(\x05\x12\x17\n\x0fstep_output_len\x18\n \x01(\x05\x12\x0e\n\x06pd_sep\x18\x0b \x01(\x08\x12 \n\x18\x66irst_token_cost_time_us\x18\x0c \x01(\x05\"t\n\rFlattenOutput\x12\x10\n\x08\x66inished\x18\x01 \x03(\x08\x12\'\n\x08\x61ux_info\x18\x02 \x03(\x0b\x32\x15.triptych.rtp.AuxInfo\x12(\n\noutput_ids\x18\x03 \x01(\x0b\x32\x14.triptych.rtp.Tensor\"5\n\x08RpcError\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t\"\x86\x01\n\x0fGenerateOutputs\x12\x12\n\nrequest_id\x18\x01 \x01(\x03\x12\x33\n\x0e\x66latten_output\x18\x02 \x01(\x0b\x32\x1b.triptych.rtp.FlattenOutput\x12*\n\nerror_info\x18\t \x01(\x0b\x32\x16.triptych.rtp.RpcError\"9\n\x0c\x45rrorDetails\x12\x12\n\nerror_code\x18\x01 \x01(\x03\x12\x15\n\rerror_message\x18\x02 \x01(\t\"\x07\n\x05\x45mpty\"\x18\n\x06Health\x12\x0e\n\x06health\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'services.grpc.proto.rtp_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHESTATUS_CACHEKEYSENTRY']._loaded_options = None
-  _globals['_CACHESTATUS_CACHEKEYSENTRY']._serialized_options = b'8\001'
   _globals['_TENSOR']._serialized_start=80
   _globals['_TENSOR']._serialized_end=225
   _globals['_TENSOR_DATATYPE']._serialized_start=194
@@ -43,31 +41,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INTMATRIX']._serialized_start=256
   _globals['_INTMATRIX']._serialized_end=306
   _globals['_GENERATECONFIG']._serialized_start=309
-  _globals['_GENERATECONFIG']._serialized_end=1370
-  _globals['_MULTIMODALINPUT']._serialized_start=1372
-  _globals['_MULTIMODALINPUT']._serialized_end=1438
-  _globals['_GENERATEINPUT']._serialized_start=1441
-  _globals['_GENERATEINPUT']._serialized_end=1626
-  _globals['_AUXINFO']._serialized_start=1629
-  _globals['_AUXINFO']._serialized_end=1839
-  _globals['_FLATTENOUTPUT']._serialized_start=1841
-  _globals['_FLATTENOUTPUT']._serialized_end=1957
-  _globals['_RPCERROR']._serialized_start=1959
-  _globals['_RPCERROR']._serialized_end=2012
-  _globals['_GENERATEOUTPUTS']._serialized_start=2015
-  _globals['_GENERATEOUTPUTS']._serialized_end=2149
-  _globals['_ERRORDETAILS']._serialized_start=2151
-  _globals['_ERRORDETAILS']._serialized_end=2208
-  _globals['_EMPTY']._serialized_start=2210
-  _globals['_EMPTY']._serialized_end=2217
-  _globals['_HEALTH']._serialized_start=2219
-  _globals['_HEALTH']._serialized_end=2243
-  _globals['_STATUSVERSION']._serialized_start=2245
-  _globals['_STATUSVERSION']._serialized_end=2323
-  _globals['_CACHEVERSION']._serialized_start=2325
-  _globals['_CACHEVERSION']._serialized_end=2394
-  _globals['_CACHESTATUS']._serialized_start=2397
-  _globals['_CACHESTATUS']._serialized_end=2611
-  _globals['_CACHESTATUS_CACHEKEYSENTRY']._serialized_start=2563
-  _globals['_CACHESTATUS_CACHEKEYSENTRY']._serialized_end=2611
+  _globals['_GENERATECONFIG']._serialized_end=1596
+  _globals['_MULTIMODALINPUT']._serialized_start=1598
+  _globals['_MULTIMODALINPUT']._serialized_end=1664
+  _globals['_GENERATEINPUT']._serialized_start=1667
+  _globals['_GENERATEINPUT']._serialized_end=1852
+  _globals['_AUXINFO']._serialized_start=1855
+  _globals['_AUXINFO']._serialized_end=2065
+  _globals['_FLATTENOUTPUT']._serialized_start=2067
+  _globals['_FLATTENOUTPUT']._serialized_end=2183
+  _globals['_RPCERROR']._serialized_start=2185
+  _globals['_RPCERROR']._serialized_end=2238
+  _globals['_GENERATEOUTPUTS']._serialized_start=2241
+  _globals['_GENERATEOUTPUTS']._serialized_end=2375
+  _globals['_ERRORDETAILS']._serialized_start=2377
+  _globals['_ERRORDETAILS']._serialized_end=2434
+  _globals['_EMPTY']._serialized_start=2436
+  _globals['_EMPTY']._serialized_end=2443
+  _globals['_HEALTH']._serialized_start=2445
+  _globals['_HEALTH']._serialized_end=2469
 # @@protoc_insertion_point(module_scope)

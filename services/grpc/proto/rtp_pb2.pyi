@@ -39,7 +39,7 @@ class IntMatrix(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[IntVector, _Mapping]]] = ...) -> None: ...
 
 class GenerateConfig(_message.Message):
-    __slots__ = ("max_new_tokens", "num_beams", "num_return_sequences", "min_new_tokens", "top_k", "top_p", "temperature", "repetition_penalty", "no_repeat_ngram_size", "random_seed", "top_p_decay", "calculate_loss", "return_incremental", "return_hidden_states", "return_logits", "is_streaming", "timeout_ms", "stop_words_list", "adapter_name", "return_softmax_probs", "return_cum_log_probs", "in_think_mode", "ignore_eos", "presence_penalty", "frequency_penalty", "do_sample", "variable_num_beams", "return_all_hidden_states", "return_prompt_logits", "json_schema", "regex", "ebnf", "structural_tag")
+    __slots__ = ("max_new_tokens", "num_beams", "num_return_sequences", "min_new_tokens", "top_k", "top_p", "temperature", "repetition_penalty", "no_repeat_ngram_size", "random_seed", "top_p_decay", "top_p_min", "top_p_reset_ids", "calculate_loss", "return_incremental", "return_hidden_states", "return_logits", "is_streaming", "timeout_ms", "stop_words_list", "select_tokens_id", "adapter_name", "sp_edit", "return_all_probs", "return_softmax_probs", "return_cum_log_probs", "in_think_mode", "max_thinking_tokens", "ignore_eos", "presence_penalty", "frequency_penalty", "do_sample", "variable_num_beams", "return_all_hidden_states", "combo_token_size", "return_prompt_logits", "json_schema", "regex", "ebnf", "structural_tag")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_RETURN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class GenerateConfig(_message.Message):
     NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_P_DECAY_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_MIN_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_RESET_IDS_FIELD_NUMBER: _ClassVar[int]
     CALCULATE_LOSS_FIELD_NUMBER: _ClassVar[int]
     RETURN_INCREMENTAL_FIELD_NUMBER: _ClassVar[int]
     RETURN_HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
@@ -58,16 +60,21 @@ class GenerateConfig(_message.Message):
     IS_STREAMING_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     STOP_WORDS_LIST_FIELD_NUMBER: _ClassVar[int]
+    SELECT_TOKENS_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    SP_EDIT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_ALL_PROBS_FIELD_NUMBER: _ClassVar[int]
     RETURN_SOFTMAX_PROBS_FIELD_NUMBER: _ClassVar[int]
     RETURN_CUM_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     IN_THINK_MODE_FIELD_NUMBER: _ClassVar[int]
+    MAX_THINKING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     DO_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     VARIABLE_NUM_BEAMS_FIELD_NUMBER: _ClassVar[int]
     RETURN_ALL_HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    COMBO_TOKEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     RETURN_PROMPT_LOGITS_FIELD_NUMBER: _ClassVar[int]
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +91,8 @@ class GenerateConfig(_message.Message):
     no_repeat_ngram_size: _wrappers_pb2.Int32Value
     random_seed: _wrappers_pb2.Int64Value
     top_p_decay: _wrappers_pb2.FloatValue
+    top_p_min: _wrappers_pb2.FloatValue
+    top_p_reset_ids: _wrappers_pb2.Int32Value
     calculate_loss: int
     return_incremental: bool
     return_hidden_states: bool
@@ -91,22 +100,27 @@ class GenerateConfig(_message.Message):
     is_streaming: bool
     timeout_ms: int
     stop_words_list: IntMatrix
+    select_tokens_id: _containers.RepeatedScalarFieldContainer[int]
     adapter_name: _wrappers_pb2.StringValue
+    sp_edit: bool
+    return_all_probs: bool
     return_softmax_probs: bool
     return_cum_log_probs: bool
     in_think_mode: bool
+    max_thinking_tokens: int
     ignore_eos: bool
     presence_penalty: float
     frequency_penalty: float
     do_sample: bool
     variable_num_beams: _containers.RepeatedScalarFieldContainer[int]
     return_all_hidden_states: bool
+    combo_token_size: int
     return_prompt_logits: bool
     json_schema: _wrappers_pb2.StringValue
     regex: _wrappers_pb2.StringValue
     ebnf: _wrappers_pb2.StringValue
     structural_tag: _wrappers_pb2.StringValue
-    def __init__(self, max_new_tokens: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., temperature: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[_Union[_wrappers_pb2.Int32Value, _Mapping]] = ..., random_seed: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., top_p_decay: _Optional[_Union[_wrappers_pb2.FloatValue, _Mapping]] = ..., calculate_loss: _Optional[int] = ..., return_incremental: bool = ..., return_hidden_states: bool = ..., return_logits: bool = ..., is_streaming: bool = ..., timeout_ms: _Optional[int] = ..., stop_words_list: _Optional[_Union[IntMatrix, _Mapping]] = ..., adapter_name: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., return_softmax_probs: bool = ..., return_cum_log_probs: bool = ..., in_think_mode: bool = ..., ignore_eos: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., do_sample: bool = ..., variable_num_beams: _Optional[_Iterable[int]] = ..., return_all_hidden_states: bool = ..., return_prompt_logits: bool = ..., json_schema: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., regex: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., ebnf: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., structural_tag: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ...) -> None: ...
+    def __init__(self, max_new_tokens: _Optional[int] = ..., num_beams: _Optional[int] = ..., num_return_sequences: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., temperature: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[_Union[_wrappers_pb2.Int32Value, _Mapping]] = ..., random_seed: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., top_p_decay: _Optional[_Union[_wrappers_pb2.FloatValue, _Mapping]] = ..., top_p_min: _Optional[_Union[_wrappers_pb2.FloatValue, _Mapping]] = ..., top_p_reset_ids: _Optional[_Union[_wrappers_pb2.Int32Value, _Mapping]] = ..., calculate_loss: _Optional[int] = ..., return_incremental: bool = ..., return_hidden_states: bool = ..., return_logits: bool = ..., is_streaming: bool = ..., timeout_ms: _Optional[int] = ..., stop_words_list: _Optional[_Union[IntMatrix, _Mapping]] = ..., select_tokens_id: _Optional[_Iterable[int]] = ..., adapter_name: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., sp_edit: bool = ..., return_all_probs: bool = ..., return_softmax_probs: bool = ..., return_cum_log_probs: bool = ..., in_think_mode: bool = ..., max_thinking_tokens: _Optional[int] = ..., ignore_eos: bool = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., do_sample: bool = ..., variable_num_beams: _Optional[_Iterable[int]] = ..., return_all_hidden_states: bool = ..., combo_token_size: _Optional[int] = ..., return_prompt_logits: bool = ..., json_schema: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., regex: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., ebnf: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., structural_tag: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ...) -> None: ...
 
 class MultimodalInput(_message.Message):
     __slots__ = ("multimodal_url", "multimodal_type")
@@ -197,40 +211,3 @@ class Health(_message.Message):
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     health: str
     def __init__(self, health: _Optional[str] = ...) -> None: ...
-
-class StatusVersion(_message.Message):
-    __slots__ = ("latest_cache_version", "latest_finished_version")
-    LATEST_CACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    LATEST_FINISHED_VERSION_FIELD_NUMBER: _ClassVar[int]
-    latest_cache_version: int
-    latest_finished_version: int
-    def __init__(self, latest_cache_version: _Optional[int] = ..., latest_finished_version: _Optional[int] = ...) -> None: ...
-
-class CacheVersion(_message.Message):
-    __slots__ = ("latest_cache_version", "need_cache_keys")
-    LATEST_CACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    NEED_CACHE_KEYS_FIELD_NUMBER: _ClassVar[int]
-    latest_cache_version: int
-    need_cache_keys: bool
-    def __init__(self, latest_cache_version: _Optional[int] = ..., need_cache_keys: bool = ...) -> None: ...
-
-class CacheStatus(_message.Message):
-    __slots__ = ("available_kv_cache", "total_kv_cache", "block_size", "version", "cache_keys")
-    class CacheKeysEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: bool
-        def __init__(self, key: _Optional[int] = ..., value: bool = ...) -> None: ...
-    AVAILABLE_KV_CACHE_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_KV_CACHE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    CACHE_KEYS_FIELD_NUMBER: _ClassVar[int]
-    available_kv_cache: int
-    total_kv_cache: int
-    block_size: int
-    version: int
-    cache_keys: _containers.ScalarMap[int, bool]
-    def __init__(self, available_kv_cache: _Optional[int] = ..., total_kv_cache: _Optional[int] = ..., block_size: _Optional[int] = ..., version: _Optional[int] = ..., cache_keys: _Optional[_Mapping[int, bool]] = ...) -> None: ...

@@ -137,14 +137,17 @@ async def test_a_stream_ends_empty_where_that_is_asked_for(front: Frontend) -> N
     request.inputs.add(name="streaming", datatype="BOOL", shape=[1])
     request.raw_input_contents.extend([b"\x02\x00\x00\x00Hi", b"\x01"])
     request.parameters["triton_enable_empty_final_response"].bool_param = True
-    async with before(decode=[Worker()]) as stack, door_of(stack, front) as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            call = channel.stream_stream(
-                "/inference.GRPCInferenceService/ModelStreamInfer",
-                service_pb2.ModelInferRequest.SerializeToString,
-                service_pb2.ModelStreamInferResponse.FromString,
-            )
-            found = [one.infer_response async for one in call(iter([request]))]
+    async with (
+        before(decode=[Worker()]) as stack,
+        door_of(stack, front) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            service_pb2.ModelInferRequest.SerializeToString,
+            service_pb2.ModelStreamInferResponse.FromString,
+        )
+        found = [one.infer_response async for one in call(iter([request]))]
     finals = [one.parameters["triton_final_response"].bool_param for one in found]
     assert finals == [False] * (len(found) - 1) + [True] and not found[-1].outputs
 
@@ -240,6 +243,6 @@ async def test_who_leaves_ends_the_work(front: Frontend) -> None:
 
 async def test_it_needs_a_model_to_render_for() -> None:
     async with before(decode=[Worker()]) as stack:
-        with pytest.raises(ConfigError, match="--kserve-grpc-port needs a model"):
+        with pytest.raises(ConfigError, match="they need a model"):
             async with door_of(stack, None):
                 pass
