@@ -26,7 +26,7 @@ from proxy.rtp_status import rtp_status
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
-from services.http.admin import LOG_LEVEL_PATH, check_admin_key
+from services.http.admin import LOG_LEVEL_PATH
 from services.http.anthropic import messaging
 from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
@@ -34,7 +34,7 @@ from services.http.records import Recorded
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
 from services.http.rtp_health import rtp_health
-from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH, rtp_updates
+from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
 from services.http.server import version
 from services.http.tokens import informing
 
@@ -71,10 +71,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     if gateway.config.dialect != "tokens":
         taken = {route.path for route in app.routes if isinstance(route, Route)}
         app.include_router(passthrough.passing(gateway, taken))
-        app.include_router(operating(gateway))
-    else:
-        key = gateway.config.admin_api_key
-        app.include_router(rtp_updates(lambda request: check_admin_key(request, key)))
+    app.include_router(operating(gateway))
     app.include_router(_status(gateway))
     app.include_router(rtp_health(lambda: able(gateway) and not gateway.life.draining, home=False))
     app.include_router(rtp_status(gateway))

@@ -22,6 +22,7 @@ from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 20
 _LOAD_ADAPTER = "/v1/load_lora_adapter"
+_LACKING = (404, 405)
 _SHOWN = 4096  # bytes of a worker's answer
 
 
@@ -44,7 +45,8 @@ def operating(gateway: Gateway) -> APIRouter:
         async def operated(request: Request, worker: str = "") -> Response:
             check_admin_key(request, gateway.config.admin_api_key)
             async with gateway.bodies.read(request, _MAX_BODY) as body:
-                work = _on_all(gateway, _asked(gateway, worker), route.path, [body])
+                asked = _asked(gateway, worker)
+                work = _on_all(gateway, asked, route.path, [body], optional=route.optional)
                 return await while_connected(request, work)
 
         does = (
@@ -59,9 +61,15 @@ def operating(gateway: Gateway) -> APIRouter:
 
 
 async def _on_all(
-    gateway: Gateway, asked: Sequence[Instance], path: str, bodies: Sequence[bytes]
+    gateway: Gateway,
+    asked: Sequence[Instance],
+    path: str,
+    bodies: Sequence[bytes],
+    *,
+    optional: bool = False,
 ) -> Response:
-    """Each worker gets the bodies one after the other, up to one that fails."""
+    """Each worker gets the bodies one after the other, up to one that fails. `optional`: workers
+    without the route count only if none has it."""
 
     async def one(worker: Instance) -> dict[str, Any]:
         answer: dict[str, Any] = {}
@@ -73,7 +81,8 @@ async def _on_all(
 
     answers = await asyncio.gather(*map(one, asked))
     told = {worker.url: answer for worker, answer in zip(asked, answers, strict=True)}
-    failure = _failure(answers)
+    having = [answer for answer in answers if answer["status"] not in _LACKING]
+    failure = _failure(having if optional and having else answers)
     if failure is None:
         return JSONResponse({"workers": told})
     return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)

@@ -58,11 +58,17 @@ class ResetCaches(msgspec.Struct, tag=True):
     encoder: bool = False
 
 
+class Profile(msgspec.Struct, tag=True):
+    """Begin a trace of the engine's steps, or end it and write it to `path`."""
+
+    path: str = ""
+
+
 class Shutdown(msgspec.Struct, tag=True):
     pass
 
 
-Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
+Command = Generate | Encode | Abort | Query | ResetCaches | Profile | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -19,6 +19,7 @@ from services.http.rtp_updates import rtp_updates
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
+from services.worker.profiling import profiling
 from services.worker.worker import Worker
 
 _MAX_CONTROL_BODY = 16 << 20
@@ -32,6 +33,7 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(_control(worker))
     app.include_router(log_levels(lambda request: None))  # behind the fleet key, as /drain
     app.include_router(rtp_updates(lambda request: None))
+    app.include_router(profiling(worker))
     app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
     for build in worker.role.routers:

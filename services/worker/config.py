@@ -217,6 +217,12 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         " times the longest step so far.",
         minimum=0,
     )
+    profile_folder: str = option(
+        "",
+        "Folder for traces of the engine's steps, which /start_profile and /stop_profile take with"
+        " PyTorch's profiler. Empty: these routes are not there.",
+        "path",
+    )
     start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
     drain_delay: float = drain_delay_option(section="Server")
     shutdown_timeout: float = shutdown_timeout_option()

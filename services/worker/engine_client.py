@@ -217,6 +217,10 @@ class EngineClient:
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         self._send(messages.ResetCaches(prefix, encoder))
 
+    def profile(self, path: str = "") -> None:
+        """Begin a trace of the engine's steps, or end it and write it to `path`."""
+        self._send(messages.Profile(path))
+
     async def statistics(
         self,
         *,
