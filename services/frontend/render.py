@@ -91,6 +91,7 @@ class Frontend:
         info = ModelInfo.load(
             config.model,
             max_model_len=config.max_model_len,
+            allow_longer=config.allow_long_max_model_len,
             chat_template=config.chat_template,
             generation_defaults=config.generation_defaults,
         )
