@@ -47,6 +47,7 @@ class Rule:
     check: Check | None = None  # what remains to be checked of the value
     secret: bool = False  # its value is never shown
     repeated: bool = False  # the flag may be given again: all values, with commas between them
+    flags: tuple[str, ...] = ()  # further flags, by which other systems name the same
     section: str = ""  # heading that starts with this option, for those that follow it too
 
     @property

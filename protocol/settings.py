@@ -130,7 +130,8 @@ def _add_flag(
     else:
         metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
         action = "append" if rule.repeated else "store"
-        group.add_argument(flag_of(name), help=text, metavar=metavar, action=action)
+        flags = (flag_of(name), *rule.flags)
+        group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
 
 
 def _help(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:

@@ -152,6 +152,18 @@ def test_a_flag_that_is_none_is_named_and_the_right_one_is_too(argv: list[str], 
     assert message(argv) == said
 
 
+def test_the_masters_options_have_dynamos_names_too() -> None:
+    flags = (
+        "--kv-overlap-score-weight", "2", "--router-temperature", "0.5", "--router-ttl", "60",
+        "--active-decode-blocks-threshold", "0.8",
+    )  # fmt: skip
+    found = resolve(MasterConfig, flags, {})
+    assert (found.overlap_weight, found.temperature) == (2.0, 0.5)
+    assert (found.predict_ttl, found.busy_kv_usage) == (60.0, 0.8)
+    with pytest.raises(ConfigError, match="^--temperature: "):
+        resolve(MasterConfig, ["--router-temperature", "-1"], {})
+
+
 def test_the_model_may_stand_without_its_flag() -> None:
     """As in `vllm serve MODEL`."""
     assert resolve(WorkerConfig, ["--port", "1", "a/model"], {}).model == "a/model"
