@@ -97,7 +97,7 @@ PROXY = (
 )  # fmt: skip
 ENGINE = (
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
-        "services.engine.publishing", "services.engine.pulse"),
+        "services.engine.profiling", "services.engine.publishing", "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
     ("services.engine.transfers",),

@@ -17,6 +17,7 @@ from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
 from services.http.server import version
+from services.master.api import busy
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
 from services.master.api.service import MasterService
@@ -24,8 +25,8 @@ from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
 _INSTANCES = "/instances"
-OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH}
-"""What needs no fleet key; the last two have a key of their own."""
+OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH}
+"""What needs no fleet key; the last three have a key of their own."""
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
@@ -109,6 +110,7 @@ def _instances(service: MasterService) -> APIRouter:
         check_admin_key(request, key)
 
     routes.include_router(log_levels(check))
+    routes.include_router(busy.busy_thresholds(service.master.registry, check))
 
     @routes.get(_INSTANCES)
     async def show(request: Request) -> Response:

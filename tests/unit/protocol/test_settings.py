@@ -160,7 +160,7 @@ def test_the_masters_options_have_dynamos_names_too() -> None:
     found = resolve(MasterConfig, flags, {})
     assert (found.overlap_weight, found.temperature) == (2.0, 0.5)
     assert (found.predict_ttl, found.busy_kv_usage) == (60.0, 0.8)
-    with pytest.raises(ConfigError, match="^--temperature: "):
+    with pytest.raises(ConfigError, match=r"^--temperature: "):
         resolve(MasterConfig, ["--router-temperature", "-1"], {})
 
 
