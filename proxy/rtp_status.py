@@ -39,7 +39,8 @@ def rtp_status(gateway: Gateway) -> APIRouter:
             told["frontend_concurrency_limit"] = most
             return Response(msgspec.json.encode(told), media_type=JSON)
 
-        routes.add_api_route(path, status, methods=["GET", "POST"])
+        for method in ("GET", "POST"):
+            routes.add_api_route(path, status, methods=[method])
 
     for path in (*WORK_PATHS, *CACHE_PATHS):
         add(path)
