@@ -19,7 +19,8 @@ def test_a_worker_answers_rtp_llms_frontend(model_dir: ModelDir) -> None:
         assert status == 200, answer
         (prompt,), (output,) = answer["input_ids"], answer["output_ids"]
         asked = pb.GenerateInput(request_id=5, token_ids=prompt)
-        asked.generate_config.MergeFrom(pb.GenerateConfig(**config, is_streaming=True))
+        asked.generate_config.max_new_tokens = config["max_new_tokens"]
+        asked.generate_config.ignore_eos = asked.generate_config.is_streaming = True
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             generate = channel.unary_stream(
                 "/RpcService/GenerateStreamCall",
