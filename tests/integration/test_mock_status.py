@@ -210,7 +210,8 @@ def test_workers_register_report_and_leave(stack: Stack) -> None:
     })  # fmt: skip
 
 
-def test_a_proxy_passes_on_what_its_worker_says(stack: Stack, worker: Process) -> None:
+def test_a_proxy_passes_on_what_its_worker_says(stack: Stack) -> None:
+    worker = mock(stack, "decode", "--num-gpu-blocks-override", str(BLOCKS))
     front = proxy(stack, [], [], [worker], "--dialect", "openai", "--max-in-flight", "9")
     for prefix in ("", "/rtp_llm"):
         status = told(front, f"{prefix}/worker_status", {"latest_finised_version": 10**9})
