@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest, TriptychError, from_openai
+from protocol.errors import InvalidRequest, TriptychError, UpstreamError, from_openai
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.passed_routes import OPERATED, PassedRoute
@@ -23,6 +23,7 @@ from services.http.streams import while_connected
 _MAX_BODY = 1 << 20
 _LOAD_ADAPTER = "/v1/load_lora_adapter"
 _LACKING = (404, 405)
+_UNREACHED = 503  # the worker cannot be asked: nothing is wrong with this proxy
 _SHOWN = 4096  # bytes of a worker's answer
 
 
@@ -105,7 +106,8 @@ async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> d
         async with opened as answer:
             whole = await answer.whole(config.max_answer_bytes)
     except TriptychError as error:
-        return {"status": error.status, "answer": error.message}
+        status = _UNREACHED if isinstance(error, UpstreamError) else error.status
+        return {"status": status, "answer": error.message}
     return {"status": whole.status, "answer": _shown(whole.body)}
 
 
