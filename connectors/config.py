@@ -40,6 +40,7 @@ _KV_NAMES: dict[str, TransportName] = {
     "ExampleConnector": "shared_storage",
 }
 _SHM = Path("/dev/shm")
+_MAX_PORT = (1 << 16) - 1
 
 
 _Bytes = Annotated[int, Meta(gt=0, lt=1 << 60)]
@@ -116,13 +117,14 @@ def parse_ec(text: str) -> ECConfig:
             "--ec-transfer-config: shared storage needs "
             "ec_connector_extra_config.shared_storage_path"
         )
+    host, port = _side_channel("VLLM_EC_SIDE_CHANNEL", transport)
     values = {
         "transport": transport,
         "role": fields.get("ec_role", "ec_both"),
         "ec_buffer_size": fields.get("ec_buffer_size", 1_000_000_000),
         "landing_size": extra.get("landing_size", 256 << 20),
-        "host": fields.get("ec_ip", "127.0.0.1"),
-        "port": fields.get("ec_port", 0),
+        "host": fields.get("ec_ip", host),
+        "port": fields.get("ec_port", port),
         "lease_s": extra.get("ec_lease_duration", 30.0),
         "load_timeout_s": extra.get("load_timeout_s", 30.0),
         "timeout_s": extra.get("ec_timeout", 20.0),
@@ -144,11 +146,12 @@ def parse_kv(text: str) -> KVConfig:
             "--kv-transfer-config: shared storage needs "
             "kv_connector_extra_config.shared_storage_path"
         )
+    host, port = _side_channel("VLLM_NIXL_SIDE_CHANNEL", transport)
     values = {
         "transport": transport,
         "role": fields.get("kv_role", "kv_both"),
-        "host": fields.get("kv_ip", "127.0.0.1"),
-        "port": fields.get("kv_port", 0),
+        "host": fields.get("kv_ip", host),
+        "port": fields.get("kv_port", port),
         "lease_s": extra.get("kv_lease_duration", 30.0),
         "timeout_s": extra.get("kv_timeout", 20.0),
         "buffer_device": fields.get("kv_buffer_device", ""),
@@ -157,6 +160,16 @@ def parse_kv(text: str) -> KVConfig:
         "path": path or str(namespace_dir()),
     }
     return _convert("--kv-transfer-config", values, KVConfig)
+
+
+def _side_channel(variable: str, transport: TransportName) -> tuple[str, int]:
+    """(address, port) of a NIXL side channel, as vLLM's variables say where the flag does not."""
+    if transport != "nixl":
+        return "127.0.0.1", 0
+    port = os.environ.get(f"{variable}_PORT", "0")
+    if not (port.isdecimal() and int(port) <= _MAX_PORT):
+        raise ConfigError(f"{variable}_PORT: '{port[:32]}' is no port, 0 to {_MAX_PORT}")
+    return os.environ.get(f"{variable}_HOST", "127.0.0.1"), int(port)
 
 
 def _object(flag: str, text: str, name: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai_refusals import refusal_of
 from protocol.request_parser import RequestParser
 from protocol.request_table import FIELDS
+from protocol.rtp_config import fields_of, name_in
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -164,6 +165,11 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    extra_configs: dict[str, Any] | None = None
+    template_key: str | None = None
+    user_template: str | None = None
+    enable_thinking: bool | None = None
+    chat_id: str | None = None
 
 
 class CompletionRequest(SharedFields, kw_only=True):
@@ -192,6 +198,8 @@ _COMPLETION = RequestParser.of(CompletionRequest, FIELDS, "completions")
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
     request = _checked(_CHAT.parsed(data))
+    if request.extra_configs:
+        request = _checked(_with_extra_configs(data, request.extra_configs))
     for number, message in enumerate(request.messages):
         if isinstance(message.content, list):
             where = f"messages[{number}].content"
@@ -202,6 +210,19 @@ def decode_chat(data: bytes) -> ChatCompletionRequest:
 def decode_completion(data: bytes) -> CompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
     return _checked(_COMPLETION.parsed(data))
+
+
+def _with_extra_configs(data: bytes, config: dict[str, Any]) -> ChatCompletionRequest:
+    """The request with what RTP-LLM's `extra_configs` ask for beside its own fields."""
+    body = msgspec.json.decode(data, type=dict[str, Any])
+    own = {name: value for name, value in body.items() if value is not None}
+    fields = fields_of(config, "extra_configs")
+    try:
+        return _CHAT.parsed(msgspec.json.encode({**fields, **own}))
+    except InvalidRequest as error:
+        if error.param in fields and error.param not in own:
+            error.param = f"extra_configs.{name_in(config, error.param) or error.param}"
+        raise
 
 
 def _checked(request: _R) -> _R:

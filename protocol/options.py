@@ -47,6 +47,7 @@ class Rule:
     check: Check | None = None  # what remains to be checked of the value
     secret: bool = False  # its value is never shown
     repeated: bool = False  # the flag may be given again: all values, with commas between them
+    flags: tuple[str, ...] = ()  # further flags, by which other systems name the same
     section: str = ""  # heading that starts with this option, for those that follow it too
 
     @property
@@ -101,6 +102,16 @@ def size(default: int, help: str, *, minimum: int = 1, **rule: Any) -> Any:
 
 def port_option(default: int, help: str, **rule: Any) -> Any:
     return option(default, help, "port", **{"minimum": 0, "maximum": MAX_PORT, **rule})
+
+
+def grpc_port_option(protocol: str) -> Any:
+    return option(
+        -1,
+        f"TCP port for {protocol} over gRPC; needs the extra grpc. 0: any free port. -1: none.",
+        "port",
+        minimum=-1,
+        maximum=MAX_PORT,
+    )
 
 
 def log_level_option() -> Any:

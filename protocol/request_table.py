@@ -131,6 +131,23 @@ WORKS = (
         routes=_CHAT,
     ),
     works(
+        "user_template",
+        "As chat_template, which goes before it, for RTP-LLM's clients.",
+        "{{ messages[0].content }}",
+        routes=_CHAT,
+    ),
+    works("template_key", "Which of the model's templates writes the chat.", "tool", routes=_CHAT),
+    works(
+        "enable_thinking", "Handed to the chat template, as RTP-LLM has it.", False, routes=_CHAT
+    ),
+    works(
+        "extra_configs",
+        "RTP-LLM's generate_config, where the request's own fields do not say the same. A member"
+        " that is not honoured is refused by its name.",
+        {"max_new_tokens": 4},
+        routes=_CHAT,
+    ),
+    works(
         "add_generation_prompt", "Whether an answer begins; true if left out.", False, routes=_CHAT
     ),
     works(
@@ -144,6 +161,7 @@ WORKS = (
     works("cache_salt", "Shares cached prefixes with requests of the same salt only.", "s"),
     works("request_id", "As the header X-Request-Id, which goes before it.", "r"),
     works("session_id", "As the header X-Session-Id, which goes before it.", "s"),
+    works("chat_id", "As session_id, which goes before it.", "s", routes=_CHAT),
     works("ec_transfer_params", "vLLM's EPD protocol: where embeddings are.", {}),
     works(
         "kv_transfer_params",
@@ -186,6 +204,11 @@ REFUSED = (
         "return_prompt_text", "use return_token_ids and /detokenize.", True, False, routes=_CHAT
     ),
     refused("echo", "of completions only.", True, False, routes=_CHAT),
+    refused("debug_info", "use /v1/chat/render.", True, False, routes=_CHAT),
+    refused("aux_info", "use usage, and Server-Timing.", True, False, routes=_CHAT),
+    refused("json_format", "use response_format.", True, False, routes=_CHAT),
+    refused("logprobs_mode", "there is one.", "original", "default", routes=_CHAT),
+    refused("thinking_budget", "use max_tokens.", 5, routes=_CHAT),
     refused("no_stop_trim", "use include_stop_str_in_output.", True, False),
     refused("return_hidden_states", "use the pooling routes.", True, False),
     refused("separate_reasoning", "use include_reasoning.", False, True, routes=_CHAT),
@@ -206,6 +229,10 @@ HARMLESS = (
     harmless("stream_interval", "Chunks come as tokens do.", 4),
     harmless("spaces_between_special_tokens", "Fast tokenizers have none to leave out.", False),
     harmless("guided_decoding_backend", "There is one, llguidance.", "auto"),
+    harmless("trace_id", "X-Request-Id names a request.", "t", routes=_CHAT),
+    harmless("private_request", "No log has what a request says.", True, routes=_CHAT),
+    harmless("extend_fields", "Of RTP-LLM's logs only.", {"a": 1}, routes=_CHAT),
+    harmless("master_info", "Each request is placed anew.", {"a": 1}, routes=_CHAT),
     harmless("return_token_offsets", _RENDER, True),
     harmless("mm_payload", _RENDER, "none"),
     harmless("return_mm_kwargs", _RENDER, False),

@@ -25,6 +25,7 @@ from protocol.options import Rule, checked, option, rule_of, sections
 _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
 NAMESPACE = "TRIPTYCH_NAMESPACE"  # read by connectors, in every role
+_MODEL_WORD = "model as a word"  # as in vllm serve MODEL
 NO_URLS = ("", "none", "disable", "disabled")
 _SIMILAR = 0.9  # a slip of the pen; no two options of different roles are that close
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
@@ -98,6 +99,10 @@ def _from_flags(
         raise ConfigError(f"unknown {what} {word}{_hint(word, known)}")
     values = vars(given)
     path = values.pop("config", None)
+    word = values.pop(_MODEL_WORD, None)
+    if word is not None and "model" in values:
+        raise ConfigError(f"--model: the model is given twice, {word} and {values['model']}")
+    values |= {} if word is None else {"model": word}
     joined = {n: ",".join(v) if isinstance(v, list) else v for n, v in values.items()}
     return {name: _Found(flag_of(name), value) for name, value in joined.items()}, path
 
@@ -106,6 +111,8 @@ def _parser(kind: type[Any], fields: _Fields, types: Mapping[str, Any], prog: st
     # Abbreviations would change their meaning with every option that is added.
     parser = _Parser(prog=prog or None, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--config", metavar="PATH", help="YAML file with options by name.")
+    if "model" in fields:
+        parser.add_argument(_MODEL_WORD, nargs="?", metavar="MODEL", help="The same as --model.")
     for heading, names in sections(kind).items():
         group = parser.add_argument_group(heading) if heading else parser
         for name in names:
@@ -123,7 +130,8 @@ def _add_flag(
     else:
         metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
         action = "append" if rule.repeated else "store"
-        group.add_argument(flag_of(name), help=text, metavar=metavar, action=action)
+        flags = (flag_of(name), *rule.flags)
+        group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
 
 
 def _help(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:

@@ -18,6 +18,7 @@ from proxy.app import OPENED, served
 from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
+from proxy.grpc_door import grpc_doors
 from proxy.relay import serving
 from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
@@ -89,15 +90,16 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
 async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
     config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
     app = served(gateway, access)
-    if config.dialect == "tokens":
-        await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
-        return
-    relay = Relay(gateway, key)
-    try:
-        entry = Entry(access.clients, config)
-        await serving.serve(app, listener, relay, life, entry, config)
-    finally:
-        await relay.close()
+    async with grpc_doors(gateway, access):
+        if config.dialect == "tokens":
+            await serve(app, listener, "proxy", client_share=share, tls=config, life=life)
+            return
+        relay = Relay(gateway, key)
+        try:
+            entry = Entry(access.clients, config)
+            await serving.serve(app, listener, relay, life, entry, config)
+        finally:
+            await relay.close()
 
 
 if __name__ == "__main__":

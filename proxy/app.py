@@ -14,6 +14,7 @@ from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
+from protocol.rtp_requests import RAW_PATH
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
@@ -23,6 +24,7 @@ from proxy.relay import passthrough
 from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
+from proxy.rtp_status import rtp_status
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
@@ -33,16 +35,24 @@ from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
 from services.http.records import Recorded
 from services.http.responses import responding
+from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
+from services.http.rtp_health import rtp_health
+from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
 from services.http.server import version
 from services.http.tokens import informing
 
 _OPERATORS = {route.path for route in OPERATED} | frozenset(
-    ("/instances", "/integrity", LOG_LEVEL_PATH, page_routes.FLEET, page_routes.REQUESTS)
+    (
+        *("/instances", "/integrity", LOG_LEVEL_PATH, UPDATE_PATH, EPLB_PATH),
+        *(page_routes.FLEET, page_routes.REQUESTS),
+    )
 )
 _PAGE = page_files.paths() | {page_routes.ABOUT}
 OPENED = STATUS_PATHS | _OPERATORS | _PAGE
 """What needs no API key; the operators' routes need the admin key."""
-GENERATING_PATHS = (CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH)
+GENERATING_PATHS = (
+    CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
+)  # fmt: skip
 """Routes whose requests are recorded."""
 
 
@@ -56,10 +66,11 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = described("Triptych proxy", version(), lifespan=lifespan)
     if gateway.frontend is not None:
-        service = _service(gateway, gateway.frontend)
+        service = service_of(gateway, gateway.frontend)
         app.include_router(generating(service))
         app.include_router(messaging(service))
         app.include_router(responding(service, gateway.config.response_store_bytes))
+        app.include_router(rtp_frontend(service))
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
@@ -67,11 +78,13 @@ def create_app(gateway: Gateway) -> FastAPI:
     if gateway.config.dialect != "tokens":
         taken = {route.path for route in app.routes if isinstance(route, Route)}
         app.include_router(passthrough.passing(gateway, taken))
-        app.include_router(operating(gateway))
+    app.include_router(operating(gateway))
     app.include_router(_status(gateway))
     app.include_router(page_files.showing(page=gateway.config.page))
     if gateway.config.page:
         app.include_router(page_routes.telling(gateway))
+    app.include_router(rtp_health(lambda: able(gateway) and not gateway.life.draining, home=False))
+    app.include_router(rtp_status(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
     def observe(error: TriptychError) -> None:
@@ -91,7 +104,8 @@ def served(gateway: Gateway, access: Access) -> ASGIApp:
     return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.over, gateway.begun))
 
 
-def _service(gateway: Gateway, frontend: Frontend) -> Service:
+def service_of(gateway: Gateway, frontend: Frontend) -> Service:
+    """What answers the requests that `frontend` renders."""
     return Service(
         frontend=frontend,
         run=gateway.run,
@@ -102,6 +116,12 @@ def _service(gateway: Gateway, frontend: Frontend) -> Service:
     )
 
 
+def able(gateway: Gateway) -> bool:
+    """Whether requests can be served, those with pictures too unless the model takes none."""
+    frontend = gateway.frontend
+    return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
+
+
 def _status(gateway: Gateway) -> APIRouter:
     routes = APIRouter()
 
@@ -109,16 +129,11 @@ def _status(gateway: Gateway) -> APIRouter:
     async def live() -> Response:
         return Response()
 
-    def able() -> bool:
-        """Whether requests can be served, those with pictures too unless the model takes none."""
-        frontend = gateway.frontend
-        return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
-
     @routes.get("/ready")
     async def ready() -> Response:
         """200 if requests can be served and had better come here, 503 once the proxy is told to
         stop."""
-        return Response(status_code=200 if able() and not gateway.life.draining else 503)
+        return Response(status_code=200 if able(gateway) and not gateway.life.draining else 503)
 
     @routes.get("/health")
     async def health() -> Response:
@@ -132,13 +147,13 @@ def _status(gateway: Gateway) -> APIRouter:
         }
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
-        return JSONResponse(body, status_code=200 if able() else 503)
+        return JSONResponse(body, status_code=200 if able(gateway) else 503)
 
     @routes.get("/ping")
     @routes.post("/ping")
     async def ping() -> Response:
         """The status of /health alone, as SageMaker asks for it."""
-        return Response(status_code=200 if able() else 503)
+        return Response(status_code=200 if able(gateway) else 503)
 
     @routes.get("/load")
     async def load() -> dict[str, int]:

@@ -9,6 +9,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     drain_delay_option,
+    grpc_port_option,
     log_format_option,
     log_level_option,
     option,
@@ -50,6 +51,8 @@ class ProxyConfig(
         minimum=0,
         maximum=1 << 20,
     )
+    kserve_grpc_port: int = grpc_port_option("KServe's inference protocol")
+    rtp_grpc_port: int = grpc_port_option("RTP-LLM's model service (GenerateStreamCall)")
     encode_servers_urls: str = worker_urls(
         "Comma-separated URLs of encode workers; dns+http://NAME:PORT stands for all addresses of"
         " NAME. none, disable or empty: there are none.",

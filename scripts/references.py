@@ -91,7 +91,8 @@ def flags_page() -> str:
 def _flag_row(field: dataclasses.Field[Any], kind: type) -> str:
     rule = rule_of(field)
     default = str(field.default).lower() if kind is bool else str(field.default)
-    meaning = rule.help + (f" Also `{rule.env}`." if rule.env else "")
+    names = [*rule.flags, *([rule.env] if rule.env else [])]
+    meaning = rule.help + (f" Also {', '.join(f'`{name}`' for name in names)}." if names else "")
     shown = f"`{default}`" if default else "empty"
     return _row(f"`{flag_of(field.name)}`", _value(rule, kind), shown, meaning)
 

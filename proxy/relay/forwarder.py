@@ -121,7 +121,7 @@ class Forwarder:
         patience = Patience(
             request.deadline, answer_s, config.stall_timeout, lambda: not instance.lost
         )
-        url = instance.url + route.path
+        url = instance.url + (route.asked_as or route.path)
         opened = self._client.opened(route.method, url, request.body, request.headers, patience)
         async with opened as answer:
             if answer.head.status == 200 and answer.head.is_stream:

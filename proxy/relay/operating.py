@@ -10,35 +10,45 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from protocol.errors import InvalidRequest, TriptychError, from_openai
+from protocol.errors import InvalidRequest, TriptychError, UpstreamError, from_openai
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.passed_routes import OPERATED, PassedRoute
 from proxy.upstream.patience import Patience
 from services.http.admin import check_admin_key
 from services.http.openai import JSON
+from services.http.rtp_updates import Adapters, no_adapters, rtp_updates
 from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 20
+_LOAD_ADAPTER = "/v1/load_lora_adapter"
+_LACKING = (404, 405)
+_UNREACHED = 503  # the worker cannot be asked: nothing is wrong with this proxy
 _SHOWN = 4096  # bytes of a worker's answer
 
 
 def operating(gateway: Gateway) -> APIRouter:
-    """The routes of `OPERATED`."""
-    routes = APIRouter()
+    """The routes of `OPERATED`, and RTP-LLM's way to load adapters."""
+
+    async def load(request: Request, adapters: Adapters) -> Response:
+        if gateway.fleet.relayed != "all":
+            raise no_adapters()
+        loads = [{"lora_name": name, "lora_path": path} for name, path in adapters.items()]
+        bodies = [msgspec.json.encode(body) for body in loads]
+        asked = _asked(gateway, "")
+        return await while_connected(request, _on_all(gateway, asked, _LOAD_ADAPTER, bodies))
+
+    routes = rtp_updates(
+        lambda request: check_admin_key(request, gateway.config.admin_api_key), load
+    )
 
     def add(route: PassedRoute) -> None:
         async def operated(request: Request, worker: str = "") -> Response:
             check_admin_key(request, gateway.config.admin_api_key)
             async with gateway.bodies.read(request, _MAX_BODY) as body:
                 asked = _asked(gateway, worker)
-                calls = (_call(gateway, one, route.path, body) for one in asked)
-                answers = await while_connected(request, asyncio.gather(*calls))
-            told = {one.url: answer for one, answer in zip(asked, answers, strict=True)}
-            failure = _failure(answers)
-            if failure is None:
-                return JSONResponse({"workers": told})
-            return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)
+                work = _on_all(gateway, asked, route.path, [body], optional=route.optional)
+                return await while_connected(request, work)
 
         does = (
             f"{route.does} Needs the admin key in X-API-Key. `worker`: the URL of the only one that"
@@ -49,6 +59,34 @@ def operating(gateway: Gateway) -> APIRouter:
     for route in OPERATED:
         add(route)
     return routes
+
+
+async def _on_all(
+    gateway: Gateway,
+    asked: Sequence[Instance],
+    path: str,
+    bodies: Sequence[bytes],
+    *,
+    optional: bool = False,
+) -> Response:
+    """Each worker gets the bodies one after the other, up to one that fails. `optional`: workers
+    without the route count only if none has it."""
+
+    async def one(worker: Instance) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        for body in bodies:
+            answer = await _call(gateway, worker, path, body)
+            if answer["status"] >= 300:
+                break
+        return answer
+
+    answers = await asyncio.gather(*map(one, asked))
+    told = {worker.url: answer for worker, answer in zip(asked, answers, strict=True)}
+    having = [answer for answer in answers if answer["status"] not in _LACKING]
+    failure = _failure(having if optional and having else answers)
+    if failure is None:
+        return JSONResponse({"workers": told})
+    return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)
 
 
 def _asked(gateway: Gateway, url: str) -> list[Instance]:
@@ -68,7 +106,8 @@ async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> d
         async with opened as answer:
             whole = await answer.whole(config.max_answer_bytes)
     except TriptychError as error:
-        return {"status": error.status, "answer": error.message}
+        status = _UNREACHED if isinstance(error, UpstreamError) else error.status
+        return {"status": status, "answer": error.message}
     return {"status": whole.status, "answer": _shown(whole.body)}
 
 

@@ -15,6 +15,8 @@ class PassedRoute:
     method: Literal["GET", "POST"] = "POST"
     computes: bool = True  # takes a place among the requests that workers compute
     form: bool = False  # the body is multipart/form-data, not JSON
+    optional: bool = False  # of all workers: those that lack it do no harm
+    asked_as: str = ""  # the worker's own path, where it has another one
 
 
 def _cheap(path: str, does: str, method: Literal["GET", "POST"] = "POST") -> PassedRoute:
@@ -45,17 +47,28 @@ PASSED = (
     _cheap("/v1/completions/render", "The prompt of a completion request."),
     _cheap("/tokenize", "Token ids of a text or of a chat."),
     _cheap("/detokenize", "Text of token ids."),
+    PassedRoute(
+        "/v1/embeddings/dense", f"{_EMBED} As RTP-LLM names it.", asked_as="/v1/embeddings"
+    ),
+    PassedRoute("/v1/classifier", "As /classify, which RTP-LLM names so.", asked_as="/classify"),
+    PassedRoute("/v1/reranker", f"{_RERANK} As RTP-LLM names it.", asked_as="/v1/rerank"),
     _cheap("/tokenizer_info", "The tokenizer's configuration.", "GET"),
 )
 """Placed on one worker each, like a chat request."""
+
+
+def _profile(path: str, does: str) -> PassedRoute:
+    does += " Ours need --profile-folder, vLLM's --profiler-config; the others are passed over."
+    return PassedRoute(path, does, computes=False, optional=True)
+
 
 _ADAPTER = "A LoRA adapter, by lora_name and lora_path."
 
 OPERATED = (
     _cheap("/v1/load_lora_adapter", f"Load on each worker: {_ADAPTER}"),
     _cheap("/v1/unload_lora_adapter", "Unload a LoRA adapter from each worker."),
-    _cheap("/start_profile", "Start the profiler of each worker."),
-    _cheap("/stop_profile", "Stop the profiler of each worker."),
+    _profile("/start_profile", "Start the profiler of each worker."),
+    _profile("/stop_profile", "Stop the profiler of each worker."),
     _cheap("/reset_prefix_cache", "Empty the prefix cache of each worker."),
     _cheap("/reset_mm_cache", "Empty the cache of processed media of each worker."),
     _cheap("/reset_encoder_cache", "Empty the embedding cache of each worker."),

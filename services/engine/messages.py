@@ -62,11 +62,17 @@ class SetLogLevel(msgspec.Struct, tag=True):
     level: str  # debug, info, warning or error
 
 
+class Profile(msgspec.Struct, tag=True):
+    """Begin a trace of the engine's steps, or end it and write it to `path`."""
+
+    path: str = ""
+
+
 class Shutdown(msgspec.Struct, tag=True):
     pass
 
 
-Command = Generate | Encode | Abort | Query | ResetCaches | SetLogLevel | Shutdown
+Command = Generate | Encode | Abort | Query | ResetCaches | SetLogLevel | Profile | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -26,6 +26,7 @@ from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
 from services.engine.compile_cache import ensure_writable
 from services.engine.engine import Engine
+from services.engine.profiling import Profiler
 from services.engine.pulse import Pulse, StepClock
 
 logger = logging.getLogger("engine")
@@ -62,6 +63,7 @@ class EngineProcess:
         self._stopping = False
         self._steps = StepClock()
         self._start = start
+        self._profiler = Profiler()
 
     def run(self) -> None:
         """Serve until stopped. An error at the start reaches the worker as a `Fatal` event.
@@ -165,6 +167,8 @@ class EngineProcess:
                     engine.encode.abort(request_ids)
             case messages.ResetCaches(prefix, encoder):
                 engine.reset_caches(prefix=prefix, encoder=encoder)
+            case messages.Profile(path):
+                self._profiler.stop(path) if path else self._profiler.start()
             case messages.Query():
                 self._send(reports.answer(engine, command))
             case messages.SetLogLevel(level):

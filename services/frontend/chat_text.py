@@ -57,8 +57,13 @@ class ChatText:
 
     def _render(self, request: ChatCompletionRequest, chat: Chat, use: ToolUse) -> Guarded:
         tools = list(use.shown) or None
-        own = request.chat_template
-        template = self._template(bool(tools)) if own is None else self._brought.get(own)
+        own = request.chat_template or request.user_template
+        if own:
+            template = self._brought.get(own)
+        elif request.template_key is not None:
+            template = self._named(request.template_key)
+        else:
+            template = self._template(bool(tools))
         values: dict[str, Any] = {
             "messages": chat.messages,
             "tools": tools,
@@ -120,6 +125,16 @@ class ChatText:
             )
         return template
 
+    def _named(self, key: str) -> ChatTemplate:
+        """One of the model's templates by its name."""
+        if key not in self._templates:
+            raise InvalidRequest(
+                f"template_key: the model has no template '{key[:64]}', it has"
+                f" {', '.join(sorted(self._templates)) or 'none'}",
+                param="template_key",
+            )
+        return self._templates[key]
+
     def _shaped(self, message: Message, template: ChatTemplate) -> Message:
         """Content in the form the template reads: parts, or one string with placeholders in it."""
         content = message.get("content")
@@ -141,6 +156,8 @@ def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     for name in ("reasoning_effort", "verbosity"):
         if getattr(request, name) is not None:
             variables.setdefault(name, getattr(request, name))
+    if request.enable_thinking is not None:
+        variables.setdefault("enable_thinking", request.enable_thinking)
     if request.reasoning_effort == "none":
         variables.setdefault("enable_thinking", False)
     return variables

@@ -53,6 +53,7 @@ class FrontendConfig:
     model: Path  # a model directory
     # names clients may use, the first is answered; empty: the path
     served_model_names: tuple[str, ...] = ()
+    allow_long_max_model_len: bool = False  # whether that may be above the model's own limit
     max_model_len: int | None = None  # tokens of prompt and output, None for the model's own limit
     chat_template: str | None = None  # a file or the template itself, None for the model's own
     trust_request_chat_template: bool = False  # take chat templates from requests

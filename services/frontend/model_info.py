@@ -62,6 +62,7 @@ class ModelInfo:
         path: Path,
         *,
         max_model_len: int | None = None,
+        allow_longer: bool = False,
         chat_template: str | None = None,
         generation_defaults: bool = True,
         processor_overrides: Mapping[str, Any] | None = None,
@@ -87,7 +88,9 @@ class ModelInfo:
             generation_defaults=_defaults(path, generation) if generation_defaults else {},
             eos_token_ids=_eos(path, generation, config, text),
             vocab_size=_vocab_size(path, config, text),
-            max_model_len=_max_model_len(path, text, tokenizer_config, max_model_len),
+            max_model_len=_max_model_len(
+                path, text, tokenizer_config, max_model_len, allow_longer=allow_longer
+            ),
         )
 
 
@@ -202,15 +205,21 @@ def _vocab_size(path: Path, config: Json, text: Json) -> int:
     return size
 
 
-def _max_model_len(path: Path, text: Json, tokenizer_config: Json, given: int | None) -> int:
+def _max_model_len(
+    path: Path, text: Json, tokenizer_config: Json, given: int | None, *, allow_longer: bool
+) -> int:
     limits = [text[key] for key in _LENGTH_KEYS if isinstance(text.get(key), int)]
     length = limits[0] if limits else tokenizer_config.get("model_max_length")
     if not isinstance(length, int) or length < 1:
         length = None
     if given is None and length is None:
         raise ConfigError(f"{path}: its files state no maximum length: set --max-model-len")
-    if given is not None and length is not None and given > length * _rope_factor(text):
-        raise ConfigError(f"--max-model-len: {given} is more than the model's {length}")
+    longest = None if length is None else length * _rope_factor(text)
+    if given is not None and longest is not None and given > longest and not allow_longer:
+        raise ConfigError(
+            f"--max-model-len: {given} is more than the model's {length}"
+            " (--allow-long-max-model-len takes it)"
+        )
     return given or int(length or 0)
 
 

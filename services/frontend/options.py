@@ -36,6 +36,12 @@ class FrontendOptions:
         "tokens",
         minimum=0,
     )
+    allow_long_max_model_len: bool = option(
+        False,
+        "Take a --max-model-len above the limit in the model's configuration. What the model writes"
+        " beyond that may be worthless.",
+        env="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    )
     limit_mm_per_prompt: int = count(
         32,
         "Media items that one request may bring.",
@@ -133,6 +139,7 @@ class FrontendOptions:
             model=find_model(self.model),
             served_model_names=_names(self.served_model_name) or (self.model,),
             max_model_len=self.max_model_len or None,
+            allow_long_max_model_len=self.allow_long_max_model_len,
             chat_template=self.chat_template or None,
             trust_request_chat_template=self.trust_request_chat_template,
             limit_mm_per_prompt=self.limit_mm_per_prompt,

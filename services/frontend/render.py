@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -25,6 +26,7 @@ from services.frontend.lookups import NOBODY, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompt import PromptMaker, prompts_of
+from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
 from services.frontend.spec import OutputSpec, describe_output
@@ -77,6 +79,9 @@ class Frontend:
         self._prompts = PromptMaker(
             tokenizer, self._placeholder, room=info.max_model_len, vocab_size=info.vocab_size
         )
+        self._raw = RawPrompts(
+            self._items, self._prompts, self._placeholder, self._checked, self._generate
+        )
         self._created = int(time.time())
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
@@ -86,6 +91,7 @@ class Frontend:
         info = ModelInfo.load(
             config.model,
             max_model_len=config.max_model_len,
+            allow_longer=config.allow_long_max_model_len,
             chat_template=config.chat_template,
             generation_defaults=config.generation_defaults,
         )
@@ -168,7 +174,8 @@ class Frontend:
             reading=reading,
         )
         uuids = [part.uuid for part in chat.media]
-        return RenderedRequest(generate, media, spec, session=request.session_id or "", uuids=uuids)
+        session = request.session_id or request.chat_id or ""
+        return RenderedRequest(generate, media, spec, session=session, uuids=uuids)
 
     async def render_completion(
         self, request: CompletionRequest, *, request_id: str
@@ -204,6 +211,24 @@ class Frontend:
             )
             rendered.append(RenderedRequest(generate, {}, spec, session=request.session_id or ""))
         return rendered
+
+    async def render_raw(
+        self,
+        request: CompletionRequest,
+        images: Sequence[str],
+        *,
+        request_id: str,
+        pixels: Mapping[str, Any] | None = None,
+        caller: Caller = NOBODY,
+    ) -> RenderedRequest:
+        """A prompt as it is with pictures in it, as `RawPrompts` has it."""
+        generate, media = await self._raw.render(
+            request, images, request_id=request_id, pixels=pixels, caller=caller
+        )
+        spec = describe_output(
+            request, generate, self.info.eos_token_ids, system_fingerprint=self._fingerprint
+        )
+        return RenderedRequest(generate, media, spec)
 
     async def _checked(
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS

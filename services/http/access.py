@@ -19,11 +19,21 @@ from protocol.errors import ConfigError, TriptychError, Unauthorized
 from protocol.fleet_key import HEADER, NO_KEY, FleetKey, no_fleet_key
 from services.http.errors import OUTCOME, error_response
 
-STATUS_PATHS = frozenset({"/live", "/health", "/ready", "/version", "/metrics", "/ping"})
-"""Open to everybody: what load balancers and monitors ask."""
+STATUS_PATHS = frozenset(
+    {
+        "/", "/live", "/health", "/ready", "/version", "/metrics", "/ping", "/status",
+        "/health_check", "/GraphService/cm2_status", "/SearchService/cm2_status",
+    }
+)  # fmt: skip
+"""Open to everybody: what load balancers and monitors ask. `/` is open to be looked at alone: what
+is posted there is a prompt of RTP-LLM's clients."""
+_SAFE = ("GET", "HEAD")
 _FLEET_HEADER = HEADER.encode()
 _DETAILS = ("/health", "/metrics")
-_FOR_CLIENTS = ("/tokenize", "/detokenize", "/tokenizer_info", *_DETAILS)
+_FOR_CLIENTS = (
+    "/", "/chat/completions", "/chat/render", "/tokenizer/encode", "/tokenize", "/detokenize",
+    "/tokenizer_info", *_DETAILS,
+)  # fmt: skip
 _SCHEME, _BEARER = b"bearer ", b"Bearer "
 
 
@@ -72,11 +82,14 @@ class Access:
     def refusal(self, scope: Scope) -> TriptychError | None:
         """What a request is answered with; None if it may come in."""
         headers = _header(scope, _FLEET_HEADER), _client_key(scope)
-        return self.judge(scope["path"], *headers)
+        return self.judge(scope["path"], *headers, method=scope["method"])
 
-    def judge(self, path: str, fleet_key: bytes, authorization: bytes) -> TriptychError | None:
+    def judge(
+        self, path: str, fleet_key: bytes, authorization: bytes, method: str = "GET"
+    ) -> TriptychError | None:
         """`refusal` by the values of the two headers, b"" for none."""
-        if path in self.opened and not (self.protect_metrics and path in _DETAILS):
+        opened = path in self.opened and (path != "/" or method in _SAFE)
+        if opened and not (self.protect_metrics and path in _DETAILS):
             return None
         if self.fleet and self.fleet.admits(fleet_key):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -24,6 +24,12 @@ class LogLevel(msgspec.Struct):
     level: Literal["debug", "info", "warning", "error"]
 
 
+class RtpLogLevel(msgspec.Struct):
+    """The same as RTP-LLM's clients write it."""
+
+    log_level: str
+
+
 def check_admin_key(request: Request, key: str) -> None:
     """`Unauthorized` unless `X-API-Key` is `key`; nothing is if there is none."""
     given = request.headers.get("x-api-key", "")
@@ -35,6 +41,14 @@ def check_admin_key(request: Request, key: str) -> None:
         )
 
 
+def _level_of(body: bytes) -> LogLevel:
+    fields = msgspec.json.decode(body, type=dict[str, Any])
+    if "log_level" in fields and "level" not in fields:
+        name = msgspec.convert(fields, RtpLogLevel).log_level.lower()
+        fields = {"level": "debug" if name == "trace" else name}
+    return msgspec.convert(fields, LogLevel)
+
+
 def log_levels(
     check: Callable[[Request], None], tell: Callable[[str], None] = lambda level: None
 ) -> APIRouter:
@@ -44,10 +58,11 @@ def log_levels(
 
     @routes.post(LOG_LEVEL_PATH)
     async def change_log_level(request: Request) -> dict[str, str]:
-        """Write lines from this level on: `{"level": "debug"}`, until the process ends."""
+        """Write lines from this level on: `{"level": "debug"}`, until the process ends. RTP-LLM's
+        `{"log_level": "DEBUG"}` does the same; its TRACE is debug."""
         check(request)
         body = await read_body(request, _MAX_BODY)
-        wanted = accepted(msgspec.json.Decoder(LogLevel).decode, body).level
+        wanted = accepted(_level_of, body).level
         tell(wanted)
         before = set_log_level(wanted)
         return {"level": wanted, "before": before}

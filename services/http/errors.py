@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InternalError, TriptychError
+from protocol.rtp_requests import RAW_PATH
+from services.frontend import rtp_answer
 from services.frontend.anthropic.answer import error_of
 
 OUTCOME = "triptych.outcome"
@@ -31,6 +33,8 @@ def install(app: FastAPI, observe: Callable[[TriptychError], None]) -> None:
         request.scope[OUTCOME] = error.code
         if request.url.path.startswith(MESSAGES_PATH):
             return error_response(error, error_of(error))
+        if request.url.path == RAW_PATH:
+            return error_response(error, rtp_answer.error_of(error))
         return error_response(error)
 
     @app.exception_handler(HTTPException)

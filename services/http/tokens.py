@@ -44,10 +44,13 @@ class _Tokenize(msgspec.Struct):
 
 
 class _Tokenized(msgspec.Struct):
+    """`token_ids` are the `tokens` under the name that RTP-LLM's clients read."""
+
     tokens: list[int]
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
+    token_ids: list[int] = []
 
 
 class _Detokenize(msgspec.Struct):
@@ -134,7 +137,7 @@ def _shown(frontend: Frontend, wanted: _Tokenize, ids: list[int]) -> _Tokenized:
     spelled = None
     if wanted.return_token_strs:
         spelled = [frontend.tokenizer.token(token) or "" for token in ids]
-    return _Tokenized(ids, len(ids), frontend.info.max_model_len, spelled)
+    return _Tokenized(ids, len(ids), frontend.info.max_model_len, spelled, ids)
 
 
 def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:

@@ -78,7 +78,9 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         "Time after which the master forgets a placed request whose end no proxy has reported.",
     )
     predict_ttl: float = seconds(
-        120.0, "How long a cache that publishes no events is assumed to keep a block."
+        120.0,
+        "How long a cache that publishes no events is assumed to keep a block.",
+        flags=("--router-ttl",),
     )
     predict_blocks: int = count(
         65536, "Blocks that a cache without events is assumed to keep.", "blocks", minimum=0
@@ -152,6 +154,7 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         " limit.",
         "share",
         1,
+        flags=("--active-decode-blocks-threshold",),
     )
     breaker_failures: int = count(
         5,

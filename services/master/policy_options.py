@@ -8,9 +8,9 @@ from typing import Any
 from protocol.options import milliseconds, option
 
 
-def weight(default: float, help: str, unit: str = "weight", most: float = 1e12) -> Any:
+def weight(default: float, help: str, unit: str = "weight", most: float = 1e12, **rule: Any) -> Any:
     """0 or more."""
-    return option(default, help, unit, minimum=0, maximum=most)
+    return option(default, help, unit, minimum=0, maximum=most, **rule)
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,16 @@ class PolicyOptions:
     work_weight: float = weight(
         0.5, "cost: weight of the computing that a request brings, as it delays later requests."
     )
-    overlap_weight: float = weight(1.0, "kv: weight of prompt blocks that must be computed.")
+    overlap_weight: float = weight(
+        1.0,
+        "kv: weight of prompt blocks that must be computed.",
+        flags=("--kv-overlap-score-weight",),
+    )
     temperature: float = weight(
-        0.0, "kv: temperature of the softmax over costs. 0: always the lowest cost.", "temperature"
+        0.0,
+        "kv: temperature of the softmax over costs. 0: always the lowest cost.",
+        "temperature",
+        flags=("--router-temperature",),
     )
     rtp_hit_weight: float = weight(
         0.3, "rtp: cost of a cached token as a share of a computed one.", "share"

@@ -39,14 +39,16 @@ def work_status(
     room: int,
     alive: bool,
     cache: CacheStatus | None,
+    grpc_port: int = 0,
 ) -> WorkStatus:
     """`since`: requests that had ended when the caller last asked; `room`: how many more may come;
-    `counters`: the engine's; `cache`: None of a worker that only encodes."""
+    `counters`: the engine's; `cache`: None of a worker that only encodes;
+    `grpc_port`: 0 for the port after `port`, as RTP-LLM has it."""
     return WorkStatus(
         role="vit" if role == "encode" else role,
         server_port=port,
         http_proto_port=port,
-        grpc_proto_port=port + 1,
+        grpc_proto_port=grpc_port or port + 1,
         available_concurrency=max(0, room),
         running_task_info=tasks.running(),
         finished_task_list=tasks.ended(since),

@@ -132,11 +132,11 @@ class Server:
     def _check_key(self, request: web.BaseRequest) -> None:
         if not self._access.closed:
             return
-        keys = (
+        fleet, client = (
             request.headers.get(name, "").encode("utf-8", "surrogateescape")
             for name in (HEADER, "authorization")
         )
-        refusal = self._access.judge(request.path, *keys)
+        refusal = self._access.judge(request.path, fleet, client, method=request.method)
         if refusal is not None:
             raise refusal
 

@@ -15,9 +15,12 @@ from services.http.admin import log_levels
 from services.http.api_docs import described
 from services.http.bodies import read_body
 from services.http.process_state import process_state
+from services.http.rtp_health import rtp_health
+from services.http.rtp_updates import rtp_updates
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
+from services.worker.profiling import profiling
 from services.worker.worker import Worker
 
 _MAX_CONTROL_BODY = 16 << 20
@@ -27,9 +30,12 @@ def create_app(worker: Worker) -> FastAPI:
     """The application; `worker` is its only state."""
     app = described(f"Triptych {worker.role.name} worker", version())
     app.include_router(_status(worker))
+    app.include_router(rtp_health(lambda: not (worker.leaving or worker.engine.outage)))
     app.include_router(_control(worker))
     # Behind the fleet key, as /drain.
     app.include_router(log_levels(lambda request: None, worker.engine.set_log_level))
+    app.include_router(rtp_updates(lambda request: None))
+    app.include_router(profiling(worker))
     app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
     for build in worker.role.routers:

@@ -25,23 +25,25 @@ from services.http.anthropic import messaging
 from services.http.counting import counted
 from services.http.openai import JSON, Service, generating
 from services.http.responses import responding
+from services.http.rtp_frontend import rtp_frontend
 from services.http.streams import EventStream, while_connected
 from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
     """Chat, completions and responses of a worker that generates."""
-    service = _service(worker)
+    service = service_of(worker)
     routes = generating(service)
     routes.include_router(messaging(service))
     routes.include_router(responding(service, worker.config.response_store_bytes))
+    routes.include_router(rtp_frontend(service))
     return routes
 
 
 def encoder_router(worker: Worker) -> APIRouter:
     """Chat of a worker that only encodes: the text does not matter, the answer has none."""
     routes = APIRouter()
-    service = _service(worker)
+    service = service_of(worker)
 
     @routes.post(CHAT_PATH)
     @counted(worker.admitted)
@@ -60,7 +62,8 @@ def encoder_router(worker: Worker) -> APIRouter:
     return routes
 
 
-def _service(worker: Worker) -> Service:
+def service_of(worker: Worker) -> Service:
+    """What answers requests by the worker's own engine."""
     return Service(
         frontend=worker.frontend,
         run=lambda rendered: _run(worker, rendered),

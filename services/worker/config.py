@@ -9,6 +9,7 @@ from protocol.fleet_key import FleetOptions
 from protocol.options import (
     count,
     drain_delay_option,
+    grpc_port_option,
     log_format_option,
     log_level_option,
     option,
@@ -64,6 +65,7 @@ class WorkerConfig(
         section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.")
+    rtp_grpc_port: int = grpc_port_option("RTP-LLM's model service (GenerateStreamCall)")
     dtype: str = option(
         "auto",
         "Element type of weights and KV cache; workers that share embeddings or KV need the same."
@@ -231,6 +233,12 @@ class WorkerConfig(
         "How long one step of the engine may take before it counts as stalled. 0: 120 s, or four"
         " times the longest step so far.",
         minimum=0,
+    )
+    profile_folder: str = option(
+        "",
+        "Folder for traces of the engine's steps, which /start_profile and /stop_profile take with"
+        " PyTorch's profiler. Empty: these routes are not there.",
+        "path",
     )
     start_timeout: float = seconds(600.0, "How long the engine may take to load the model.")
     drain_delay: float = drain_delay_option(section="Server")

@@ -221,6 +221,10 @@ class EngineClient:
         """Of the engine's process; `NotServing` without one."""
         self._send(messages.SetLogLevel(level))
 
+    def profile(self, path: str = "") -> None:
+        """Begin a trace of the engine's steps, or end it and write it to `path`."""
+        self._send(messages.Profile(path))
+
     async def statistics(
         self,
         *,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
@@ -17,6 +18,7 @@ from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.engine.speculation import parse_speculation
 from services.frontend.render import Frontend
+from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.naming import InstanceHeader
@@ -28,6 +30,7 @@ from services.http.traces import make_tracer
 from services.membership.config import EventsConfig, advertised_url, parse_events
 from services.membership.registration import Changes, Registration
 from services.worker.app import create_app
+from services.worker.chat import service_of
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
 from services.worker.member import WorkerMember, registered
@@ -99,21 +102,37 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             app = for_browsers(gated(create_app(worker), access), config)
             if tracer is not None:
                 app = Recorded(app, TRACED_PATHS, tracer.end, tracer.begin)
-            await serve_http(
-                InstanceHeader(app, worker.instance_id),
-                listener,
-                role.name,
-                engine.dead,
-                during=during,
-                tls=config,
-                life=worker.life,
-            )
+            async with _rtp_door(worker, access) as worker.grpc_port:
+                await serve_http(
+                    InstanceHeader(app, worker.instance_id),
+                    listener,
+                    role.name,
+                    engine.dead,
+                    during=during,
+                    tls=config,
+                    life=worker.life,
+                )
             return 1 if engine.dead.is_set() else 0
         finally:
             await engine.close()
             await frontend.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+
+
+def _rtp_door(worker: Worker, access: Access) -> AbstractAsyncContextManager[int]:
+    """RTP-LLM's gRPC, where the flag asks for it."""
+    config, role = worker.config, worker.role
+    if config.rtp_grpc_port >= 0 and "language" not in role.parts:
+        raise ConfigError(f"--rtp-grpc-port: a worker of the role {role.name} generates nothing")
+    place = Place(role.name, config.host, config.max_body_bytes, config.max_num_queued, config)
+
+    def able() -> bool:
+        return not (worker.leaving or worker.engine.outage)
+
+    return door(
+        "rtp", config.rtp_grpc_port, place, lambda: Behind(service_of(worker), able, access)
+    )
 
 
 def side_channels(

@@ -45,6 +45,7 @@ class WorkerMember:
             kv_endpoint=facts.kv_endpoint or None,
             ec_endpoint=facts.ec_endpoint or None,
             events=reachable(facts.events, host),
+            grpc_port=worker.grpc_port,
             load=await self._newest(),
         )
 

@@ -65,6 +65,7 @@ def _work(worker: Worker, port: int, statistics: Statistics, since: int) -> Work
         since=since,
         room=worker.config.max_num_queued - worker.in_flight,
         alive=not worker.leaving and not worker.engine.outage,
+        grpc_port=worker.grpc_port,
         cache=_cache(worker, statistics) if "language" in worker.role.parts else None,
     )
 

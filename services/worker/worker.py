@@ -54,6 +54,7 @@ class Worker:
     draining: bool = False
     drained_by_master: bool = False
     in_flight: int = 0
+    grpc_port: int = 0  # where RTP-LLM's gRPC listens, 0 for nowhere
     tasks: TaskLog = field(default_factory=TaskLog)
     changes: Changes = field(default_factory=Changes)
     bodies: Bodies = field(init=False)

@@ -124,9 +124,9 @@ def documents(door: Door, route: Route) -> None:
     templated(door, route, "Once", "{{ documents[0].title }}", documents=pages)
 
 
-def variable(name: str, value: str) -> Probe:
+def variable(name: str, value: str | bool) -> Probe:
     def probe(door: Door, route: Route) -> None:
-        templated(door, route, value, f"{{{{ {name} }}}}", **{name: value})
+        templated(door, route, str(value), f"{{{{ {name} }}}}", **{name: value})
 
     return probe
 
@@ -138,6 +138,22 @@ def chat_template_kwargs(door: Door, route: Route) -> None:
 def chat_template(door: Door, route: Route) -> None:
     templated(door, route, f"{PROMPT}!", "{{ messages[0].content }}!")
     refused(door, route, "chat_template", chat_template="{{")
+
+
+def user_template(door: Door, route: Route) -> None:
+    answer = door.ask(route, user_template="{{ messages[0].content }}?")
+    assert prompt_ids_of(answer) == door.tokenize(f"{PROMPT}?")
+
+
+def template_key(door: Door, route: Route) -> None:
+    assert ids_of(door.ask(route, template_key="default")) == ids_of(door.base(route))
+    refused(door, route, "template_key", template_key="other")
+
+
+def extra_configs(door: Door, route: Route) -> None:
+    answer = door.ask(route, max_tokens=..., extra_configs={"max_new_tokens": 2})
+    assert answer["usage"]["completion_tokens"] == 2
+    refused(door, route, "extra_configs.num_beams", extra_configs={"num_beams": 4})
 
 
 def add_generation_prompt(door: Door, route: Route) -> None:
@@ -187,15 +203,21 @@ def session_id(door: Door, route: Route) -> None:
     refused(door, route, "session_id", session_id=5)
 
 
+def chat_id(door: Door, route: Route) -> None:
+    door.ask(route, chat_id="conversation")
+    refused(door, route, "chat_id", chat_id=5)
+
+
 PROMPT_PROBES: dict[str, Probe] = {
     **{probe.__name__: probe for probe in (
         messages, prompt, prompt_logprobs, echo, return_token_ids, add_special_tokens,
         truncate_prompt_tokens, truncation_side, tools, documents, chat_template_kwargs,
         chat_template, add_generation_prompt, continue_final_message, cache_salt, request_id,
-        session_id, mm_processor_kwargs,
+        session_id, mm_processor_kwargs, user_template, template_key, extra_configs, chat_id,
     )},
     "reasoning_effort": variable("reasoning_effort", "low"),
     "verbosity": variable("verbosity", "high"),
+    "enable_thinking": variable("enable_thinking", True),
     "ec_transfer_params": transfer_params("ec_transfer_params"),
     "kv_transfer_params": transfer_params("kv_transfer_params"),
 }  # fmt: skip

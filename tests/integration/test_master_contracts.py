@@ -83,7 +83,33 @@ def test_rtp_llms_contract(start: Callable[..., Process]) -> None:
     for path in ("/rtp_llm/master", "/rtp_llm/master/info"):
         assert call(f"{master.url}{path}", {})[1] == {"real_master_host": host, "queue_length": 0}
     status, answer = call(f"{master.url}/rtp_llm/schedule", {"seq_len": "many"})
-    assert (status, answer["success"], answer["code"]) == (200, False, 400)
+    assert (status, answer["success"], answer["code"]) == (200, False, 8406)
+
+
+def test_dynamos_busy_threshold(start: Callable[..., Process]) -> None:
+    master = start("--admin-api-key", "secret", "--active-decode-blocks-threshold", "0.9")
+    url, key = f"{master.url}/busy_threshold", {"x-api-key": "secret"}
+    load = {"free_blocks": 30, "total_blocks": 100, "running": 3}
+    register(master, "d", "decode", load=load)
+    assert call(url, {"model": "m"})[0] == 401
+    shown = {
+        "model": "m", "active_decode_blocks_threshold": 0.9, "active_prefill_tokens_threshold": None
+    }  # fmt: skip
+    assert call(url, {"model": "m"}, headers=key) == (200, shown)
+    assert schedule(master, model="m")["decode"]["instance_id"] == "d"
+    lower = {"model": "m", "active_decode_blocks_threshold": 0.5}
+    assert call(url, lower, headers=key)[1]["active_decode_blocks_threshold"] == 0.5
+    ask = {"request_id": "r", "prompt_tokens": 5, "model": "m", "deadline_s": 0.2}
+    assert call(f"{master.url}/schedule", ask)[0] in (503, 504), "its KV is 70 % in use"
+    assert call(url, headers=key)[1]["thresholds"] == [{**shown, **lower}]
+    for body, status, param in (
+        ({"model": "n"}, 404, "model"),
+        ({**lower, "active_decode_blocks_threshold": 7}, 400, "active_decode_blocks_threshold"),
+        ({"model": "m", "active_prefill_tokens_threshold": 9}, 400,
+         "active_prefill_tokens_threshold"),
+    ):  # fmt: skip
+        answer = call(url, body, headers=key)
+        assert (answer[0], answer[1]["error"]["param"]) == (status, param)
 
 
 def test_workers_added_by_hand_are_probed(start: Callable[..., Process]) -> None:

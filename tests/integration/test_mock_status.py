@@ -14,7 +14,7 @@ from protocol.keys import block_keys, root_key
 from protocol.kv_events import short_key
 from services.mock.config import ROLES
 from tests.support.mocks import CHAT, FAST, GENERATE, ask, generate_body, listening_master, mock
-from tests.support.stack import Process, Stack, call, running
+from tests.support.stack import Process, Stack, call, proxy, running
 from tests.support.waiting import until
 
 BLOCKS, SIZE, ROOM = 64, 16, 1024
@@ -208,3 +208,21 @@ def test_workers_register_report_and_leave(stack: Stack) -> None:
     assert said[-1] == ("/deregister", {
         "instance_id": info["instance_id"], "generation": info["generation"],
     })  # fmt: skip
+
+
+def test_a_proxy_passes_on_what_its_worker_says(stack: Stack) -> None:
+    worker = mock(stack, "decode", "--num-gpu-blocks-override", str(BLOCKS))
+    front = proxy(stack, [], [], [worker], "--dialect", "openai", "--max-in-flight", "9")
+    for prefix in ("", "/rtp_llm"):
+        status = told(front, f"{prefix}/worker_status", {"latest_finised_version": 10**9})
+        assert (status["role"], status["finished_task_list"]) == ("decode", [])
+        assert (status["frontend_available_concurrency"], status["alive"]) == (9, True)
+        cache = told(front, f"{prefix}/cache_status", {}, "url")
+        assert cache["total_kv_cache"] == BLOCKS * SIZE and cache["cached_keys"] is not None
+    named = call(f"{front.url}/worker_status?worker={worker.url}")
+    assert named[0] == 200
+    status, answer = call(f"{front.url}/worker_status?worker=http://other:1")
+    assert (status, answer["error"]["param"]) == (400, "worker")
+    status, answer = call(f"{front.url}/worker_status", {"latest_finished_version": "x"})
+    assert (status, answer["error"]["param"]) == (400, "latest_finished_version")
+    assert call(f"{front.url}/update", {})[0] == 401

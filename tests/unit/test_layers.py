@@ -19,6 +19,7 @@ ALLOWED = {
     "services.frontend": {"services.frontend", "protocol"},
     "services.admission": {"services.admission", "protocol"},
     "services.http": {"services.http", "services.frontend", "protocol"},
+    "services.grpc": {"services.grpc", "services.http", "services.frontend", "protocol"},
     "services.membership": {"services.membership", "services.http", "protocol"},
     # The frontend decodes pictures in one canonical way, for the encoder too.
     "services.engine": {
@@ -26,7 +27,7 @@ ALLOWED = {
     },
     "services.worker": {
         "services.worker", "services.engine", "services.frontend", "services.http",
-        "services.membership", "connectors", "protocol",
+        "services.grpc", "services.membership", "connectors", "protocol",
     },
     "services.master": {
         "services.master", "services.admission", "services.http", "protocol",
@@ -64,7 +65,8 @@ ALLOWED = {
         "services.membership", "connectors", "protocol",
     },
     "proxy": {
-        "proxy", "services.admission", "services.frontend", "services.http", "protocol",
+        "proxy", "services.admission", "services.frontend", "services.http", "services.grpc",
+        "protocol",
     },
     **{f"services.{role}": {f"services.{role}", "services.worker"} for role in ROLES},
     "services": set(),
@@ -88,14 +90,15 @@ PROXY = (
     ("proxy.tokens",),
     ("proxy.gateway",),
     ("proxy.relay",),
-    ("proxy.fleet.admin_api", "proxy.page"),
+    ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
     ("proxy.app", "proxy.assembly"),
+    ("proxy.grpc_door",),
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
     ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
-        "services.engine.publishing", "services.engine.pulse"),
+        "services.engine.profiling", "services.engine.publishing", "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
     ("services.engine.transfers",),

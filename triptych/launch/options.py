@@ -82,6 +82,13 @@ class ServeConfig:
         env="DEVICE_PLATFORM",
         choices=("cuda", "xpu"),
     )
+    device_affinity_env: str = option(
+        "",
+        "Variable that gives a worker its device. Empty: that of --device-platform.",
+        "name",
+        env="DEVICE_AFFINITY_ENV",
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*|",
+    )
     gpu_memory_e: float = _share(0.1, "encode", "GPU_MEMORY_UTILIZATION_E")
     gpu_memory_p: float = _share(0.4, "prefill", "GPU_MEMORY_UTILIZATION_P")
     gpu_memory_d: float = _share(0.7, "decode", "GPU_MEMORY_UTILIZATION_D")
@@ -158,6 +165,8 @@ class ServeConfig:
     @property
     def affinity(self) -> str:
         """The variable that gives a worker its device."""
+        if self.device_affinity_env:
+            return self.device_affinity_env
         return "ZE_AFFINITY_MASK" if self.device_platform == "xpu" else "CUDA_VISIBLE_DEVICES"
 
     @property

@@ -16,7 +16,9 @@ from services.http.access import STATUS_PATHS
 from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
 from services.http.api_docs import described
 from services.http.process_state import process_state
+from services.http.rtp_health import rtp_health
 from services.http.server import version
+from services.master.api import busy
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
 from services.master.api.service import MasterService
@@ -24,8 +26,8 @@ from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
 _INSTANCES = "/instances"
-OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH}
-"""What needs no fleet key; the last two have a key of their own."""
+OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH}
+"""What needs no fleet key; the last three have a key of their own."""
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
@@ -38,6 +40,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
 
     app = described("Triptych master", version(), lifespan=lifespan)
     app.include_router(_status(service))
+    app.include_router(rtp_health(lambda: not service.life.draining))
     app.include_router(_instances(service))
     app.include_router(rtp_routes(RtpContract(service, host), service.config.max_body_bytes))
 
@@ -108,6 +111,7 @@ def _instances(service: MasterService) -> APIRouter:
         check_admin_key(request, key)
 
     routes.include_router(log_levels(check))
+    routes.include_router(busy.busy_thresholds(service.master.registry, check))
 
     @routes.get(_INSTANCES)
     async def show(request: Request) -> Response:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from msgspec import Meta
 
@@ -39,13 +40,16 @@ _ERRORS = MappingProxyType(
     }
 )  # fmt: skip
 _NO_WORKER = 8400
+_BAD_REQUEST = 8406
+_ANY_MODEL = "engine_service"  # what RTP-LLM's frontends always ask for
 _REMOTE = 1
 _BLOCK_SIZE = 64
 _MOST_TOKENS = 1 << 40
 
 
 class RtpScheduleRequest(msgspec.Struct):
-    """`generate_timeout` in ms, 0 or less for none; priority 0 means 50."""
+    """`generate_timeout` in ms, 0 or less for none; priority 0 means 50. `cache_key_block_size`:
+    tokens that each key stands for, 0 for as many as the workers' blocks have."""
 
     block_cache_keys: Annotated[list[int], Meta(max_length=1 << 20)] = []
     seq_len: Annotated[int, Meta(ge=1, le=_MOST_TOKENS)] = 1
@@ -53,6 +57,7 @@ class RtpScheduleRequest(msgspec.Struct):
     debug: bool = False
     generate_timeout: Annotated[float, Meta(le=1e12)] = 0
     request_priority: Annotated[int, Meta(ge=0, le=100)] = 0
+    cache_key_block_size: Annotated[int, Meta(ge=0, le=65536)] = 0
 
 
 _requests = msgspec.json.Decoder(RtpScheduleRequest)
@@ -67,23 +72,27 @@ class RtpContract:
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def schedule(self, data: bytes, left: asyncio.Future[Any]) -> dict[str, Any] | None:
-        """The answer, errors included: RTP-LLM's clients read `success` and `error_code`; None if
-        the caller has `left`."""
+        """The answer, errors included: RTP-LLM's clients read `code`, which is 200 or one of its
+        error codes, under HTTP 200; None if the caller has `left`."""
         number = next(self._ids)
         try:
             request = accepted(_requests.decode, data)
+            if request.model == _ANY_MODEL:
+                request.model = ""
             placement = await self._place(request, number, left)
         except TriptychError as error:
             self.service.metrics.errors.labels(error.code).inc()
+            code = _BAD_REQUEST if error.status == 400 else _NO_WORKER
+            code = _ERRORS.get(error.code, code)
             return {
                 "server_status": [], "cache_local": _REMOTE, "inter_request_id": number,
-                "success": False, "code": error.status, "error_message": error.message,
-                "error_code": _ERRORS.get(error.code, _NO_WORKER), "real_master_host": self.host,
+                "success": False, "code": code, "error_message": error.message,
+                "error_code": code, "real_master_host": self.host,
             }  # fmt: skip
         if placement is None:
             return None
         return {
-            "server_status": self._servers(placement), "cache_local": _REMOTE,
+            "server_status": self._servers(placement, request.model), "cache_local": _REMOTE,
             "inter_request_id": number, "success": True, "code": 200, "error_code": 0,
             "real_master_host": self.host,
         }  # fmt: skip
@@ -109,39 +118,57 @@ class RtpContract:
         return placed
 
     def _block_size(self, asked: RtpScheduleRequest) -> int:
-        """The workers', or what the number of keys suggests."""
+        """What the caller says, or else the workers'."""
+        if asked.cache_key_block_size:
+            return asked.cache_key_block_size
         registry = self.service.master.registry
         for instance in registry.fleet(asked.model).by_slot.values():
             return instance.info.block_size
         return _BLOCK_SIZE
 
-    def _servers(self, placement: Placement) -> list[dict[str, Any]]:
+    def _servers(self, placement: Placement, model: str) -> list[dict[str, Any]]:
+        """The workers of each stage; an encoder is among them wherever there is one, since the
+        question does not say whether there are pictures."""
         targets = [("prefill", placement.prefill), ("decode", placement.decode)]
         debug = placement.debug or {}
-        return [
-            _server(target, debug.get(stage) or debug.get("combined"))
+        servers = [
+            self._server(target, debug.get(stage) or debug.get("combined"))
             for stage, target in targets
             if target is not None
         ]
+        if (encoder := self._encoder(model)) is not None:
+            servers.append(self._server(encoder, None))
+        return servers
+
+    def _encoder(self, model: str) -> Target | None:
+        """The encoder with the least to do that may be used."""
+        fleet = self.service.master.registry.fleet(model)
+        pool = fleet.pools["encode"]
+        if not pool.able:
+            return None
+        row = int(np.argmin(pool.busy_until + pool.penalty))
+        return fleet.by_slot[int(pool.slots[row])].target
+
+    def _server(self, target: Target, debug: dict[str, Any] | None) -> dict[str, Any]:
+        address = urlsplit(target.url)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        return {
+            "role": _ROLES[target.role],
+            "server_ip": address.hostname or "",
+            "http_port": port,
+            "grpc_port": self._grpc_port(target, port),
+            "debug_info": None if debug is None else _debug(debug["workers"][debug["chosen"]]),
+        }
+
+    def _grpc_port(self, target: Target, http_port: int) -> int:
+        """Where the worker says that gRPC listens, or where an engine of RTP-LLM has it."""
+        instance = self.service.master.registry.instances.get(target.instance_id)
+        return (instance.info.grpc_port if instance is not None else 0) or http_port + 1
 
 
-def _server(target: Target, debug: dict[str, Any] | None) -> dict[str, Any]:
-    address = urlsplit(target.url)
-    port = address.port or 80
-    status: dict[str, Any] = {
-        "role": _ROLES[target.role],
-        "server_ip": address.hostname or "",
-        "http_port": port,
-        "grpc_port": port + 1,
-        "debug_info": None,
-    }
-    if debug is not None:
-        status["debug_info"] = _debug(debug["workers"][debug["chosen"]])
-    return status
-
-
-def _debug(numbers: dict[str, float]) -> dict[str, float]:
-    return {
+def _debug(numbers: dict[str, float]) -> dict[str, int]:
+    """Whole numbers, as RTP-LLM's clients insist on."""
+    found = {
         "running_batch_size": numbers["requests"],
         "queue_size": numbers["queued_tokens"],
         "waiting_time_ms": numbers["queue_ms"],
@@ -150,6 +177,7 @@ def _debug(numbers: dict[str, float]) -> dict[str, float]:
         "estimate_tpot_ms": numbers["step_ms"],
         "hit_cache_len": numbers["hit_tokens"],
     }
+    return {name: round(min(value, _MOST_TOKENS)) for name, value in found.items()}
 
 
 def rtp_routes(contract: RtpContract, max_body_bytes: int) -> APIRouter:

@@ -102,6 +102,14 @@ class Pool(PricedColumns):
         self._derive(row)
         self.shares = float(self.share.sum())  # anew, now and then, as small errors add up
 
+    def set_busy_kv_usage(self, usage: float) -> None:
+        """Another share of KV blocks with which a worker is full, from here on."""
+        self.busy_kv_usage = usage
+        for row, name in enumerate(self.ids):
+            if name:
+                self.least_free[row] = self._least_free(int(self.total_blocks[row]))
+                self._derive(row)
+
     def _grow(self) -> None:
         start = len(self.ids)
         self._add_rows(_STEP)

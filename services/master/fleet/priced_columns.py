@@ -12,13 +12,15 @@ _LEAST_BANDWIDTH = 1.0  # bytes per ms: below it a price would leave what floats
 
 
 class PricedColumns(Columns):
-    """Columns of workers of one `kind`. `shares`: the sum of their `share`."""
+    """Columns of workers of one `kind`. `shares`: the sum of their `share`. `busy_kv_usage`: the
+    share of KV blocks in use with which one is full, 0 for no such limit."""
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
         super().__init__()
         self.kind = kind
         self.shares = 0.0
         self._config = config
+        self.busy_kv_usage = config.busy_kv_usage
         self._told: list[Rates] = []
         self._learnt: list[Rates] = []
 
@@ -77,5 +79,5 @@ class PricedColumns(Columns):
         cells.spare[row] = cells.free_blocks[row] - cells.least_free[row]
 
     def _least_free(self, total_blocks: int) -> float:
-        usage = self._config.busy_kv_usage
+        usage = self.busy_kv_usage
         return (1.0 - usage) * total_blocks if usage and total_blocks else -1.0

@@ -73,3 +73,17 @@ def test_one_port_for_both_is_an_error_that_names_both_flags(tmp_path: Path) -> 
             connectors.make_kv("layout", "cpu")
     finally:
         made.close()
+
+
+def test_vllms_variables_place_nixls_side_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "5559")
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.1")
+    monkeypatch.setenv("VLLM_EC_SIDE_CHANNEL_PORT", "5601")
+    found = kv(kv_connector="NixlConnector")
+    assert (found.host, found.port) == ("10.0.0.1", 5559)
+    assert kv(kv_connector="NixlConnector", kv_port=7).port == 7, "the flag goes before them"
+    assert kv().port == 0, "they are of NIXL's connectors alone"
+    assert ec(ec_connector="ECCPUConnector").port == 5601
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "many")
+    with pytest.raises(ConfigError, match="VLLM_NIXL_SIDE_CHANNEL_PORT: 'many' is no port"):
+        kv(kv_connector="NixlConnector")

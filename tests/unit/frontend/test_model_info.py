@@ -55,8 +55,10 @@ def test_eos_comes_from_the_most_specific_file(model: Path) -> None:
 
 def test_the_length_can_be_set(model: Path) -> None:
     assert ModelInfo.load(model, max_model_len=100).max_model_len == 100
-    with pytest.raises(ConfigError, match="5000"):
+    with pytest.raises(ConfigError, match=r"5000.*--allow-long-max-model-len"):
         ModelInfo.load(model, max_model_len=5000)
+    longer = ModelInfo.load(model, max_model_len=5000, allow_longer=True)
+    assert longer.max_model_len == 5000
     config = json.loads((model / "config.json").read_text())
     text = {**config["text_config"], "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     change(model, "config.json", text_config=text)

@@ -13,7 +13,7 @@ from services.http.access import STATUS_PATHS, Access, ApiKeys, check_reach, gat
 FLEET = FleetKey("the-secret-of-this-fleet")
 KEYS = ApiKeys(["one", "two"])
 CLIENT_ROUTES = ("/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
-CONTROL = ("/drain", "/inference/v1/encode", "/docs", "/v1", "/v2/chat", "/tokenize/", "/")
+CONTROL = ("/drain", "/inference/v1/encode", "/docs", "/v1", "/v2/chat", "/tokenize/")
 ONE, TWO, BAD = b"Bearer one", b"bearer  two", b"Bearer three"
 
 
@@ -39,6 +39,16 @@ def test_a_fleet_key_opens_all_and_an_api_key_what_is_for_clients() -> None:
     for path in CONTROL:
         assert code(access, path, ONE) == "invalid_fleet_key"
     assert all(code(access, path) is None for path in STATUS_PATHS)
+
+
+def test_what_is_posted_to_the_root_needs_a_key() -> None:
+    """There a load balancer looks, and RTP-LLM's clients send prompts."""
+    access = Access(FLEET, KEYS)
+    posted = {**scope("/"), "method": "POST"}
+    refusal = access.refusal(posted)
+    assert refusal is not None and refusal.code == "invalid_api_key"
+    assert access.refusal({**scope("/", ONE), "method": "POST"}) is None
+    assert access.refusal(scope("/")) is None
 
 
 def test_with_one_kind_of_key_it_opens_all() -> None:

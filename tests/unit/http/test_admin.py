@@ -46,3 +46,15 @@ def test_an_unknown_level_is_refused(root: logging.Logger) -> None:
     answer = client("secret").post(LOG_LEVEL_PATH, json={"level": "loud"}, headers=KEY)
     assert answer.status_code == 400
     assert root.level == logging.INFO
+
+
+@pytest.mark.parametrize(
+    ("said", "level"), [("DEBUG", logging.DEBUG), ("TRACE", logging.DEBUG), ("INFO", logging.INFO)]
+)
+def test_rtp_llms_clients_write_it_in_their_way(
+    root: logging.Logger, said: str, level: int
+) -> None:
+    answer = client("secret").post(LOG_LEVEL_PATH, json={"log_level": said}, headers=KEY)
+    assert answer.status_code == 200 and root.level == level
+    answer = client("secret").post(LOG_LEVEL_PATH, json={"log_level": "LOUD"}, headers=KEY)
+    assert answer.status_code == 400

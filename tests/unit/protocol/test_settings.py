@@ -152,6 +152,31 @@ def test_a_flag_that_is_none_is_named_and_the_right_one_is_too(argv: list[str], 
     assert message(argv) == said
 
 
+def test_the_masters_options_have_dynamos_names_too() -> None:
+    flags = (
+        "--kv-overlap-score-weight", "2", "--router-temperature", "0.5", "--router-ttl", "60",
+        "--active-decode-blocks-threshold", "0.8",
+    )  # fmt: skip
+    found = resolve(MasterConfig, flags, {})
+    assert (found.overlap_weight, found.temperature) == (2.0, 0.5)
+    assert (found.predict_ttl, found.busy_kv_usage) == (60.0, 0.8)
+    with pytest.raises(ConfigError, match=r"^--temperature: "):
+        resolve(MasterConfig, ["--router-temperature", "-1"], {})
+
+
+def test_the_model_may_stand_without_its_flag() -> None:
+    """As in `vllm serve MODEL`."""
+    assert resolve(WorkerConfig, ["--port", "1", "a/model"], {}).model == "a/model"
+    assert resolve(WorkerConfig, ["a/model", "--port", "1"], {"MODEL": "b"}).model == "a/model"
+    for argv, said in (
+        (["one", "--model", "two"], "--model: the model is given twice, one and two"),
+        (["one", "two"], "unknown argument two"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(WorkerConfig, argv, {})
+        assert caught.value.message == said
+
+
 def test_a_misspelt_variable_is_named_and_those_of_other_roles_are_not() -> None:
     said = message([], {"TRIPTYCH_MAX_NUM_SEQ": "3"})
     assert said == "unknown variable TRIPTYCH_MAX_NUM_SEQ; did you mean TRIPTYCH_MAX_NUM_SEQS?"

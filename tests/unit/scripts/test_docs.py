@@ -16,6 +16,7 @@ OF_OTHERS = {
     "from-vllm.md": {
         "--enable-auto-tool-choice", "--tensor-parallel-size", "--pipeline-parallel-size",
         "--data-parallel-size", "--quantization", "--speculative-config", "--enable-lora",
+        "--profiler-config",
     },
 }  # fmt: skip
 
@@ -44,11 +45,23 @@ def test_metrics_exist(page: str) -> None:
     assert found - IMAGES <= known
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "seeds.md", "../CHANGELOG.md"])
 def test_links_lead_somewhere(page: str) -> None:
     folder = (DOCS / page).resolve().parent
     for target in re.findall(r"\]\(([^)#]+)\)", text(page)):
         assert target.startswith("https://") or (folder / target).exists(), target
+
+
+def test_every_test_that_shows_a_capability_exists() -> None:
+    rows = [line for line in text("seeds.md").splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`((?:unit|integration)/[\w/.]+)`", row)}
+    assert len(named) > 40 and [n for n in named if not (ROOT / "tests" / n).exists()] == []
+
+
+def test_every_row_of_the_seeds_has_a_state() -> None:
+    rows = [line.split(" | ") for line in text("seeds.md").splitlines() if line.startswith("| ")]
+    states = {row[1] for row in rows}
+    assert states == {"state", "ours", "vLLM", "no", "missing"}
 
 
 def test_every_alert_and_only_those_are_explained() -> None:

@@ -52,6 +52,13 @@ def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> No
     assert value(proxy(config, parts, "admin"), "--decode-servers-urls") == ",".join(urls)
 
 
+def test_another_variable_may_give_workers_their_devices() -> None:
+    config = ServeConfig(gpu_d="4", device_platform="xpu", device_affinity_env="MY_DEVICES")
+    decode = [s for s in workers(config, roles(config, pictures=True)) if "decode" in s.name]
+    assert [s.environment["MY_DEVICES"] for s in decode] == ["4"]
+    assert "ZE_AFFINITY_MASK" not in decode[0].environment
+
+
 def test_a_text_model_gets_no_encode_worker() -> None:
     config = ServeConfig(num_e=2)
     parts = roles(config, pictures=False)

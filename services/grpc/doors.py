@@ -1,0 +1,62 @@
+"""Which gRPC doors a process opens, by its flags."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from protocol.errors import ConfigError
+from protocol.server_options import TlsOptions
+from services.http.access import Access
+from services.http.openai import Service
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process listens, and how much it takes. `name`: the process."""
+
+    name: str
+    host: str
+    max_bytes: int
+    max_calls: int
+    tls: TlsOptions
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What a door leads to. `able`: whether requests had better come; `access`: their keys."""
+
+    service: Service
+    able: Callable[[], bool]
+    access: Access
+
+
+@contextlib.asynccontextmanager
+async def door(
+    protocol: str, port: int, place: Place, behind: Callable[[], Behind]
+) -> AsyncGenerator[int, None]:
+    """`protocol`, kserve or rtp, on its port while the context lasts; gives the port, 0 without one
+    (-1). `ConfigError` if the library is missing."""
+    if port < 0:
+        yield 0
+        return
+    module, server = _modules(protocol)
+    kind = module.KServe if protocol == "kserve" else module.RtpModel
+    found = behind()
+    handler = kind(found.service, found.able, server.checked(found.access)).handler()
+    bounds = server.Bounds(place.max_bytes, place.max_calls)
+    serving = server.serving(place.name, place.host, port, [handler], bounds, place.tls)
+    async with serving as bound:
+        yield bound
+
+
+def _modules(protocol: str) -> tuple[ModuleType, ModuleType]:
+    try:
+        from services.grpc import kserve, rtp, server
+    except ImportError as error:
+        raise ConfigError(
+            f"--{protocol}-grpc-port: {error.name} is not installed: pip install 'triptych[grpc]'"
+        ) from None
+    return (kserve if protocol == "kserve" else rtp), server

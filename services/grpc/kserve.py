@@ -1,0 +1,256 @@
+"""KServe's inference service, version 2, before a proxy's pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
+from services.frontend.output import Gain
+from services.frontend.render import RenderedRequest
+from services.grpc.kserve_requests import FINISH, TEXT, Inference, read
+from services.grpc.proto import kserve_pb2 as pb
+from services.grpc.server import Check, Context, methods, status_of, told, unary_handler
+from services.grpc.tensors import packed
+from services.http.deadline import Deadline
+from services.http.openai import Service
+from services.http.server import version
+
+SERVICE = "inference.GRPCInferenceService"
+_PLATFORM, _VERSION = "triptych", "1"
+_PROMPTS_AT_ONCE = 8
+
+
+class KServe:
+    """`able`: whether requests can be served. `check`: why a caller may not ask, None if it may."""
+
+    def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
+        self._service = service
+        self._frontend = service.frontend
+        self._able = able
+        self._check = check
+
+    def handler(self) -> Any:
+        """For a gRPC server."""
+        handlers = {
+            "ServerLive": unary_handler(self.live, pb.Empty, pb.Live),
+            "ServerReady": unary_handler(self.ready, pb.Empty, pb.Ready),
+            "ModelReady": unary_handler(self.model_ready, pb.ModelName, pb.Ready),
+            "ServerMetadata": unary_handler(self.server_metadata, pb.Empty, pb.ServerMetadata),
+            "ModelMetadata": unary_handler(self.metadata, pb.ModelName, pb.ModelMetadata),
+            "ModelConfig": unary_handler(self.config, pb.ModelName, pb.ModelConfigResponse),
+            "ModelInfer": unary_handler(self.infer, pb.InferRequest, pb.InferResponse),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+                self.stream_infer,
+                pb.InferRequest.FromString,
+                pb.StreamInferResponse.SerializeToString,
+            ),
+        }
+        return methods(SERVICE, handlers)
+
+    async def live(self, request: pb.Empty, context: Context) -> pb.Live:
+        return pb.Live(live=True)
+
+    async def ready(self, request: pb.Empty, context: Context) -> pb.Ready:
+        return pb.Ready(ready=self._able())
+
+    async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
+        return pb.Ready(ready=self._able() and request.name in self._frontend.config.names)
+
+    async def server_metadata(self, request: pb.Empty, context: Context) -> pb.ServerMetadata:
+        return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
+
+    async def metadata(self, request: pb.ModelName, context: Context) -> pb.ModelMetadata:
+        self._served(request.name)
+        return pb.ModelMetadata(
+            name=request.name,
+            versions=[_VERSION],
+            platform=_PLATFORM,
+            inputs=[
+                pb.TensorMetadata(name="text_input", datatype="BYTES", shape=[-1]),
+                pb.TensorMetadata(name="streaming", datatype="BOOL", shape=[1]),
+                pb.TensorMetadata(name="sampling_parameters", datatype="BYTES", shape=[1]),
+                pb.TensorMetadata(name="image", datatype="BYTES", shape=[-1]),
+            ],
+            outputs=[
+                pb.TensorMetadata(name=name, datatype="BYTES", shape=[-1])
+                for name in (TEXT, FINISH)
+            ],
+        )
+
+    async def config(self, request: pb.ModelName, context: Context) -> pb.ModelConfigResponse:
+        self._served(request.name)
+        text, boolean = pb.DataType.TYPE_STRING, pb.DataType.TYPE_BOOL
+        config = pb.ModelConfig(
+            name=request.name,
+            platform=_PLATFORM,
+            backend=_PLATFORM,
+            max_batch_size=0,
+            input=[
+                pb.ModelInput(name="text_input", data_type=text, dims=[-1]),
+                pb.ModelInput(name="streaming", data_type=boolean, dims=[1], optional=True),
+                pb.ModelInput(name="sampling_parameters", data_type=text, dims=[1], optional=True),
+                pb.ModelInput(name="image", data_type=text, dims=[-1], optional=True),
+            ],
+            output=[
+                pb.ModelOutput(name=name, data_type=text, dims=[-1]) for name in (TEXT, FINISH)
+            ],
+            model_transaction_policy=pb.TransactionPolicy(decoupled=True),
+        )
+        return pb.ModelConfigResponse(config=config)
+
+    def _served(self, name: str) -> None:
+        if name not in self._frontend.config.names:
+            raise ModelNotFound(f"name: '{name[:256]}' is not served here", param="name")
+
+    async def infer(self, message: pb.InferRequest, context: Context) -> pb.InferResponse:
+        """The whole answer."""
+        self._admit(context)
+        wanted = read(message, self._frontend.config.names)
+        if wanted.stream:
+            raise InvalidRequest(
+                "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
+            )
+        with self._service.admitted():
+            deadline = self._deadline(wanted, context)
+            async with _within(deadline):
+                prompts = await self._rendered(wanted, deadline)
+                room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
+                works = (self._whole(prompt, room) for prompt in prompts)
+                answers = await _all(works)
+        choices = [choice for answer in answers for choice in answer]
+        return _response(wanted, [c[0] for c in choices], [c[1] for c in choices])
+
+    async def stream_infer(
+        self, messages: AsyncIterator[pb.InferRequest], context: Context
+    ) -> AsyncGenerator[pb.StreamInferResponse, None]:
+        """The answers to requests one after the other; one that fails does not end the stream."""
+        async for message in messages:
+            try:
+                self._admit(context)
+                wanted = read(message, self._frontend.config.names)
+                async with contextlib.aclosing(self._streamed(wanted, context)) as pieces:
+                    async for piece in pieces:
+                        yield pb.StreamInferResponse(infer_response=piece)
+            except TriptychError as error:
+                if error.status == 401:
+                    await context.abort(status_of(error), told(error))
+                yield pb.StreamInferResponse(
+                    error_message=told(error), infer_response=pb.InferResponse(id=message.id)
+                )
+
+    async def _streamed(
+        self, wanted: Inference, context: Context
+    ) -> AsyncGenerator[pb.InferResponse, None]:
+        with self._service.admitted():
+            deadline = self._deadline(wanted, context)
+            async with _within(deadline):
+                prompts = await self._rendered(wanted, deadline)
+                if len(prompts) != 1:
+                    raise InvalidRequest("text_input: a stream takes one text", param="text_input")
+                if not wanted.stream:
+                    (choices,) = [await self._whole(prompts[0], asyncio.Semaphore(1))]
+                    yield _response(wanted, [c[0] for c in choices], [c[1] for c in choices])
+                    return
+                gains = self._gains(prompts[0])
+                left = prompts[0].output.n
+                async with contextlib.aclosing(gains) as steps:
+                    async for gain in steps:
+                        left -= gain.finish_reason is not None
+                        if gain.text or gain.finish_reason is not None:
+                            final = not left and not wanted.empty_end
+                            yield _piece(wanted, gain, final=final)
+                if wanted.empty_end:
+                    yield _end(wanted)
+
+    def _admit(self, context: Context) -> None:
+        error = self._check(context)
+        if error is not None:
+            raise error
+
+    def _deadline(self, wanted: Inference, context: Context) -> Deadline:
+        """The earliest of what the call, the request and the server allow."""
+        given = (context.time_remaining(), wanted.timeout_s, self._service.timeout_s)
+        times = [seconds for seconds in given if seconds is not None]
+        return Deadline.after(min(times) if times else None)
+
+    async def _rendered(self, wanted: Inference, deadline: Deadline) -> list[RenderedRequest]:
+        name = f"kserve-{uuid.uuid4().hex}"
+        if wanted.images:
+            prompts = [
+                await self._frontend.render_raw(wanted.request, wanted.images, request_id=name)
+            ]
+        else:
+            prompts = await self._frontend.render_completion(wanted.request, request_id=name)
+        for prompt in prompts:
+            prompt.generate.deadline_s = deadline.left_s
+        return prompts
+
+    async def _gains(self, prompt: RenderedRequest) -> AsyncGenerator[Gain, None]:
+        answering = self._service.answering(prompt)
+        async with contextlib.aclosing(answering.gains(self._service.run(prompt))) as steps:
+            async for gains in steps:
+                for gain in gains:
+                    yield gain
+
+    async def _whole(
+        self, prompt: RenderedRequest, room: asyncio.Semaphore
+    ) -> list[tuple[str, str]]:
+        """Text and finish reason of each choice."""
+        shown = prompt.output.prompt_text or "" if prompt.output.echo else ""
+        found = [[shown, ""] for _ in range(prompt.output.n)]
+        async with room, contextlib.aclosing(self._gains(prompt)) as gains:
+            async for gain in gains:
+                found[gain.index][0] += gain.text
+                found[gain.index][1] = gain.finish_reason or ""
+        return [(text, finish) for text, finish in found]
+
+
+@contextlib.asynccontextmanager
+async def _within(deadline: Deadline) -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            yield
+    except TimeoutError:
+        raise deadline.exceeded() from None
+
+
+async def _all(works: Any) -> list[list[tuple[str, str]]]:
+    """All at once; the first failure ends them."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _response(wanted: Inference, texts: list[str], finishes: list[str]) -> pb.InferResponse:
+    values = {TEXT: texts, FINISH: finishes}
+    return pb.InferResponse(
+        model_name=wanted.model,
+        model_version=_VERSION,
+        id=wanted.id,
+        outputs=[
+            pb.Tensor(name=name, datatype="BYTES", shape=[len(texts)]) for name in wanted.outputs
+        ],
+        raw_output_contents=[packed(values[name]) for name in wanted.outputs],
+    )
+
+
+def _piece(wanted: Inference, gain: Gain, *, final: bool) -> pb.InferResponse:
+    response = _response(wanted, [gain.text], [gain.finish_reason or ""])
+    response.parameters["triton_final_response"].bool_param = final
+    response.parameters["index"].int64_param = gain.index
+    return response
+
+
+def _end(wanted: Inference) -> pb.InferResponse:
+    response = pb.InferResponse(model_name=wanted.model, model_version=_VERSION, id=wanted.id)
+    response.parameters["triton_final_response"].bool_param = True
+    return response

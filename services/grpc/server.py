@@ -1,0 +1,137 @@
+"""A gRPC server's life, and our errors as its status codes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protocol.errors import ConfigError, TriptychError
+from protocol.fleet_key import HEADER
+from protocol.server_options import TlsOptions
+from services.http.access import Access
+
+Context = Any  # grpc.aio.ServicerContext, which has no types
+Check = Callable[[Context], TriptychError | None]
+Unary = Callable[[Any, Context], Awaitable[Any]]
+Streaming = Callable[[Any, Context], AsyncIterator[Any]]
+_AS = "/v1/completions"
+_GRACE_S = 5.0
+_CODES = MappingProxyType(
+    {
+        400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
+        404: grpc.StatusCode.NOT_FOUND, 413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        415: grpc.StatusCode.INVALID_ARGUMENT, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        499: grpc.StatusCode.CANCELLED, 502: grpc.StatusCode.UNAVAILABLE,
+        503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`max_bytes`: of one message. `max_calls`: at once; further ones are refused."""
+
+    max_bytes: int
+    max_calls: int
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    name: str, host: str, port: int, services: list[Any], bounds: Bounds, tls: TlsOptions
+) -> AsyncGenerator[int, None]:
+    """Serve while the context lasts; gives the port, which is another one for 0. `ConfigError` if
+    it cannot be listened on."""
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=bounds.max_calls,
+        options=[
+            ("grpc.max_receive_message_length", bounds.max_bytes),
+            ("grpc.max_send_message_length", bounds.max_bytes),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    server.add_generic_rpc_handlers(tuple(services))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if tls.serves_tls:
+            bound = server.add_secure_port(address, _credentials(tls))
+        else:
+            bound = server.add_insecure_port(address)
+    except RuntimeError:
+        raise ConfigError(f"{name} gRPC: cannot listen on {address}") from None
+    await server.start()
+    print(f"{name} gRPC ready on {host}:{bound}", flush=True)
+    try:
+        yield bound
+    finally:
+        await server.stop(_GRACE_S)
+
+
+def _credentials(tls: TlsOptions) -> Any:
+    key = Path(tls.ssl_keyfile or tls.ssl_certfile).read_bytes()
+    chain = Path(tls.ssl_certfile).read_bytes()
+    authority = Path(tls.ssl_ca_certs).read_bytes() if tls.ssl_ca_certs else None
+    return grpc.ssl_server_credentials(
+        [(key, chain)], root_certificates=authority, require_client_auth=authority is not None
+    )
+
+
+def status_of(error: TriptychError) -> Any:
+    return _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+
+
+def told(error: TriptychError) -> str:
+    """The message as a client may see it."""
+    message: str = error.to_openai()["error"]["message"]
+    return message
+
+
+def unary(work: Unary) -> Unary:
+    """`work`, whose errors of our tree are answered by their status code."""
+
+    @functools.wraps(work)
+    async def answered(request: Any, context: Context) -> Any:
+        try:
+            return await work(request, context)
+        except TriptychError as error:
+            return await context.abort(status_of(error), told(error))
+
+    return answered
+
+
+def checked(access: Access) -> Check:
+    """Asks for the keys that completions over HTTP need."""
+
+    def check(context: Context) -> TriptychError | None:
+        if not access.closed:
+            return None
+        fleet, client = metadata_of(context, HEADER.lower()), metadata_of(context, "authorization")
+        return access.judge(_AS, fleet, client, method="POST")
+
+    return check
+
+
+def methods(service: str, handlers: dict[str, Any]) -> Any:
+    """The handlers of one service, by method."""
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+def unary_handler(work: Unary, request: Any, response: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        unary(work), request.FromString, response.SerializeToString
+    )
+
+
+def metadata_of(context: Context, name: str) -> bytes:
+    """A header of the call, b"" if there is none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return value if isinstance(value, bytes) else str(value).encode()
+    return b""

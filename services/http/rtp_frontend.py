@@ -1,0 +1,121 @@
+"""RTP-LLM's frontend: rendered chats, the tokenizer, and raw prompts (`rtp_raw`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from protocol.decoding import converted
+from protocol.rtp_requests import json_object
+from services.frontend.render import RenderedRequest
+from services.frontend.tokenizer import Tokenizer
+from services.http.counting import counted
+from services.http.openai import JSON, Service
+from services.http.rtp_raw import raw_prompts
+
+ALIAS_PATH = "/chat/completions"
+_MAX_BODY = 16 << 20
+
+
+class _Encode(msgspec.Struct):
+    """Body of `/tokenizer/encode`."""
+
+    prompt: str
+    return_offsets_mapping: bool = False
+
+
+class _Encoded(msgspec.Struct, omit_defaults=True):
+    token_ids: list[int]
+    offset_mapping: list[list[int]] | None = None
+    tokens: list[str] | None = None
+
+
+class _Rendered(msgspec.Struct):
+    """Answer of `/chat/render`: what the model is asked."""
+
+    input_prompt: str
+    input_ids: list[int]
+    input_urls: list[str]
+    tokenizer_info: str
+    max_seq_len: int
+    eos_token_id: int | None
+    stop_word_ids_list: list[list[int]]
+    stop_words_list: list[str]
+    renderer_info: dict[str, Any]
+    generate_config: dict[str, Any]
+
+
+def rtp_frontend(service: Service) -> APIRouter:
+    """The routes of RTP-LLM's frontend that OpenAI's and vLLM's do not have."""
+    routes = raw_prompts(service)
+    frontend = service.frontend
+
+    @routes.post(ALIAS_PATH)
+    @counted(service.admitted)
+    async def chat(request: Request) -> Response:
+        """OpenAI chat completions."""
+        return await service.answer(request, await service.rendered_chat(request))
+
+    @routes.post("/v1/chat/render")
+    @routes.post("/chat/render")
+    @counted(service.admitted)
+    async def render(request: Request) -> Response:
+        """What the model would be asked for a chat: its prompt, tokens and parameters."""
+        rendered = await service.rendered_chat(request)
+        return Response(msgspec.json.encode(_shown(service, rendered)), media_type=JSON)
+
+    @routes.post("/tokenizer/encode")
+    @counted(service.admitted)
+    async def encode(request: Request) -> Response:
+        """Tokens of a text, and with `return_offsets_mapping` where each begins and ends."""
+        async with service.bodies.read(request, _MAX_BODY) as body:
+            wanted = converted(json_object(body), _Encode, "prompt")
+            told = await asyncio.to_thread(_encoded, frontend.tokenizer, wanted)
+        return Response(msgspec.json.encode(told), media_type=JSON)
+
+    return routes
+
+
+def _encoded(tokenizer: Tokenizer, wanted: _Encode) -> _Encoded:
+    encoding = tokenizer.encode_with_offsets(wanted.prompt)
+    ids: list[int] = list(encoding.ids)
+    if wanted.return_offsets_mapping:
+        return _Encoded(ids, offset_mapping=[list(pair) for pair in encoding.offsets])
+    return _Encoded(ids, tokens=[tokenizer.decode([i], skip_special_tokens=False) for i in ids])
+
+
+def _shown(service: Service, rendered: RenderedRequest) -> _Rendered:
+    frontend, generate = service.frontend, rendered.generate
+    sampling = generate.sampling
+    eos = sorted(frontend.info.eos_token_ids)
+    return _Rendered(
+        input_prompt=frontend.tokenizer.decode(generate.token_ids, skip_special_tokens=False),
+        input_ids=list(generate.token_ids),
+        input_urls=[item.mm_hash for item in generate.mm_items],
+        tokenizer_info=f"{frontend.info.name}, {frontend.tokenizer.size} tokens",
+        max_seq_len=frontend.info.max_model_len,
+        eos_token_id=eos[0] if eos else None,
+        stop_word_ids_list=[[token] for token in sampling.stop_token_ids],
+        stop_words_list=list(sampling.stop),
+        renderer_info={
+            "class_name": type(frontend.family).__name__,
+            "renderer_model_type": frontend.info.model_type,
+            "template": frontend.info.templates.get("default"),
+        },
+        generate_config={
+            "max_new_tokens": sampling.max_tokens,
+            "min_new_tokens": sampling.min_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "random_seed": sampling.seed,
+            "num_return_sequences": sampling.n,
+            "ignore_eos": sampling.ignore_eos,
+        },
+    )

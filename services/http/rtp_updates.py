@@ -1,0 +1,85 @@
+"""RTP-LLM's routes that change a running model: `/update` and `/update_eplb_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import Meta
+
+from protocol.decoding import converted
+from protocol.errors import InvalidRequest
+from protocol.rtp_requests import json_object
+from services.http.bodies import read_body
+
+UPDATE_PATH, EPLB_PATH = "/update", "/update_eplb_config"
+_MAX_BODY = 1 << 20
+Adapters = dict[str, str]
+Load = Callable[[Request, Adapters], Awaitable[Response]]
+
+
+class _Peft(msgspec.Struct):
+    lora_info: Adapters
+
+
+class _Update(msgspec.Struct):
+    peft_info: _Peft | None = None
+    models_info: dict[str, Any] | None = None
+    sampler_info: dict[str, Any] | None = None
+
+
+class _Eplb(msgspec.Struct):
+    mode: Literal["NONE", "STATS", "EPLB", "ALL"]
+    update_time: Annotated[int, Meta(ge=0)] = 0
+
+
+def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> APIRouter:
+    """`check` raises for whoever may not change anything; `load` has workers load LoRA adapters,
+    given by name and path, None where no worker takes any."""
+    routes = APIRouter()
+
+    @routes.post(UPDATE_PATH)
+    async def update(request: Request) -> Response:
+        """RTP-LLM's update: `{"peft_info": {"lora_info": {NAME: PATH}}}` has workers load LoRA
+        adapters."""
+        check(request)
+        adapters = _adapters(await read_body(request, _MAX_BODY))
+        if load is None:
+            raise no_adapters()
+        return await load(request, adapters)
+
+    @routes.post(EPLB_PATH)
+    async def update_eplb_config(request: Request) -> dict[str, str]:
+        """RTP-LLM's balancing of experts, of which there is none here: only NONE is taken."""
+        check(request)
+        wanted = converted(json_object(await read_body(request, _MAX_BODY)), _Eplb, "mode")
+        if wanted.mode != "NONE":
+            raise _refused("mode", "experts are not balanced here; only NONE is taken")
+        return {"status": "ok"}
+
+    return routes
+
+
+def no_adapters() -> InvalidRequest:
+    """For workers that are not vLLM's."""
+    return _refused("peft_info", "the engine here serves no LoRA adapters; vLLM's does")
+
+
+def _adapters(body: bytes) -> Adapters:
+    wanted = converted(json_object(body), _Update, "peft_info")
+    for name in ("models_info", "sampler_info"):
+        if getattr(wanted, name):
+            raise _refused(name, "start other workers with what is to be served")
+    if wanted.peft_info is None or not wanted.peft_info.lora_info:
+        raise InvalidRequest(
+            "peft_info.lora_info must name at least one adapter; /v1/unload_lora_adapter takes one"
+            " away",
+            param="peft_info.lora_info",
+        )
+    return wanted.peft_info.lora_info
+
+
+def _refused(param: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: {why}", param=param, code="unsupported_parameter")

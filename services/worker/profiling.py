@@ -1,0 +1,69 @@
+"""`/start_profile` and `/stop_profile` of a worker, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from protocol.errors import InvalidRequest
+from services.worker.worker import Worker
+
+LONGEST_S = 60.0  # a trace that nobody ends would take all memory
+_FLAG = "--profile-folder"
+
+
+def profiling(worker: Worker) -> APIRouter:
+    """No routes unless `--profile-folder` says where traces go."""
+    routes, folder = APIRouter(), worker.config.profile_folder
+    if not folder:
+        return routes
+    trace = _Trace(worker, Path(folder))
+
+    @routes.post("/start_profile")
+    async def start_profile() -> JSONResponse:
+        """Trace the engine's steps with PyTorch's profiler, for a minute at most."""
+        return JSONResponse({"trace": str(trace.start())})
+
+    @routes.post("/stop_profile")
+    async def stop_profile() -> JSONResponse:
+        """End the trace; the engine writes it to the file that the answer names."""
+        return JSONResponse({"trace": str(trace.stop())})
+
+    return routes
+
+
+class _Trace:
+    """The trace under way, and the number of those before it."""
+
+    def __init__(self, worker: Worker, folder: Path) -> None:
+        self._worker = worker
+        self._folder = folder
+        self._count = 0
+        self._ending: asyncio.TimerHandle | None = None
+
+    @property
+    def _path(self) -> Path:
+        name = f"{self._worker.role.name}-{self._worker.instance_id[:8]}-{self._count}.json"
+        return self._folder / name
+
+    def start(self) -> Path:
+        if self._ending is not None:
+            raise InvalidRequest("a trace is being taken: /stop_profile ends it")
+        if not (self._folder.is_dir() and os.access(self._folder, os.W_OK)):
+            raise InvalidRequest(f"{_FLAG}: {self._folder} is no folder that can be written to")
+        self._count += 1
+        self._worker.engine.profile()
+        self._ending = asyncio.get_running_loop().call_later(LONGEST_S, self.stop)
+        return self._path
+
+    def stop(self) -> Path:
+        if self._ending is None:
+            raise InvalidRequest("no trace is being taken: /start_profile begins one")
+        self._ending.cancel()
+        self._ending = None
+        self._worker.engine.profile(str(self._path))
+        return self._path
