@@ -12,6 +12,7 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
 from services.http.admin import log_levels
+from services.http.api_docs import described
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.server import version
@@ -24,7 +25,7 @@ _MAX_CONTROL_BODY = 16 << 20
 
 def create_app(worker: Worker) -> FastAPI:
     """The application; `worker` is its only state."""
-    app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
+    app = described(f"Triptych {worker.role.name} worker", version())
     app.include_router(_status(worker))
     app.include_router(_control(worker))
     app.include_router(log_levels(lambda request: None))  # behind the fleet key, as /drain
