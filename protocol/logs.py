@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+logger = logging.getLogger(__name__)
 _UNQUOTED = re.compile(r"[\w./:,;+@~-]+", re.ASCII).fullmatch
 _FIELDS = "fields"  # the attribute of a record that has a line's parts
 
@@ -18,6 +19,15 @@ def configure_logging(process: str, level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(process) if form == "json" else TextLines(process))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def set_log_level(level: str) -> str:
+    """Write lines from `level` on in this process; the level before."""
+    root = logging.getLogger()
+    before = logging.getLevelName(root.level).lower()
+    root.setLevel(level.upper())
+    logger.warning("the log level is %s; it was %s", level, before)
+    return before
 
 
 class TextLines(logging.Formatter):

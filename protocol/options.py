@@ -107,6 +107,14 @@ def log_level_option() -> Any:
     return option("info", "Least severity of the log lines that are written.", choices=LOG_LEVELS)
 
 
+def vllm_metrics_option() -> Any:
+    return option(
+        False,
+        "Show /metrics under vLLM's names too, for its dashboards and autoscalers. Of a fleet, turn"
+        " it on for workers or for proxies: both tell of the same requests.",
+    )
+
+
 def log_format_option() -> Any:
     return option("text", "Form of the log lines; json: one object a line.", choices=LOG_FORMATS)
 

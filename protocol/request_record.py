@@ -54,6 +54,8 @@ class RequestRecord:
     reasons: tuple[dict[str, Any], ...] = ()
     _plain = True  # whether each stage was one call's, as in nearly all requests
     prompt_tokens = cached_tokens = completion_tokens = -1
+    trace: Any = None  # what the process's tracer notes of the request, if it is traced
+    traceparent = ""  # what calls for the request bring, "" if it is not traced
 
     def __init__(self, path: str = "", request_id: str = "", *, kept: bool = True) -> None:
         self.kept = kept
@@ -165,3 +167,10 @@ class RequestRecord:
 def _ms(seconds: float) -> float:
     """Milliseconds to two decimals (`round` takes three times as long)."""
     return int(seconds * 1e5 + 0.5) / 100
+
+
+def traced(headers: dict[str, str], record: RequestRecord) -> dict[str, str]:
+    """Of a call for the request: with its trace, if it has one."""
+    if not record.traceparent:
+        return headers
+    return {**headers, "traceparent": record.traceparent}

@@ -66,6 +66,34 @@ def parse_words(text: str) -> list[str]:
         raise ConfigError(f"a JSON list of words is expected: {error}") from None
 
 
+def _check_collector(text: str) -> None:
+    if text and "://" in text and not text.startswith(("http://", "https://")):
+        raise ConfigError(f"{text!r} is neither an http(s) URL nor a file")
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """Whether and where requests are traced."""
+
+    trace_to: str = option(
+        "",
+        "Collector that spans are sent to over OTLP/HTTP (http://collector:4318), or a file that"
+        " they are appended to as lines of JSON. Needs the extra tracing. Empty: no tracing.",
+        "URL or path",
+        check=_check_collector,
+        section="Tracing",
+    )
+    trace_sample: float = option(
+        0.01,
+        "Share of the requests without a traceparent header that are traced; one with the header"
+        " is traced if that says so. Workers and masters trace what the proxy"
+        " traces.",
+        "share",
+        minimum=0,
+        maximum=1,
+    )
+
+
 @dataclass(frozen=True)
 class CorsOptions:
     """Which web pages may use the server from a browser; vLLM's flags."""

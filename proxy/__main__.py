@@ -25,7 +25,7 @@ from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys, check_reach
 from services.http.open_files import raise_limit
-from services.http.server import bind, serve
+from services.http.server import bind, inherited, serve
 
 logger = logging.getLogger("proxy")
 
@@ -55,7 +55,7 @@ async def run(config: ProxyConfig) -> None:
     check_reach(
         logger, "--api-key", authenticated, [("--host", config.host)], config.allow_unprotected
     )
-    with bind(config.host, config.port) as listener:
+    with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
         frontend = _frontend(config)
         connect_s = config.connect_timeout
         client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
@@ -67,6 +67,8 @@ async def run(config: ProxyConfig) -> None:
             await _serve(gateway, listener, key, access)
         finally:
             gateway.log.flush()
+            if gateway.tracer is not None:
+                await asyncio.to_thread(gateway.tracer.close)
             await masters.close()
             await client.close()
             if frontend is not None:

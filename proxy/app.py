@@ -88,9 +88,7 @@ def served(gateway: Gateway, access: Access) -> ASGIApp:
     """The application behind its keys and the rules for browsers; whatever it answers, refusals
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway), access), gateway.config)
-    return errors.RequestIdHeader(
-        Recorded(app, GENERATING_PATHS, gateway.recent.begun, gateway.over)
-    )
+    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.over, gateway.begun))
 
 
 def _service(gateway: Gateway, frontend: Frontend) -> Service:

@@ -49,7 +49,8 @@ def make_gateway(
     master: MasterClient | None = None
     if config.master_url:
         master = MasterClient(config.urls_of_masters(), masters)
-    metrics = ProxyMetrics(fleet, master)
+    named = (served_names(frontend) or ("",))[0] if config.vllm_metrics else None
+    metrics = ProxyMetrics(fleet, master, named)
     planner: Planner = (alone := make_own_view(config, fleet, metrics))
     first: dict[str, Work] = {"probing": lambda: probe_first(fleet, client)}
     beside: dict[str, Work] = {"probing": lambda: probe(fleet, client, config.probe_interval)}

@@ -16,8 +16,9 @@ from protocol.options import (
     seconds,
     shutdown_timeout_option,
     size,
+    vllm_metrics_option,
 )
-from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
 from proxy.worker_urls import worker_urls
 from services.frontend.options import FrontendOptions
@@ -29,7 +30,9 @@ def _check_header(key: str) -> None:
 
 
 @dataclass(frozen=True)
-class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
+class ProxyConfig(
+    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+):
     """Resolved once at start."""
 
     host: str = option(
@@ -39,6 +42,14 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         section="Server",
     )
     port: int = port_option(8000, "TCP port to listen on. 0: any free port.", env="PROXY_PORT")
+    fd: int = count(
+        0,
+        "Number of an open TCP socket that the process inherits and listens on, in place of --port;"
+        " whoever holds it open can start another proxy on it before this one ends. 0: none.",
+        "descriptor",
+        minimum=0,
+        maximum=1 << 20,
+    )
     encode_servers_urls: str = worker_urls(
         "Comma-separated URLs of encode workers; dns+http://NAME:PORT stands for all addresses of"
         " NAME. none, disable or empty: there are none.",
@@ -190,6 +201,7 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
     )
     log_level: str = log_level_option()
     log_format: str = log_format_option()
+    vllm_metrics: bool = vllm_metrics_option()
 
     @property
     def authorization(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from protocol.generate import check_ec_params
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
+from proxy.answer_usage import note_usage
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
@@ -25,6 +26,7 @@ from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
+from services.http.traces import make_tracer
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Gateway:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
         self.log = RequestLog(self.config.log_requests, self.config.log_format)
         self.recent = RecentRequests(self.config.page)
+        self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
@@ -73,10 +76,19 @@ class Gateway:
         caller = Caller(rendered.tenant, rendered.session)
         return self.pipeline.run(request, rendered.media, caller, timeline)
 
+    def begun(self, headers: Mapping[str, str], record: RequestRecord) -> None:
+        """A request begins, perhaps within the trace that its headers tell of."""
+        self.recent.begun(record)
+        if self.tracer is not None:
+            self.tracer.begin(headers, record)
+
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up."""
         self.log.over(record)
         self.recent.over(record)
+        if record.trace is not None and self.tracer is not None:
+            note_usage(record)
+            self.tracer.end(record)
 
     def _allowed(self, request: GenerateRequest) -> GenerateRequest:
         """Without what a client may not say: where workers fetch KV and, unless media may be named

@@ -15,6 +15,7 @@ from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.histogram import LightHistogram, Series
 from proxy.upstream.traffic import Traffic
+from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
 PREFIX = "triptych_proxy:"
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
@@ -35,8 +36,14 @@ class ProxyMetrics:
     """One registry per proxy; nothing global. `masters` None: the proxy has none. `traffic` is
     counted by those who receive and send."""
 
-    def __init__(self, fleet: Fleet, masters: Masters | None = None) -> None:
+    def __init__(
+        self, fleet: Fleet, masters: Masters | None = None, vllm_model: str | None = None
+    ) -> None:
+        """`vllm_model`: the model's name in metrics under vLLM's names, None for none of these."""
         self.registry = CollectorRegistry()
+        self._aliases: VllmAliases | None = None
+        if vllm_model is not None:
+            self._aliases = VllmAliases(self.registry, PREFIX, OF_PROXIES, vllm_model)
         self._fleet = fleet
         self._masters = masters
         self.traffic = Traffic()
@@ -172,7 +179,8 @@ class ProxyMetrics:
             self._up.labels(instance.role, instance.url).set(instance.up)
             self._load.labels(instance.role, instance.url).set(instance.in_flight)
             self._breaker.labels(instance.role, instance.url).set(not instance.breaker.closed)
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        return text if self._aliases is None else text + self._aliases.render()
 
 
 class Timeline:

@@ -25,10 +25,12 @@ from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
 from services.worker.metrics import WorkerMetrics
 from triptych.launch.list_workers import ListConfig
 from triptych.launch.options import ServeConfig
+from triptych.launch.restart import RestartConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 _COMMANDS: tuple[tuple[str, type[Any]], ...] = (
     ("triptych serve", ServeConfig),
+    ("triptych restart", RestartConfig),
     ("triptych proxy", ProxyConfig),
     ("triptych master", MasterConfig),
     ("triptych encode, prefill, decode and fusion", WorkerConfig),

@@ -49,6 +49,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "workers, master and proxy for one model, and the one address to talk to",
             _function("triptych.launch.serve"),
         ),
+        "restart": Command(
+            "A whole stack on this machine",
+            "restarts what serve has started, one process at a time, while it serves",
+            _function("triptych.launch.restart"),
+        ),
         "encode": Command(
             "One worker", "pictures to embeddings", _worker("services.encoder.role"), True
         ),

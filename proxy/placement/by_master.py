@@ -74,7 +74,9 @@ class MasterPlanner:
 
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
-        placement = await self._client.post(SCHEDULE_PATH, asked, Placement, state.deadline)
+        placement = await self._client.post(
+            SCHEDULE_PATH, asked, Placement, state.deadline, state.record.traceparent
+        )
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement)

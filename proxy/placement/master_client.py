@@ -83,14 +83,18 @@ class MasterClient:
         self.heard(url)
         return found
 
-    async def post(self, path: str, body: Any, kind: type[_T], deadline: float) -> _T:
-        """As `get`; of every other master, each once, if one has gone."""
+    async def post(
+        self, path: str, body: Any, kind: type[_T], deadline: float, traceparent: str = ""
+    ) -> _T:
+        """As `get`; of every other master, each once, if one has gone. `traceparent`: as of the
+        request that it is for, "" if that is not traced."""
         data = msgspec.msgpack.encode(body)
         asked: set[str] = set()
         while url := next((url for url in self._urls if url not in asked), None):
             asked.add(url)
             try:
-                found = _decoded(await self._posted(url, path, data, deadline), kind, url)
+                answer = await self._posted(url, path, data, deadline, traceparent)
+                found = _decoded(answer, kind, url)
             except TriptychError as error:
                 if not _is_broken(error):
                     raise
@@ -100,13 +104,15 @@ class MasterClient:
                 return found
         raise MasterAway("no master answers")
 
-    async def _posted(self, url: str, path: str, data: bytes, deadline: float) -> bytes:
+    async def _posted(
+        self, url: str, path: str, data: bytes, deadline: float, traceparent: str
+    ) -> bytes:
         """A master that is present is waited for until `failed` says otherwise; whether another one
         has come to be, it has to be looked at again and again."""
         if url != self.url or not self.present:
             patience = self._patience(url, deadline)
             return await self._client.post(url + path, data, _HEADERS, patience)
-        answer = await self._client.messages.post(url, path, data, deadline)
+        answer = await self._client.messages.post(url, path, data, deadline, traceparent)
         after = answer.retry_after.decode("latin-1")
         check_status(url + path, answer.status, answer.body, after, called=True)
         return answer.body

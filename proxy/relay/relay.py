@@ -24,6 +24,7 @@ from proxy.upstream.alarm import Alarm
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.failures import Refused
 from proxy.upstream.pools import ConnectionPools
+from services.http.records import traced_headers
 
 logger = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4
@@ -65,6 +66,7 @@ class Relay:
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []
+        self._tracer = gateway.tracer
         self._names = OwnNames(gateway.fleet, config.served_model_name)
 
     async def close(self) -> None:
@@ -115,6 +117,9 @@ class Relay:
         response.record.bytes_in = len(client.body)
         if response.record.kept:
             self._gateway.recent.begun(response.record)
+        if self._tracer is not None:
+            self._tracer.begin(traced_headers(client.headers), response.record)
+            client.trace(response.record.traceparent)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()

@@ -67,6 +67,14 @@ class ClientRequest:
         line = b"authorization: %b\r\n" % self.headers.pop(b"authorization", b"")
         self._fields = self._fields.replace(line, b"")
 
+    def trace(self, traceparent: str) -> None:
+        """This proxy traces the request: what workers trace belongs to its span, not to the
+        client's."""
+        if traceparent:
+            given = b"traceparent: %b\r\n" % self.headers.get(b"traceparent", b"")
+            line = b"traceparent: %b\r\n" % traceparent.encode()
+            self._fields = self._fields.replace(given, b"") + line
+
     def authorize(self, value: bytes) -> None:
         """For a client that does not say who it is."""
         if value and not self.authorization:

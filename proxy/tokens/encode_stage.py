@@ -13,6 +13,7 @@ from protocol.decoding import decoded
 from protocol.errors import UpstreamError, from_info
 from protocol.generate import ENCODE_PATH, MSGPACK, encode_encode
 from protocol.generate_answers import EncodeAnswer
+from protocol.request_record import RequestRecord, traced
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import NoWorker
@@ -34,6 +35,7 @@ class _Item:
     item: MMItem
     data: bytes
     place: Instance | None
+    record: RequestRecord
 
     @property
     def mm_hash(self) -> str:
@@ -61,12 +63,15 @@ class EncodeStage:
         media: Mapping[str, bytes],
         plan: Plan,
         done: Callable[[str, float, bool], None],
+        record: RequestRecord | None = None,
     ) -> None:
         """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash,
         of the seconds it took, and whether the item had been encoded before.
 
         Raises the first error; what other requests wait for goes on.
         """
+
+        record = record or RequestRecord(kept=False)
 
         async def one(item: _Item) -> None:
             start = time.monotonic()
@@ -76,7 +81,7 @@ class EncodeStage:
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
             asyncio.create_task(
-                one(_Item(request.request_id, item, media[name], plan.encoders.get(name)))
+                one(_Item(request.request_id, item, media[name], plan.encoders.get(name), record))
             )
             for name, item in wanted.items()
             if name not in plan.held
@@ -191,7 +196,7 @@ class EncodeStage:
             alive=lambda: not encoder.lost,
             fits=encoder.may_say,
         )
-        headers = {"content-type": MSGPACK}
+        headers = traced({"content-type": MSGPACK}, item.record)
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
 

@@ -159,7 +159,8 @@ class TokensStages:
         if all(item.mm_hash in attempt.plan.held for item in attempt.items):
             return  # also if there are none
         with state.record.during("encode"):
-            await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
+            run = self.encode_stage.run
+            await run(attempt.wanted, state.media, attempt.plan, done, state.record)
 
 
 def _fresh(outputs: list[RequestOutput], known: dict[int, int]) -> list[RequestOutput]:

@@ -14,6 +14,7 @@ from protocol.decoding import decoded
 from protocol.errors import TriptychError, UpstreamError, from_info
 from protocol.generate import ABORT_PATH, GENERATE_PATH, encode_generate
 from protocol.generate_answers import GenerateAnswer
+from protocol.request_record import traced
 from protocol.types import GenerateRequest, MMItem, RequestOutput
 from proxy.dispatch import Dispatch
 from proxy.fleet.worker import Instance
@@ -102,7 +103,8 @@ class WorkerCalls:
         patience = self._patience(attempt, worker, self._times.prefill_s)
         call = self._dispatch.calling(attempt.state, worker, "prefill")
         with call:
-            data = await self._client.post(worker.url + GENERATE_PATH, body, _JSON, patience)
+            headers = traced(_JSON, attempt.state.record)
+            data = await self._client.post(worker.url + GENERATE_PATH, body, headers, patience)
             answer = _parsed(data, worker, wanted)
             outputs = self._prefilled(attempt, worker, wanted, answer)
         attempt.prefill_s = call.elapsed_s
@@ -137,7 +139,8 @@ class WorkerCalls:
         outputs: list[RequestOutput] = []
         attempt.began = time.monotonic()
         with self._dispatch.calling(attempt.state, worker, "decode"):
-            events = self._client.stream(worker.url + GENERATE_PATH, body, _JSON, patience)
+            headers = traced(_JSON, attempt.state.record)
+            events = self._client.stream(worker.url + GENERATE_PATH, body, headers, patience)
             async with contextlib.AsyncExitStack() as unfinished:
                 unfinished.push_async_callback(events.aclose)
                 async for event in events:

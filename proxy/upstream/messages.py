@@ -35,15 +35,21 @@ class Messages:
         self._traffic = Traffic()
         self._pools: dict[str, ConnectionPool] = {}
 
-    async def post(self, url: str, path: str, body: bytes, deadline: float) -> Answer:
-        """What `url` answers, whatever it says; raises `CallFailed`, or `DeadlineExceeded` at
+    async def post(
+        self, url: str, path: str, body: bytes, deadline: float, traceparent: str = ""
+    ) -> Answer:
+        """What `url` answers, whatever it says; `traceparent` as of the request that it is for.
+        Raises `CallFailed`, or `DeadlineExceeded` at
         `deadline` (`time.monotonic`)."""
         left_s = deadline - time.monotonic()
         limits = AnswerLimits(left_s, left_s, _MAX_ANSWER)
         try:
             if left_s <= 0.0:
                 raise CallFailed(f"{url} was not asked", "timeout", status=504)
-            exchange, answer = await self._of(url).ask(path, self._fields, (body,), limits)
+            fields = self._fields
+            if traceparent:
+                fields += f"traceparent: {traceparent}\r\n".encode()
+            exchange, answer = await self._of(url).ask(path, fields, (body,), limits)
         except CallFailed:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"{url}: no answer in time") from None

@@ -58,11 +58,15 @@ class ResetCaches(msgspec.Struct, tag=True):
     encoder: bool = False
 
 
+class SetLogLevel(msgspec.Struct, tag=True):
+    level: str  # debug, info, warning or error
+
+
 class Shutdown(msgspec.Struct, tag=True):
     pass
 
 
-Command = Generate | Encode | Abort | Query | ResetCaches | Shutdown
+Command = Generate | Encode | Abort | Query | ResetCaches | SetLogLevel | Shutdown
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -21,7 +21,7 @@ import zmq
 from connectors.config import drop_namespace
 from connectors.node import Readable
 from protocol.errors import ConfigError, TriptychError, error_info
-from protocol.logs import configure_logging
+from protocol.logs import configure_logging, set_log_level
 from protocol.types import EncodeOutput, RequestOutput
 from services.engine import messages, reports
 from services.engine.compile_cache import ensure_writable
@@ -167,6 +167,8 @@ class EngineProcess:
                 engine.reset_caches(prefix=prefix, encoder=encoder)
             case messages.Query():
                 self._send(reports.answer(engine, command))
+            case messages.SetLogLevel(level):
+                set_log_level(level)
             case messages.Shutdown():
                 self._stop()
 

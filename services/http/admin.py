@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,10 +11,10 @@ from fastapi import APIRouter, Request
 
 from protocol.decoding import accepted
 from protocol.errors import Unauthorized
+from protocol.logs import set_log_level
 from services.http.bodies import read_body
 
 LOG_LEVEL_PATH = "/set_log_level"
-logger = logging.getLogger(__name__)
 _MAX_BODY = 1 << 12
 
 
@@ -36,20 +35,21 @@ def check_admin_key(request: Request, key: str) -> None:
         )
 
 
-def log_levels(check: Callable[[Request], None]) -> APIRouter:
-    """The route that sets the level; `check` raises for whoever may not."""
+def log_levels(
+    check: Callable[[Request], None], tell: Callable[[str], None] = lambda level: None
+) -> APIRouter:
+    """The route that sets the level; `check` raises for whoever may not. `tell` passes it on to
+    a further process of the server, and raises if there is none."""
     routes = APIRouter()
 
     @routes.post(LOG_LEVEL_PATH)
-    async def set_log_level(request: Request) -> dict[str, str]:
+    async def change_log_level(request: Request) -> dict[str, str]:
         """Write lines from this level on: `{"level": "debug"}`, until the process ends."""
         check(request)
         body = await read_body(request, _MAX_BODY)
         wanted = accepted(msgspec.json.Decoder(LogLevel).decode, body).level
-        root = logging.getLogger()
-        before = logging.getLevelName(root.level).lower()
-        root.setLevel(wanted.upper())
-        logger.warning("the log level is %s; it was %s", wanted, before)
+        tell(wanted)
+        before = set_log_level(wanted)
         return {"level": wanted, "before": before}
 
     return routes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -10,6 +11,7 @@ from protocol.request_record import RequestRecord
 from services.http.errors import OUTCOME, drawn_id
 
 _RECORD = "triptych.record"
+Begun = Callable[[Mapping[str, str], RequestRecord], None]
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -18,17 +20,23 @@ def record_of(scope: Scope) -> RequestRecord:
     return found
 
 
+def traced_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Those that tell of a trace."""
+    names = (b"traceparent", b"tracestate")
+    return {name.decode(): headers[name].decode("latin-1") for name in names if name in headers}
+
+
 class Recorded:
     """ASGI application in front of another: requests to `paths` are recorded, their answers have
-    `Server-Timing`. `begun` is told of each record at once, `over` once the answer has been
-    sent."""
+    `Server-Timing`. `begun` is told of each record at once, and of the headers that tell of its
+    trace; `over` once the answer has been sent."""
 
     def __init__(
         self,
         app: ASGIApp,
         paths: Collection[str],
-        begun: Callable[[RequestRecord], None],
         over: Callable[[RequestRecord], None],
+        begun: Begun,
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
@@ -43,11 +51,13 @@ class Recorded:
         record = scope[_RECORD] = RequestRecord(scope["path"], _id_of(scope, headers))
         length = headers.get(b"content-length", b"")
         record.bytes_in = int(length) if length.isdigit() else 0
-        self._begun(record)
+        self._begun(traced_headers(headers), record)
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if record.trace is not None:
+                    record.first_output(time.monotonic())
                 timing = (b"server-timing", record.server_timing())
                 message["headers"] = [*message["headers"], timing]
             else:

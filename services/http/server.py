@@ -48,6 +48,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherited(fd: int) -> socket.socket:
+    """A TCP socket that another process has bound and handed on; `ConfigError` if `fd` is none."""
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise ConfigError(f"--fd: {fd} is not an open socket: {error.strerror}") from None
+    is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_tcp or listener.type != socket.SOCK_STREAM or not listener.getsockname()[1]:
+        listener.detach()
+        raise ConfigError(f"--fd: {fd} is not a bound TCP socket")
+    return listener
+
+
 async def serve(
     app: ASGIApp,
     listener: socket.socket,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
@@ -13,12 +14,15 @@ import uvloop
 
 from protocol.errors import ConfigError
 from protocol.logs import configure_logging
+from protocol.registry import SCHEDULE_PATH
 from protocol.server_options import CorsOptions
 from protocol.settings import describe, resolve
 from services.http.access import Access, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.open_files import raise_limit
+from services.http.records import Recorded
 from services.http.server import bind, serve
+from services.http.traces import make_tracer
 from services.master.api.app import OPENED, create_app
 from services.master.api.service import MasterService
 from services.master.collector import calm
@@ -79,7 +83,13 @@ async def run(config: MasterConfig) -> None:
         host, port = listener.getsockname()[:2]
         app = gated(create_app(service, f"{host}:{port}"), access)
         app, life = for_browsers(app, CorsOptions()), service.life
+        # What is traced is the proxy's to decide.
+        tracer = make_tracer(config, "master", f"{host}:{port}", share=0.0)
+        if tracer is not None:
+            app = Recorded(app, (SCHEDULE_PATH,), tracer.end, tracer.begin)
         await serve(app, listener, "master", tls=config, life=life)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 if __name__ == "__main__":

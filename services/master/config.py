@@ -18,12 +18,12 @@ from protocol.options import (
     shutdown_timeout_option,
     size,
 )
-from protocol.server_options import TlsOptions
+from protocol.server_options import TlsOptions, TraceOptions
 from services.master.policy_options import PolicyOptions, weight
 
 
 @dataclass(frozen=True)
-class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
+class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
     """Resolved once at start."""
 
     host: str = option(
@@ -162,6 +162,20 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions):
     )
     breaker_open: float = seconds(
         30.0, "How long a worker gets no requests after --breaker-failures.", minimum=0
+    )
+    wanted_utilisation: float = option(
+        0.7,
+        "Share of their time, their batch or their KV blocks that workers should use;"
+        " wanted_workers asks for as many as that needs.",
+        "share",
+        above=0,
+        maximum=1,
+        section="Autoscaling",
+    )
+    wanted_hold: float = seconds(
+        300.0,
+        "How long fewer workers must be enough before wanted_workers asks for fewer.",
+        minimum=0,
     )
     redis_url: str = option(
         "",

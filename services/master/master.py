@@ -31,6 +31,7 @@ from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
+from services.master.fleet.wanted_workers import WantedWorkers
 from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
 from services.master.placement.placer import Placer
@@ -94,6 +95,7 @@ class Master:
         self.ledger = Ledger(self._listener.over, self._shares)
         self.totals = Totals()
         self.queues: dict[str, WaitingRequests] = {}
+        self.wanted = WantedWorkers(config)
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
     def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
@@ -228,6 +230,8 @@ class Master:
             queue.expire(now_ms, self._count_refused)
         self.queues = {model: queue for model, queue in self.queues.items() if len(queue)}
         self.pump(now)
+        waiting = {model: len(queue) for model, queue in self.queues.items()}
+        self.wanted.observe(self.registry.fleets, waiting, now_ms)
 
     @property
     def waiting(self) -> int:

@@ -28,7 +28,8 @@ def create_app(worker: Worker) -> FastAPI:
     app = described(f"Triptych {worker.role.name} worker", version())
     app.include_router(_status(worker))
     app.include_router(_control(worker))
-    app.include_router(log_levels(lambda request: None))  # behind the fleet key, as /drain
+    # Behind the fleet key, as /drain.
+    app.include_router(log_levels(lambda request: None, worker.engine.set_log_level))
     app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
     for build in worker.role.routers:

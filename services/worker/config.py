@@ -16,8 +16,9 @@ from protocol.options import (
     seconds,
     shutdown_timeout_option,
     size,
+    vllm_metrics_option,
 )
-from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
+from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
@@ -45,7 +46,9 @@ def _check_events(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions):
+class WorkerConfig(
+    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+):
     """Resolved once at start."""
 
     revision: str = option(
@@ -234,3 +237,4 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
     shutdown_timeout: float = shutdown_timeout_option()
     log_level: str = log_level_option()
     log_format: str = log_format_option()
+    vllm_metrics: bool = vllm_metrics_option()

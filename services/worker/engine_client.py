@@ -217,6 +217,10 @@ class EngineClient:
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False) -> None:
         self._send(messages.ResetCaches(prefix, encoder))
 
+    def set_log_level(self, level: str) -> None:
+        """Of the engine's process; `NotServing` without one."""
+        self._send(messages.SetLogLevel(level))
+
     async def statistics(
         self,
         *,

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
 from protocol.fleet_key import NO_KEY, FleetKey
+from protocol.generate import ENCODE_PATH, GENERATE_PATH
 from protocol.logs import configure_logging
+from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
 from services.engine.speculation import parse_speculation
@@ -19,8 +21,10 @@ from services.http.access import Access, ApiKeys, check_reach, gated
 from services.http.browsers import for_browsers
 from services.http.naming import InstanceHeader
 from services.http.open_files import raise_limit
+from services.http.records import Recorded
 from services.http.server import bind
 from services.http.server import serve as serve_http
+from services.http.traces import make_tracer
 from services.membership.config import EventsConfig, advertised_url, parse_events
 from services.membership.registration import Changes, Registration
 from services.worker.app import create_app
@@ -32,6 +36,7 @@ from services.worker.stall_watch import StallBounds
 from services.worker.worker import RoleSpec, Worker
 
 logger = logging.getLogger("worker")
+TRACED_PATHS = (GENERATE_PATH, ENCODE_PATH, CHAT_PATH, COMPLETIONS_PATH)
 
 
 def main(role: RoleSpec, argv: Sequence[str] | None = None) -> int:
@@ -66,6 +71,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         url = advertised_url(
             config.advertise_url, config.host, port, masters, secure=config.serves_tls
         )
+        # A worker traces what comes with a trace; what is traced is the proxy's to decide.
+        tracer = make_tracer(config, role.name, url, share=0.0)
         frontend = Frontend.load(config.to_config())
         changes = Changes()
         engine = await EngineClient.start(
@@ -75,7 +82,9 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             changes.announce,
         )
         try:
-            metrics = WorkerMetrics(role.name)
+            metrics = WorkerMetrics(
+                role.name, frontend.config.names[0] if config.vllm_metrics else ""
+            )
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
@@ -88,6 +97,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             )
             during = registered(worker, registration)
             app = for_browsers(gated(create_app(worker), access), config)
+            if tracer is not None:
+                app = Recorded(app, TRACED_PATHS, tracer.end, tracer.begin)
             await serve_http(
                 InstanceHeader(app, worker.instance_id),
                 listener,
@@ -101,6 +112,8 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         finally:
             await engine.close()
             await frontend.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
 
 def side_channels(

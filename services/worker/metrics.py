@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
+from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
 from services.worker.transfer_metrics import transfer_families
 
@@ -45,8 +46,11 @@ class _EngineCollector(Collector):
 class WorkerMetrics:
     """One registry per worker; nothing global."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, vllm_model: str = "") -> None:
+        """`vllm_model`: the model's name in metrics under vLLM's names; "" for none of these."""
         self.registry = CollectorRegistry()
+        self._aliases = VllmAliases(self.registry, PREFIX, OF_WORKERS, vllm_model)
+        self._has_aliases = bool(vllm_model)
         self._role = role
         self._engine = _EngineCollector(role)
         self.registry.register(self._engine)
@@ -115,7 +119,8 @@ class WorkerMetrics:
     def render(self, snapshot: Statistics | None) -> bytes:
         """Prometheus text format."""
         self._engine.snapshot = snapshot
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        return text + self._aliases.render() if self._has_aliases else text
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tests.support.conversations import LONG, asking, picture
 from tests.support.engines import png
 from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
+from tests.support.waiting import until
 
 
 @dataclass
@@ -220,3 +221,11 @@ def test_stopping_waits_for_nothing_and_leaves_nothing(model_dir: ModelDir) -> N
             time.sleep(0.01)
         assert worker.stop() == 0
         assert not stack.segments.exists()
+
+
+def test_the_level_of_the_log_is_the_engines_too(fleet: Fleet) -> None:
+    url, log = f"{fleet.encoders[0].url}/set_log_level", fleet.encoders[0].log
+    for level, before in (("debug", "info"), ("info", "debug")):
+        assert call(url, {"level": level}) == (200, {"level": level, "before": before})
+        line = f" engine: the log level is {level}; it was {before}\n"
+        until(lambda line=line: any(each.endswith(line) for each in log))

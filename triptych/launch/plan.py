@@ -19,17 +19,21 @@ from triptych.launch.options import ServeConfig
 
 LOOPBACK = "127.0.0.1"
 _ROOT = Path(triptych.__file__).parents[1]
+# A client that uses its connection again within this time is told to open another one; closed at
+# once, the connection would be lost together with a request that is on its way.
+_PROXY_DRAINS_S = 1.0
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
 class Service:
-    """One process, up once `url`/health answers 200."""
+    """One process, up once `url`/health answers 200. It inherits `sockets`, by number."""
 
     name: str
     command: tuple[str, ...]
     url: str
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the launcher's own
+    sockets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,10 @@ def master(config: ServeConfig, admin_key: str) -> Service:
     return Service("master", command, config.master_url, {"ADMIN_API_KEY": admin_key})
 
 
-def proxy(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Service:
+def proxy(
+    config: ServeConfig, parts: Mapping[str, Role], admin_key: str, socket: int = 0
+) -> Service:
+    """`socket`: the number of the one it is to listen on, 0 for one of its own."""
     lists = [
         word
         for role in parts.values()
@@ -114,10 +121,13 @@ def proxy(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Ser
     ]
     flags = (
         "--model", config.model, "--host", config.host, "--port", str(config.port),
-        "--master-url", config.master_url, *lists, *_ending(config),
+        "--master-url", config.master_url, *lists, *_ending(config, _PROXY_DRAINS_S),
     )  # fmt: skip
-    command = python("proxy", *flags, *shlex.split(config.proxy_flags))
-    return Service("proxy", command, address(config), {"ADMIN_API_KEY": admin_key})
+    command = python("proxy", *flags, "--fd", str(socket), *shlex.split(config.proxy_flags))
+    environment = {"ADMIN_API_KEY": admin_key}
+    return Service(
+        "proxy", command, address(config), environment, sockets=(socket,) if socket else ()
+    )
 
 
 def address(config: ServeConfig) -> str:
@@ -155,6 +165,7 @@ def mock_workers(config: ServeConfig, parts: Mapping[str, Role]) -> Iterator[Ser
                 "--model", str(folder), "--served-model-name", config.model,
                 "--host", LOOPBACK, "--port", str(role.port + i),
                 "--max-num-seqs", str(config.max_num_seqs), "--master-url", config.master_url,
+                *_ending(config),
             )  # fmt: skip
             command = python("services.mock", *flags, *shlex.split(config.worker_flags))
             yield Service(f"{role.name}-{i}", command, url)
@@ -167,7 +178,7 @@ def _ec_transport(config: ServeConfig) -> str:
     return json.dumps({"ec_connector": "shared_storage", "ec_connector_extra_config": extra})
 
 
-def _ending(config: ServeConfig) -> tuple[str, ...]:
+def _ending(config: ServeConfig, least_delay_s: float = 0.0) -> tuple[str, ...]:
     """How the proxy, the master and our workers end."""
-    return ("--drain-delay", str(config.drain_delay),
+    return ("--drain-delay", str(max(config.drain_delay, least_delay_s)),
             "--shutdown-timeout", str(config.shutdown_timeout))  # fmt: skip

@@ -49,7 +49,7 @@ class Processes:
 
     def start(self, services: Iterable[Service]) -> None:
         for service in services:
-            self._start(service.name, service.command, service.environment)
+            self._running[service.name] = self._launched(service)
 
     def run(self, name: str, command: Sequence[str]) -> None:
         """A command that ends by itself, on this process's terminal. LaunchError, Stopped."""
@@ -57,23 +57,47 @@ class Processes:
             command, env=self._environment, start_new_session=True
         )
         while process.poll() is None:
-            self._pause()
+            self.pause()
         del self._running[name]
         if process.returncode:
             raise LaunchError(
                 f"{name} failed with exit status {process.returncode}; logs are in {self._logs}"
             )
 
-    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def restart(self, service: Service, timeout_s: float, patience_s: float) -> None:
+        """End the process, start it again, wait until it answers. LaunchError, Stopped."""
+        self._end(self._running[service.name], patience_s)
+        self._running[service.name] = self._launched(service, again=True)
+        self.wait_ready([service], timeout_s)
+
+    def replace(self, service: Service, timeout_s: float, patience_s: float) -> None:
+        """Start a second process on the sockets of the first, and end the first once the second
+        says that it is ready: both have one address, so it cannot be asked. LaunchError, Stopped.
+        """
+        log, name = self._log(service.name), f"the new {service.name}"
+        offset, deadline = log.stat().st_size, time.monotonic() + timeout_s
+        new = self._running[name] = self._launched(service, again=True)
+        while b" ready on http" not in _written_since(log, offset):
+            if new.poll() is not None or time.monotonic() > deadline:
+                self._end(self._running.pop(name), _PROBE_S)
+                raise LaunchError(self._failure(service.name, "was not ready when started again"))
+            self.pause()
+        old = self._running[service.name]
+        self._running[service.name] = self._running.pop(name)
+        self._say(f"  {service.name}  {service.url}  taken over after {self.age:.1f} s")
+        self._end(old, patience_s)
+
+    def _launched(self, service: Service, *, again: bool = False) -> subprocess.Popen[bytes]:
         # In a session of its own, so that a Ctrl-C reaches it as this process's polite request.
-        with self._log(name).open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                command,
-                env={**self._environment, **environment},
+        with self._log(service.name).open("ab" if again else "wb") as log:
+            return subprocess.Popen(
+                service.command,
+                env={**self._environment, **service.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=service.sockets,
             )
 
     def wait_ready(self, services: Iterable[Service], timeout_s: float) -> None:
@@ -97,17 +121,18 @@ class Processes:
                 what = f"has not answered {url}/health with 200 within {timeout_s:g} s"
                 raise LaunchError(self._failure(name, f"{what} (--timeout-seconds)"))
             if waiting:
-                self._pause()
+                self.pause()
 
-    def watch(self, needed: str) -> None:
+    def watch(self, needed: str, between: Callable[[], None] = lambda: None) -> None:
         """Until the end is asked for; says which processes end before. LaunchError once `needed`
-        has."""
-        ended: set[str] = set()
+        has. `between` is called again and again, and may restart processes."""
+        ended: set[int] = set()
         while not self.asked_to_stop.wait(_POLL_S):
+            between()
             for name, process in self._running.items():
-                if process.poll() is None or name in ended:
+                if process.poll() is None or process.pid in ended:
                     continue
-                ended.add(name)
+                ended.add(process.pid)
                 what = f"ended with exit status {process.returncode}"
                 if name == needed:
                     raise LaunchError(self._failure(name, what))
@@ -119,16 +144,24 @@ class Processes:
             process.terminate()
         deadline = time.monotonic() + patience_s
         for process in self._running.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                # Its children are in its group: an engine must not outlive its worker.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _awaited(process, max(0.0, deadline - time.monotonic()))
         self._running.clear()
 
-    def _pause(self) -> None:
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+        process.terminate()
+        _awaited(process, patience_s)
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float, failure: str) -> None:
+        """Raises LaunchError with `failure`, Stopped."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{failure} after {timeout_s:g} s (--timeout-seconds)")
+            self.pause()
+
+    def pause(self) -> None:
+        """For a moment. Stopped."""
         if self.asked_to_stop.wait(_POLL_S):
             raise Stopped
 
@@ -139,6 +172,23 @@ class Processes:
         lines = self._log(name).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         end = "\n".join(["The end of its log:", *lines]) if lines else "Its log is empty."
         return f"{name} {what}; logs are in {self._logs}. {end}"
+
+
+def _awaited(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Until it has ended, by force after `patience_s`."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        # Its children are in its group: an engine must not outlive its worker.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _written_since(log: Path, offset: int) -> bytes:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read()
 
 
 def _answers(url: str) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.fleet_key import FleetOptions
 from protocol.settings import resolve
 from services.frontend.model_folder import find_model
 from triptych.launch import plan, vllm
+from triptych.launch.control import Answer, Control, Progress, Restart
 from triptych.launch.installed import missing_for_workers
 from triptych.launch.options import ServeConfig
 from triptych.launch.plan import Role, Service
 from triptych.launch.processes import LaunchError, Processes, Stopped, stopping_on_signals
+from triptych.launch.rolling import RollingRestart, Stack
 
 # What a process takes to end beyond the time that its requests have.
 _ENDING_S = 15.0
@@ -71,13 +76,12 @@ def _log_folder(config: ServeConfig) -> Path:
 
 def _serve(config: ServeConfig, parts: Mapping[str, Role], processes: Processes, logs: Path) -> int:
     patience = config.drain_delay + config.shutdown_timeout + _ENDING_S
-    with stopping_on_signals(processes):
+    with stopping_on_signals(processes), _listening(config) as listener:
         try:
-            _start(config, parts, processes)
+            stack = _start(config, parts, processes, listener.fileno())
             _try(config, parts, processes, logs)
             if config.keep_running:
-                _say(f"Serving at {plan.address(config)}/v1 until Ctrl-C ...")
-                processes.watch(needed="proxy")
+                _keep_running(config, processes, logs, stack)
         except Stopped:
             pass
         except LaunchError as error:
@@ -89,6 +93,46 @@ def _serve(config: ServeConfig, parts: Mapping[str, Role], processes: Processes,
     return 0
 
 
+def _listening(config: ServeConfig) -> socket.socket:
+    """The proxy's socket, which stays open while one proxy takes another's place. `ConfigError`."""
+    listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        where = f"{config.host}:{config.port}"
+        raise ConfigError(f"--host, --port: cannot listen on {where}: {error}") from None
+    return listener
+
+
+def _keep_running(config: ServeConfig, processes: Processes, logs: Path, stack: Stack) -> None:
+    """Until the end is asked for; restarts meanwhile what `triptych restart` asks for."""
+
+    def restart(asked: Restart, answer: Answer) -> None:
+        longest = asked.patience_s + stack.stop_s + 2 * stack.start_s
+
+        def say(line: str) -> None:
+            _say(line)
+            answer(Progress(line, silence_s=longest))
+
+        if config.engine == "vllm":
+            say("error: --engine vllm: its workers cannot drain; restart them by other means")
+            return answer(Progress(status=1))
+        say(f"Restarting {', '.join(asked.roles)} one process at a time ...")
+        try:
+            RollingRestart(stack, processes, asked.patience_s, say).run(asked.roles)
+        except LaunchError as error:
+            say(f"error: {error}")
+            answer(Progress(status=1))
+        else:
+            answer(Progress("All are restarted.", status=0))
+
+    with contextlib.closing(Control(logs, restart)) as control:
+        _say(f"Serving at {plan.address(config)}/v1 until Ctrl-C ...")
+        processes.watch(needed="proxy", between=control.look)
+
+
 def _stop(processes: Processes, patience: float) -> None:
     _say("Stopping ...")
     try:
@@ -97,15 +141,19 @@ def _stop(processes: Processes, patience: float) -> None:
         processes.stop(0.0)
 
 
-def _start(config: ServeConfig, parts: Mapping[str, Role], processes: Processes) -> None:
+def _start(
+    config: ServeConfig, parts: Mapping[str, Role], processes: Processes, listener: int
+) -> Stack:
+    """What is up then; `listener` is the number of the proxy's socket."""
     given = os.environ.get("ADMIN_API_KEY")
     admin_key = given or secrets.token_hex()
     counts = ", ".join(f"{role.count} {role.name}" for role in parts.values() if role.count)
     _say(f"Starting {config.model}: {counts}, {'a master, ' * config.master}a proxy ...")
-    if config.master:
-        _up(config, processes, [plan.master(config, admin_key)])
+    master = plan.master(config, admin_key) if config.master else None
+    if master is not None:
+        _up(config, processes, [master])
     workers = list(_WORKERS[config.engine](config, parts))
-    proxy = plan.proxy(config, parts, admin_key)
+    proxy = plan.proxy(config, parts, admin_key, listener)
     if config.engine == "vllm":
         processes.start([*workers, proxy])
         processes.wait_ready(workers, config.timeout_seconds)
@@ -117,6 +165,9 @@ def _start(config: ServeConfig, parts: Mapping[str, Role], processes: Processes)
     _say(f"All services are up after {processes.age:.1f} s; the OpenAI API is at {address}/v1")
     # What stands behind # is for the page alone: browsers do not send it.
     _say(f"A page to try it on is at {address}/{'' if given else f'#admin-key={admin_key}'}")
+    patience = config.drain_delay + config.shutdown_timeout + _ENDING_S
+    key = resolve(FleetOptions, ()).read_fleet_key()  # of the environment that all share
+    return Stack(workers, master, proxy, key.headers, patience, config.timeout_seconds)
 
 
 def _up(config: ServeConfig, processes: Processes, services: Sequence[Service]) -> None:

@@ -166,7 +166,18 @@ class _Collector(Collector):
                 entries.add_metric([model, kind], count)
             for kind, count in dataclasses.asdict(fleet.counts).items():
                 events.add_metric([model, kind], count)
-        yield from (instances, entries, events)
+        yield from (instances, entries, events, self._wanted())
+
+    def _wanted(self) -> Metric:
+        wanted = GaugeMetricFamily(
+            PREFIX + "wanted_workers",
+            "Workers that an autoscaler should run, by model and role; combined: those that prefill"
+            " and decode. More at once, fewer after --wanted-hold.",
+            labels=["model", "role"],
+        )
+        for model, role, count in self._master.wanted.counts():
+            wanted.add_metric([model, role], count)
+        return wanted
 
 
 def _entries(fleet: Fleet) -> dict[str, int]:

@@ -33,7 +33,16 @@ def test_all_but_workers_start_without_the_packages_of_workers(tmp_path: Path) -
         env={"PYTHONPATH": str(Path(commands.__file__).parents[1])}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["serve", "mock", "proxy", "master", "list", "ask", "bench"]
+    assert done.stdout.split() == [
+        "serve",
+        "restart",
+        "mock",
+        "proxy",
+        "master",
+        "list",
+        "ask",
+        "bench",
+    ]
 
 
 @pytest.mark.parametrize("words", [["decode"], ["serve", "--num-prompts", "0"]])

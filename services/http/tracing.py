@@ -1,0 +1,155 @@
+"""Requests as OpenTelemetry's spans, in the names of its HTTP and generative AI conventions.
+
+Imported only where --trace-to is given. A request that is traced has one span for itself, begun
+when it arrives, and one for each of its stages, made at its end of what its record says. Spans are
+sent by a thread of the library, in batches.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from protocol.request_record import RequestRecord
+
+_TRACES_PATH = "/v1/traces"
+_SERVED = ("ok", "aborted")
+
+
+class Tracer:
+    """Of one process. `close` sends what waits."""
+
+    def __init__(self, service: str, to: str, share: float, worker: str = "") -> None:
+        """`service`: what the process calls itself; `worker`: its address, "" for none. `share` of
+        the requests that bring no trace are traced. `ConfigError` if the file cannot be written."""
+        named = {"service.name": f"triptych-{service}", "service.instance.id": worker}
+        resource = Resource.create({name: value for name, value in named.items() if value})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(to)))
+        self._tracer = self._provider.get_tracer("triptych")
+        self._service, self._share = service, share
+        self._parts_outputs = service not in ("proxy", "master")
+        self._propagator = TraceContextTextMapPropagator()
+        self._random = random.Random()
+        # Records have monotonic times, spans the time of day.
+        self._offset_s = time.time() - time.monotonic()
+
+    def begin(self, headers: Mapping[str, str], record: RequestRecord) -> None:
+        """Decide whether a request is traced, by its own `traceparent` or by chance."""
+        if not headers and not self._drawn():
+            return  # nearly all: looking for a trace takes longer than all the rest here
+        parent = self._propagator.extract(headers)
+        given = trace.get_current_span(parent).get_span_context()
+        if headers and not (given.trace_flags.sampled if given.is_valid else self._drawn()):
+            return
+        span = self._tracer.start_span(
+            f"{self._service} {record.path}", parent, SpanKind.SERVER,
+            start_time=self._ns(record.start),
+        )  # fmt: skip
+        assert isinstance(span, Span)
+        record.kept, record.trace = True, span
+        named = span.get_span_context()
+        record.traceparent = f"00-{named.trace_id:032x}-{named.span_id:016x}-01"
+
+    def end(self, record: RequestRecord) -> None:
+        """The request is over; nothing happens if it is not traced."""
+        span, record.trace = record.trace, None
+        if span is None:
+            return
+        ended = record.ended_at or time.monotonic()
+        inside = trace.set_span_in_context(span)
+        for call in record.calls:
+            kind = SpanKind.CLIENT if call.worker else SpanKind.INTERNAL
+            said = {"server.address": call.worker} if call.worker else {}
+            self._part(call.stage, inside, call.start, call.end or ended, kind, said)
+        span.set_attributes(_attributes(record))
+        if record.first_at and self._parts_outputs:
+            # A worker's own request: until its first answer it waits, fetches and computes.
+            self._part("to the first output", inside, record.start, record.first_at)
+            self._part("further outputs", inside, record.first_at, ended)
+        elif record.calls and record.first_at:
+            span.add_event("first output", timestamp=self._ns(record.first_at))
+        outcome = record.result()
+        if outcome not in _SERVED:
+            span.set_status(StatusCode.ERROR, outcome)
+        span.end(self._ns(ended))
+
+    def _part(
+        self,
+        name: str,
+        inside: Context,
+        start: float,
+        end: float,
+        kind: SpanKind = SpanKind.INTERNAL,
+        said: Mapping[str, str] | None = None,
+    ) -> None:
+        part = self._tracer.start_span(name, inside, kind, said, start_time=self._ns(start))
+        part.end(self._ns(end))
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _drawn(self) -> bool:
+        return self._random.random() < self._share
+
+    def _ns(self, at: float) -> int:
+        return int((at + self._offset_s) * 1e9)
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int]:
+    """What is known of a request, under the names that other servers use too."""
+    found: dict[str, str | int] = {
+        "http.response.status_code": record.status,
+        "triptych.request_id": record.request_id,
+        "triptych.outcome": record.result(),
+        "triptych.retries": record.retries,
+        "triptych.media": record.media,
+    }
+    counts = {
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.completion_tokens,
+        "triptych.cached_tokens": record.cached_tokens,
+    }
+    found |= {name: count for name, count in counts.items() if count >= 0}
+    return found | ({"gen_ai.request.model": record.model} if record.model else {})
+
+
+def _exporter(to: str) -> SpanExporter:
+    if not to.startswith(("http://", "https://")):
+        return FileExporter(Path(to))
+    url = to.rstrip("/")
+    return OTLPSpanExporter(url if url.endswith(_TRACES_PATH) else url + _TRACES_PATH)
+
+
+class FileExporter(SpanExporter):
+    """Appends a line of JSON for each span; several processes may share a file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"--trace-to: {path}: {error.strerror}") from None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = [json.dumps(json.loads(span.to_json()), separators=(",", ":")) for span in spans]
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._file.close()

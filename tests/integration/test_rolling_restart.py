@@ -1,0 +1,86 @@
+"""`triptych restart` on a stack that serves all the while."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from benchmarks.common.processes import free_port
+from tests.support.stack import START_S, STOP_S
+from triptych.launch.restart import main as restart
+
+ROOT = Path(__file__).parents[2]
+PORTS = ("--master-port", "--encode-port", "--prefill-port", "--decode-port")
+CLIENTS = 4
+RESTARTED = ("encode-0", "decode-0", "decode-1", "master", "proxy")
+
+
+@contextmanager
+def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    """An encode worker and two that prefill and decode, without a model."""
+    ports = [word for flag in PORTS for word in (flag, str(free_port()))]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "triptych", "serve", "demo", "--engine", "mock",
+         "--num-p", "0", "--num-d", "2", "--port", str(port), *ports],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("Serving at "):
+                break
+        yield process
+    finally:
+        process.kill()
+        process.wait(STOP_S)
+        process.stdout.close()
+
+
+async def client(session: aiohttp.ClientSession, url: str, over: asyncio.Event) -> list[str]:
+    """What each request came to, one after the other until it is `over`."""
+    found: list[str] = []
+    while not over.is_set():
+        body = {"messages": [{"role": "user", "content": f"say {len(found)}"}], "max_tokens": 8}
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            told = await answer.json()
+            found.append(told["choices"][0]["finish_reason"] if answer.ok else str(told))
+    return found
+
+
+async def test_every_process_is_another_afterwards_and_no_request_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    port = free_port()
+    url, over = f"http://127.0.0.1:{port}", asyncio.Event()
+    with serving(tmp_path, port) as stack:
+        timeout = aiohttp.ClientTimeout(total=START_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            clients = [asyncio.create_task(client(session, url, over)) for _ in range(CLIENTS)]
+            assert await asyncio.to_thread(restart, ["--roles", "proxy,encode,decode,master"]) == 0
+            over.set()
+            found = [each for one in await asyncio.gather(*clients) for each in one]
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines if " is restarted (" in line] == [*RESTARTED]
+        assert set(found) == {"length"}
+        for name in RESTARTED:
+            log = (tmp_path / "logs" / f"{name}.log").read_text()
+            assert log.count(" ready on http://") == 2, name
+        stack.send_signal(signal.SIGTERM)
+        assert stack.wait(STOP_S) == 0
+
+
+def test_without_a_stack_the_flag_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert restart(["--log-path", str(tmp_path / "none")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --log-path: no stack that runs has its logs in")

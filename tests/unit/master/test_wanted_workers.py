@@ -1,0 +1,80 @@
+"""How many workers an autoscaler should run."""
+
+import pytest
+
+from protocol.registry import InstanceInfo, InstanceRole, Load
+from services.master.config import MasterConfig
+from services.master.fleet.wanted_workers import WantedWorkers
+from services.master.master import Master
+
+HOLD_S = 300.0
+
+
+def registered(role: InstanceRole, count: int, **config: float) -> Master:
+    master = Master(MasterConfig(**config))  # type: ignore[arg-type]
+    for number in range(count):
+        url = f"http://127.0.0.1:{9000 + number}"
+        info = InstanceInfo(
+            instance_id=f"{role}-{number}", role=role, url=url, model="m", generation="1",
+            max_running=10, block_size=16, load=Load(free_blocks=90, total_blocks=100),
+        )  # fmt: skip
+        master.register(info, 0.0, lease_s=1e6)
+    return master
+
+
+def look(wanted: WantedWorkers, master: Master, at_s: float, waiting: int = 0) -> dict[str, int]:
+    wanted.observe(master.registry.fleets, {"m": waiting}, at_s * 1e3)
+    return {role: count for _, role, count in wanted.counts()}
+
+
+def test_a_master_that_has_just_started_wants_what_is_there() -> None:
+    master = registered("decode", 4)
+    assert look(WantedWorkers(master.config), master, 0.0) == {"decode": 4}
+
+
+def test_more_at_once_and_fewer_only_after_the_hold() -> None:
+    master = registered("decode", 2)
+    wanted = WantedWorkers(master.config)
+    pool = master.registry.fleets["m"].pools["decode"]
+    assert look(wanted, master, 0.0) == {"decode": 2}
+    pool.requests[pool.penalty == 0.0] = 10.0
+    assert look(wanted, master, 2.0, waiting=8) == {"decode": 4}  # 28 of 10 places each, 70 % full
+    pool.requests[:] = 0.0
+    assert look(wanted, master, HOLD_S) == {"decode": 4}
+    assert look(wanted, master, 3.0 + HOLD_S) == {"decode": 1}
+
+
+def test_a_queue_of_work_before_prefill_is_measured_by_the_objective() -> None:
+    master = registered("prefill", 1, ttft_slo=2.0)
+    wanted = WantedWorkers(master.config)
+    pool = master.registry.fleets["m"].pools["prefill"]
+    pool.busy_until[pool.penalty == 0.0] = 5_000.0
+    assert look(wanted, master, 0.0) == {"prefill": 5}  # 5 s of work, 1 s of it for each
+
+
+def test_kv_that_is_used_up_wants_more_workers() -> None:
+    master = registered("decode", 2)
+    wanted = WantedWorkers(master.config)
+    pool = master.registry.fleets["m"].pools["decode"]
+    pool.free_blocks[pool.penalty == 0.0] = 0.0
+    assert look(wanted, master, 0.0) == {"decode": 3}
+
+
+@pytest.mark.parametrize("role", ["encode", "prefill"])
+def test_workers_that_are_always_busy_are_too_few(role: InstanceRole) -> None:
+    master = registered(role, 3)
+    wanted = WantedWorkers(master.config)
+    pool = master.registry.fleets["m"].pools[role]
+    for second in range(120):
+        pool.busy_until[pool.penalty == 0.0] = second * 1e3 + 50.0
+        found = look(wanted, master, float(second))
+    assert found == {role: 5}
+
+
+def test_the_master_looks_by_itself_and_still_wants_a_worker_when_the_last_is_gone() -> None:
+    master = registered("encode", 1)
+    assert list(master.wanted.counts()) == []
+    for at_s in (1.0, 2e6, 4e6):
+        master.expire(at_s)
+        assert list(master.wanted.counts()) == [("m", "encode", 1)]
+    assert not master.registry.instances
