@@ -1,0 +1,1 @@
+"""Clients that others have written, run against a stack of ours."""
