@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from protocol.types import MMItem
 
 _SERVED = 400  # a status from here on is no success
 
@@ -30,7 +33,12 @@ class RequestRecord:
     `tail`: the end of a relayed answer, a stream's last two pieces or a body's last few kilobytes:
     it tells of tokens. `ended_at`: when nothing more was to come, 0.0 before.
 
-    `kept`: whether the log or an answer shows the record; the relay notes nothing in others.
+    `items`: media items of a rendered prompt, each with its place there. `embedded`: how many of
+    them an encoder had encoded before. `explained`: whether the master is asked for the reasons of
+    each placement, which `reasons` then has, newest last.
+
+    `kept`: whether the log, the page or an answer shows the record; the relay notes nothing in
+    others.
     Stages are summed when the log line is made, as every relayed request has a record. Class
     attributes are the values of what is not known.
     """
@@ -40,7 +48,10 @@ class RequestRecord:
     ended_at = 0.0
     streamed = False
     first_at = 0.0
-    status = media = retries = bytes_in = bytes_out = 0
+    status = media = retries = bytes_in = bytes_out = embedded = 0
+    items: Sequence[MMItem] = ()
+    explained = False
+    reasons: tuple[dict[str, Any], ...] = ()
     _plain = True  # whether each stage was one call's, as in nearly all requests
     prompt_tokens = cached_tokens = completion_tokens = -1
 

@@ -18,6 +18,8 @@ from protocol.rtp_requests import RAW_PATH
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
+from proxy.page import files as page_files
+from proxy.page import routes as page_routes
 from proxy.relay import passthrough
 from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
@@ -28,6 +30,7 @@ from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
 from services.http.admin import LOG_LEVEL_PATH
 from services.http.anthropic import messaging
+from services.http.api_docs import described
 from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
 from services.http.records import Recorded
@@ -38,11 +41,20 @@ from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
 from services.http.server import version
 from services.http.tokens import informing
 
-_OPERATORS = {"/instances", "/integrity", LOG_LEVEL_PATH, UPDATE_PATH, EPLB_PATH} | {
-    route.path for route in OPERATED
-}
-OPENED = STATUS_PATHS | _OPERATORS
-"""What needs no API key; all but STATUS_PATHS need the admin key."""
+_OPERATORS = {route.path for route in OPERATED} | frozenset(
+    (
+        "/instances",
+        "/integrity",
+        LOG_LEVEL_PATH,
+        UPDATE_PATH,
+        EPLB_PATH,
+        page_routes.FLEET,
+        page_routes.REQUESTS,
+    )
+)
+_PAGE = page_files.paths() | {page_routes.ABOUT}
+OPENED = STATUS_PATHS | _OPERATORS | _PAGE
+"""What needs no API key; the operators' routes need the admin key."""
 GENERATING_PATHS = (
     CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
 )  # fmt: skip
@@ -57,7 +69,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         async with gateway.beside():
             yield
 
-    app = FastAPI(title="Triptych proxy", version=version(), lifespan=lifespan)
+    app = described("Triptych proxy", version(), lifespan=lifespan)
     if gateway.frontend is not None:
         service = service_of(gateway, gateway.frontend)
         app.include_router(generating(service))
@@ -75,6 +87,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(_status(gateway))
     app.include_router(rtp_health(lambda: able(gateway) and not gateway.life.draining, home=False))
     app.include_router(rtp_status(gateway))
+    app.include_router(page_files.showing(page=gateway.config.page))
+    if gateway.config.page:
+        app.include_router(page_routes.telling(gateway))
     app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
 
     def observe(error: TriptychError) -> None:
@@ -91,7 +106,9 @@ def served(gateway: Gateway, access: Access) -> ASGIApp:
     """The application behind its keys and the rules for browsers; whatever it answers, refusals
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway), access), gateway.config)
-    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.log.over))
+    return errors.RequestIdHeader(
+        Recorded(app, GENERATING_PATHS, gateway.recent.begun, gateway.over)
+    )
 
 
 def service_of(gateway: Gateway, frontend: Frontend) -> Service:

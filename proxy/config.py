@@ -99,6 +99,11 @@ class ProxyConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, 
         "Bytes of all request bodies that are being received and rendered; a body that does not fit"
         " is answered with 503 and Retry-After.",
     )
+    page: bool = option(
+        True,
+        "Serve a page at / on which one can ask the model and see where the time goes, and"
+        " operators, with the admin key, the workers and the last requests.",
+    )
     max_in_flight: int = count(
         4096,
         "Requests in the proxy beyond which a new one is answered with 503.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.generate import check_ec_params
+from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
 from proxy.config import ProxyConfig
@@ -16,6 +17,7 @@ from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import Fleet
 from proxy.metrics import ProxyMetrics, Timeline
 from proxy.placement.planner import Planner
+from proxy.recent_requests import RecentRequests
 from proxy.request_log import RequestLog
 from proxy.request_state import Caller
 from proxy.tokens.pipeline import Pipeline
@@ -34,7 +36,7 @@ class Gateway:
     `in_flight`, `planner`, `dispatch`: the same for rendered and for relayed requests.
     `beside`: what goes on while requests are served.
     `bodies`: what is being received on all routes. `life`: whether it is about to end.
-    `log`: a line for each request.
+    `log`: a line for each request. `recent`: what the page shows of the last ones.
     """
 
     config: ProxyConfig
@@ -50,10 +52,12 @@ class Gateway:
     bodies: Bodies = field(init=False)
     life: LameDuck = field(init=False)
     log: RequestLog = field(init=False)
+    recent: RecentRequests = field(init=False)
 
     def __post_init__(self) -> None:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
         self.log = RequestLog(self.config.log_requests, self.config.log_format)
+        self.recent = RecentRequests(self.config.page)
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
@@ -62,11 +66,17 @@ class Gateway:
         record = rendered.record
         record.streamed = output.stream
         record.media += len(request.mm_items)
+        record.items = request.mm_items
         record.prompt_tokens = max(0, record.prompt_tokens) + len(request.token_ids)
         stops = bool(output.stop)
         timeline = Timeline(self.metrics, record, streamed=output.stream, stops=stops)
         caller = Caller(rendered.tenant, rendered.session)
         return self.pipeline.run(request, rendered.media, caller, timeline)
+
+    def over(self, record: RequestRecord) -> None:
+        """A request has been answered, or given up."""
+        self.log.over(record)
+        self.recent.over(record)
 
     def _allowed(self, request: GenerateRequest) -> GenerateRequest:
         """Without what a client may not say: where workers fetch KV and, unless media may be named

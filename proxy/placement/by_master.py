@@ -75,6 +75,8 @@ class MasterPlanner:
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
         placement = await self._client.post(SCHEDULE_PATH, asked, Placement, state.deadline)
+        if placement.debug is not None:
+            state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement)
         self._metrics.placements.labels("master").inc()
         return plan
@@ -94,6 +96,7 @@ class MasterPlanner:
             tenant=state.caller.tenant,
             session=state.caller.session,
             avoid=list({i.instance_id for i in state.avoid if i.instance_id}),
+            debug=state.record.explained,
             predicted=need.predicted,
         )
 

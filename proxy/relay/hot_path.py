@@ -18,9 +18,8 @@ class HotPath(Protocol):
     max_body_bytes: int
     bodies: Bodies  # what is being received on all routes
 
-    @property
-    def keeps_records(self) -> bool:
-        """Whether anybody reads the records of requests."""
+    def keeps_record(self, request_id: bytes) -> bool:
+        """Whether anybody reads the record of a request with this id."""
 
     @property
     def takes_any(self) -> bool:

@@ -93,12 +93,12 @@ class Relay:
     def over(self, reply: ClientResponse) -> None:
         """Have the request's log line written."""
         if reply.record.kept:
-            self._gateway.log.over(reply.record)
+            self._gateway.over(reply.record)
 
-    @property
-    def keeps_records(self) -> bool:
-        """Whether requests are written to the log."""
-        return self._gateway.log.writes
+    def keeps_record(self, request_id: bytes) -> bool:
+        """Whether requests are written to the log, or the page shows this one."""
+        gateway = self._gateway
+        return gateway.recent.wants(request_id) or gateway.log.writes
 
     async def answer(
         self,
@@ -113,6 +113,8 @@ class Relay:
         metrics, start = self._metrics, time.monotonic()
         self._traffic.received += len(client.body)
         response.record.bytes_in = len(client.body)
+        if response.record.kept:
+            self._gateway.recent.begun(response.record)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()

@@ -229,7 +229,11 @@ class ClientConnection(Listener):
         extra = () if self._entry is None else self._entry.extra(reader.headers)
         return ClientResponse(
             self.transport,
-            RequestRecord(reader.path, request_id.decode("latin-1"), kept=self._hot.keeps_records),
+            RequestRecord(
+                reader.path,
+                request_id.decode("latin-1"),
+                kept=self._hot.keeps_record(request_id),
+            ),
             keep_alive=keep_alive,
             http_1_0=reader.http_1_0,
             extra=extra,

@@ -51,7 +51,7 @@ class EncodeStage:
     dispatch: Dispatch
     client: UpstreamClient
     timeout_s: float
-    _flights: SingleFlight[None] = field(default_factory=SingleFlight)
+    _flights: SingleFlight[bool] = field(default_factory=SingleFlight)
     _known: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _finishing: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -60,18 +60,18 @@ class EncodeStage:
         request: GenerateRequest,
         media: Mapping[str, bytes],
         plan: Plan,
-        done: Callable[[str, float], None],
+        done: Callable[[str, float, bool], None],
     ) -> None:
         """Every item whose bytes are at hand is with an encoder; `done` is told of each mm_hash,
-        and of the seconds it took.
+        of the seconds it took, and whether the item had been encoded before.
 
         Raises the first error; what other requests wait for goes on.
         """
 
         async def one(item: _Item) -> None:
             start = time.monotonic()
-            await self._join(item)
-            done(item.mm_hash, time.monotonic() - start)
+            cached = await self._join(item)
+            done(item.mm_hash, time.monotonic() - start, cached)
 
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
@@ -106,12 +106,11 @@ class EncodeStage:
         if not run.cancelled():
             run.exception()
 
-    async def _join(self, item: _Item) -> None:
+    async def _join(self, item: _Item) -> bool:
         """Whoever joined a flight asks again, without bytes: the encoder keeps an entry for every
         request that has asked for it."""
-        _, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
-        if joined:
-            await self._encode(item)
+        cached, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
+        return await self._encode(item) if joined else cached
 
     def forget(self, items: Sequence[MMItem]) -> None:
         """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
@@ -149,8 +148,9 @@ class EncodeStage:
         except NoWorker:
             return None
 
-    async def _encode(self, item: _Item) -> None:
-        """At the item's encoder; if that fails, at the one that is next for it."""
+    async def _encode(self, item: _Item) -> bool:
+        """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
+        the vision model was needed."""
         tries = Tries(deadline=time.monotonic() + self.timeout_s, request_id=item.holder)
 
         def choose() -> Instance:
@@ -160,16 +160,16 @@ class EncodeStage:
                 flight.worker = encoder
             return encoder
 
-        async def work(encoder: Instance) -> None:
-            await self._encode_at(encoder, item)
+        async def work(encoder: Instance) -> bool:
+            return await self._encode_at(encoder, item)
 
-        await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
+        return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
         first = None if failed else self._first(item.mm_hash, item.place)
         return first or self.dispatch.fleet.by_content(item.mm_hash, failed)
 
-    async def _encode_at(self, encoder: Instance, item: _Item) -> None:
+    async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.mm_hash) == encoder.url else item.data
         output = await self._call(encoder, item, send)
         if output.missing:
@@ -179,6 +179,7 @@ class EncodeStage:
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
         self._remember(item.mm_hash, encoder.url)
+        return output.cached
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
         wanted = EncodeItem.of(item.item, data)

@@ -149,14 +149,15 @@ class TokensStages:
         self.encode_stage.let_finish(task)
 
     async def _encode(self, attempt: Attempt) -> None:
-        def done(mm_hash: str, elapsed_s: float) -> None:
+        def done(mm_hash: str, elapsed_s: float, cached: bool) -> None:
             name = attempt.wanted.request_id
             self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
             state.record.used("encode", self.encode_stage.encoder_of(mm_hash))
+            state.record.embedded += cached
 
         state = attempt.state
-        if not attempt.items:
-            return
+        if all(item.mm_hash in attempt.plan.held for item in attempt.items):
+            return  # also if there are none
         with state.record.during("encode"):
             await self.encode_stage.run(attempt.wanted, state.media, attempt.plan, done)
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from connectors.config import ECConfig, KVConfig
+from services.engine.speculation import Speculation
 from services.membership.config import EventsConfig
 
 Part = Literal["language", "vision"]
@@ -37,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_beside_decode: int = 512
     # s that pictures and prompts may add to a step in which requests decode, 0: no bound
     max_decode_delay_s: float = 0.1
+    speculation: Speculation | None = None  # how tokens are guessed ahead, None: not at all
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine

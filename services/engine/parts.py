@@ -17,6 +17,7 @@ from protocol.keys import canonical_json
 from protocol.refs import KVLayout
 from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.config import EngineConfig
+from services.engine.drafting.prompt_lookup import PromptLookup
 from services.engine.hardware import num_blocks_of
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.cuda_graphs import capture_on, runs_triton
@@ -39,6 +40,7 @@ from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahea
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock, Meter
+from services.engine.speculation import Speculation
 from services.engine.transfers.kv_fetches import KVFetches
 from services.membership.events import CacheLog
 
@@ -115,7 +117,14 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars),
             scheduler,
-            Runner(model, cache, embeddings, Sampler(config.eos_token_ids), graphs),
+            Runner(
+                model,
+                cache,
+                embeddings,
+                Sampler(config.eos_token_ids),
+                graphs,
+                _drafter(config.speculation, vocabulary),
+            ),
             KVFetches(
                 kv,
                 scheduler,
@@ -170,13 +179,22 @@ def _scheduler(
     blocks = BlockManager(
         num_blocks, config.block_size, prefix_caching=config.prefix_caching, log=shared.log
     )
+    guesses = config.speculation
     limits = Limits(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         model.bidirectional_media,
         config.max_prefill_beside_decode,
+        drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
+        most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
     )
     return Scheduler(blocks, embeddings, limits, log=shared.log)
+
+
+def _drafter(guesses: Speculation | None, vocabulary: int) -> PromptLookup | None:
+    if guesses is None:
+        return None
+    return PromptLookup(guesses.prompt_lookup_min, guesses.prompt_lookup_max, vocabulary)
 
 
 def _profiled(config: EngineConfig) -> Memory | None:

@@ -20,13 +20,19 @@ def record_of(scope: Scope) -> RequestRecord:
 
 class Recorded:
     """ASGI application in front of another: requests to `paths` are recorded, their answers have
-    `Server-Timing`, and `over` is told of each record once the answer has been sent."""
+    `Server-Timing`. `begun` is told of each record at once, `over` once the answer has been
+    sent."""
 
     def __init__(
-        self, app: ASGIApp, paths: Collection[str], over: Callable[[RequestRecord], None]
+        self,
+        app: ASGIApp,
+        paths: Collection[str],
+        begun: Callable[[RequestRecord], None],
+        over: Callable[[RequestRecord], None],
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
+        self._begun = begun
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,6 +43,7 @@ class Recorded:
         record = scope[_RECORD] = RequestRecord(scope["path"], _id_of(scope, headers))
         length = headers.get(b"content-length", b"")
         record.bytes_in = int(length) if length.isdigit() else 0
+        self._begun(record)
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":

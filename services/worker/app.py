@@ -12,6 +12,7 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.generate import ABORT_PATH, decode_abort
 from services.http import errors
 from services.http.admin import log_levels
+from services.http.api_docs import described
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
@@ -27,7 +28,7 @@ _MAX_CONTROL_BODY = 16 << 20
 
 def create_app(worker: Worker) -> FastAPI:
     """The application; `worker` is its only state."""
-    app = FastAPI(title=f"Triptych {worker.role.name} worker", version=version())
+    app = described(f"Triptych {worker.role.name} worker", version())
     app.include_router(_status(worker))
     app.include_router(rtp_health(lambda: not (worker.leaving or worker.engine.outage)))
     app.include_router(_control(worker))

@@ -20,6 +20,7 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions
 from protocol.settings import urls
+from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
 
@@ -34,6 +35,10 @@ def _check_ec(text: str) -> None:
 def _check_kv(text: str) -> None:
     if text:
         parse_kv(text)
+
+
+def _check_speculation(text: str) -> None:
+    parse_speculation(text)
 
 
 def _check_events(text: str) -> None:
@@ -120,6 +125,15 @@ class WorkerConfig(FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions,
         " which other requests decode; 16 tokens of a prompt and one layer of the vision model run"
         " in any case. 0: no bound but --max-prefill-beside-decode.",
         minimum=0,
+    )
+    speculative_config: str = option(
+        "",
+        "Guess tokens of an answer ahead and check several in one step, as a JSON object: method"
+        " ngram (what followed the last tokens before), num_speculative_tokens, prompt_lookup_min,"
+        " prompt_lookup_max, disable_by_batch_size (requests of a step beyond which none are"
+        " guessed). Answers stay the same. Empty: no guesses.",
+        "json",
+        check=_check_speculation,
     )
     max_num_queued: int = count(
         1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"

@@ -23,6 +23,9 @@ ENGINE_COUNTERS = MappingProxyType(
         "received_tokens": "Prompt tokens of requests whose KV came from another worker, which"
         " counts them as its prompt tokens.",
         "steps": "Steps of the engine that computed tokens.",
+        "drafts": "Guesses of the next tokens of a choice (--speculative-config).",
+        "draft_tokens": "Output tokens that were guessed.",
+        "accepted_draft_tokens": "Those of the guessed output tokens that were right.",
         "preemptions": "Choices whose KV blocks were taken for older ones.",
         "kv_fetched": "KV transfers from other workers that succeeded.",
         "kv_failed": "KV transfers from other workers that failed.",

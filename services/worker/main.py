@@ -14,6 +14,7 @@ from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.logs import configure_logging
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
+from services.engine.speculation import parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
@@ -163,6 +164,7 @@ def engine_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_decode_delay_s=config.max_decode_delay,
+        speculation=parse_speculation(config.speculative_config),
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         embedding_cache_bytes=config.embedding_cache_bytes,

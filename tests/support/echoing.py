@@ -22,7 +22,6 @@ class Echo:
 
     takes_any: bool = True
     takes_all: bool = True
-    keeps_records = True
     max_body_bytes: int = 1 << 20
     room: int = 100
     inside: int = 0
@@ -42,6 +41,9 @@ class Echo:
 
     def leave(self) -> None:
         self.inside -= 1
+
+    def keeps_record(self, request_id: bytes) -> bool:
+        return True
 
     def observe(self, error: TriptychError) -> None:
         self.seen.append(error)

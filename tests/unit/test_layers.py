@@ -79,7 +79,7 @@ ALLOWED = {
 PROXY = (
     ("proxy.worker_urls",),
     ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
-    ("proxy.request_log",),
+    ("proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),
@@ -90,12 +90,13 @@ PROXY = (
     ("proxy.tokens",),
     ("proxy.gateway",),
     ("proxy.relay",),
-    ("proxy.fleet.admin_api", "proxy.rtp_status"),
+    ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
     ("proxy.app", "proxy.assembly"),
     ("proxy.grpc_door",),
     ("proxy.__main__",),
 )  # fmt: skip
 ENGINE = (
+    ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.profiling", "services.engine.publishing", "services.engine.pulse"),
     ("services.engine.messages",),
@@ -103,7 +104,7 @@ ENGINE = (
     ("services.engine.transfers",),
     ("services.engine.scheduling.generate_core",),
     ("services.engine.reports",),
-    ("services.engine.attention", "services.engine.sampling"),
+    ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
     ("services.engine.model",),
     ("services.engine.hardware",),
     ("services.engine.parts",),

@@ -106,7 +106,7 @@ def master(config: ServeConfig, admin_key: str) -> Service:
     return Service("master", command, config.master_url, {"ADMIN_API_KEY": admin_key})
 
 
-def proxy(config: ServeConfig, parts: Mapping[str, Role]) -> Service:
+def proxy(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Service:
     lists = [
         word
         for role in parts.values()
@@ -117,7 +117,7 @@ def proxy(config: ServeConfig, parts: Mapping[str, Role]) -> Service:
         "--master-url", config.master_url, *lists, *_ending(config),
     )  # fmt: skip
     command = python("proxy", *flags, *shlex.split(config.proxy_flags))
-    return Service("proxy", command, address(config))
+    return Service("proxy", command, address(config), {"ADMIN_API_KEY": admin_key})
 
 
 def address(config: ServeConfig) -> str:

@@ -98,13 +98,14 @@ def _stop(processes: Processes, patience: float) -> None:
 
 
 def _start(config: ServeConfig, parts: Mapping[str, Role], processes: Processes) -> None:
-    admin_key = os.environ.get("ADMIN_API_KEY") or secrets.token_hex()
+    given = os.environ.get("ADMIN_API_KEY")
+    admin_key = given or secrets.token_hex()
     counts = ", ".join(f"{role.count} {role.name}" for role in parts.values() if role.count)
     _say(f"Starting {config.model}: {counts}, {'a master, ' * config.master}a proxy ...")
     if config.master:
         _up(config, processes, [plan.master(config, admin_key)])
     workers = list(_WORKERS[config.engine](config, parts))
-    proxy = plan.proxy(config, parts)
+    proxy = plan.proxy(config, parts, admin_key)
     if config.engine == "vllm":
         processes.start([*workers, proxy])
         processes.wait_ready(workers, config.timeout_seconds)
@@ -114,6 +115,8 @@ def _start(config: ServeConfig, parts: Mapping[str, Role], processes: Processes)
         _up(config, processes, [*workers, proxy])
     address = plan.address(config)
     _say(f"All services are up after {processes.age:.1f} s; the OpenAI API is at {address}/v1")
+    # What stands behind # is for the page alone: browsers do not send it.
+    _say(f"A page to try it on is at {address}/{'' if given else f'#admin-key={admin_key}'}")
 
 
 def _up(config: ServeConfig, processes: Processes, services: Sequence[Service]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -21,12 +22,13 @@ from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_fence import fence_on
 from services.engine.model.step_tokens import BlockTables, StepTokens, rotary_positions
 from services.engine.model.step_upload import upload
+from services.engine.sampling.drafts import checked
 from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.request import Request
-from services.engine.scheduling.seams import Sampled
+from services.engine.scheduling.seams import Drafter, Sampled
 
 IntArray = NDArray[Any]
 Media = list[tuple[IntArray, dict[str, torch.Tensor]]]
@@ -42,9 +44,12 @@ class Runner:
         embeddings: EmbeddingCache,
         sampler: Sampler,
         graphs: DecodeGraphs | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`graphs` compute the steps that they have recorded."""
+        """`graphs` compute the steps that they have recorded; `drafter` guesses tokens for chunks
+        that have room."""
         self._graphs = graphs
+        self._drafter = drafter
         self._model = model
         self._cache = cache
         self._embeddings = embeddings
@@ -63,19 +68,29 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        chunks = self._drafted(chunks)
         tokens = StepTokens.of(chunks)
-        rows, samplers = _sampling_rows(chunks)
+        rows, samplers, ahead = _sampling_rows(chunks)
         media = self._media(chunks)
         arrays = self._arrays(chunks, tokens, rows + scored_rows(chunks), media)
         logits = self._graphs.forward(arrays) if self._graphs is not None else None
         if logits is None:
             step = upload(arrays, self._device)
-            batch = self._batch(step, tokens, [chunk.end for chunk in chunks])
+            batch = self._batch(step, tokens, [chunk.reach for chunk in chunks])
             logits = self._model.forward(self._inputs(step, media), batch)
         score_prompts(logits[len(rows) :], chunks)
         if not samplers:
             return []
-        return self._sampler.sample(logits[: len(rows)], samplers)
+        sampled = self._sampler.sample(logits[: len(rows)], samplers, ahead)
+        return checked(chunks, sampled) if any(ahead) else sampled
+
+    def _drafted(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        if self._drafter is None or not any(chunk.room for chunk in chunks):
+            return chunks
+        drafts = self._drafter.draft(chunks)
+        return [
+            replace(chunk, draft=tuple(draft)) for chunk, draft in zip(chunks, drafts, strict=True)
+        ]
 
     def _arrays(
         self, chunks: Sequence[Chunk], tokens: StepTokens, rows: list[int], media: Media
@@ -83,7 +98,7 @@ class Runner:
         """All integers of the step, under the names that `_batch` and `_inputs` read them by."""
         size = self._cache.block_size
         tables = self._tables.of([chunk.request for chunk in chunks])
-        ids = np.array(list(chain.from_iterable(c.request.tokens[c.start : c.end] for c in chunks)))
+        ids = np.array(list(chain.from_iterable(chunk.token_ids for chunk in chunks)))
         arrays = {
             "ids": ids,
             "rotary": rotary_positions(chunks, tokens),
@@ -93,7 +108,7 @@ class Runner:
             "slot_offsets": tokens.index % size,
             "tables": tables,
             "starts": np.array(tokens.starts, dtype=np.int32),
-            "contexts": np.array([chunk.end for chunk in chunks], dtype=np.int32),
+            "contexts": np.array([chunk.reach for chunk in chunks], dtype=np.int32),
         }
         spans = self._spans(chunks)
         if spans is not None:
@@ -126,14 +141,14 @@ class Runner:
         """int64[2, T]: first and past-the-end token of the media span each token stands in."""
         if not self._model.bidirectional_media:
             return None
-        spans = np.zeros((2, sum(c.count for c in chunks)), dtype=np.int64)
+        spans = np.zeros((2, sum(c.width for c in chunks)), dtype=np.int64)
         base = 0
         for chunk in chunks:
             for item in chunk.request.items_in(chunk.start, chunk.end):
                 first = base + max(item.offset, chunk.start) - chunk.start
                 last = base + min(item.end, chunk.end) - chunk.start
                 spans[:, first:last] = [[item.offset], [item.end]]
-            base += chunk.count
+            base += chunk.width
         return spans if spans.any() else None
 
     def _inputs(self, step: Mapping[str, torch.Tensor], media: Media) -> Inputs:
@@ -162,7 +177,7 @@ class Runner:
                 rows = slice(first - item.offset, last - item.offset)
                 tensors = self._embeddings.tensors(item.mm_hash)
                 media.append((places, {name: t[rows] for name, t in tensors.items()}))
-            base += chunk.count
+            base += chunk.width
         return media
 
 
@@ -171,13 +186,18 @@ def _failed(chunk: Chunk, error: TriptychError) -> list[Sampled]:
     return [Sampled(choice, [], failure=error) for choice in choices]
 
 
-def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request]]:
-    """The token after which each sampler draws; a chunk that samples nothing keeps no row."""
+def _sampling_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[Request], list[int]]:
+    """The token after which each sampler draws, and how many guessed tokens lie before it; a chunk
+    that samples nothing keeps no row."""
     rows: list[int] = []
     samplers: list[Request] = []
+    ahead: list[int] = []
     last = -1
     for chunk in chunks:
-        last += chunk.count
-        rows += [last] * len(chunk.samplers)
-        samplers += chunk.samplers
-    return rows, samplers
+        last += chunk.width
+        guessed = len(chunk.draft)
+        for sampler in chunk.samplers:
+            rows += range(last - guessed, last + 1)
+            samplers += [sampler] * (guessed + 1)
+            ahead += range(guessed + 1)
+    return rows, samplers, ahead

@@ -30,7 +30,7 @@ class StepTokens:
 
     @staticmethod
     def of(chunks: Sequence[Chunk]) -> StepTokens:
-        counts = np.array([chunk.count for chunk in chunks])
+        counts = np.array([chunk.width for chunk in chunks])
         firsts = np.array([chunk.start for chunk in chunks])
         starts = np.concatenate([[0], np.cumsum(counts)])
         owner = np.repeat(np.arange(len(chunks)), counts)

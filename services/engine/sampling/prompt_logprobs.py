@@ -22,7 +22,7 @@ def scored_rows(chunks: Sequence[Chunk]) -> list[int]:
     first = 0
     for chunk in chunks:
         rows += range(first, first + len(_scored(chunk)))
-        first += chunk.count
+        first += chunk.width
     return rows
 
 

@@ -41,11 +41,14 @@ class Sampler:
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self._adjustments = Adjustments(eos_token_ids)
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
-        """logits float32[S, vocabulary], one row per request; they are not changed. A request whose
+    def sample(
+        self, logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[int] = ()
+    ) -> list[Sampled]:
+        """logits float32[S, vocabulary], one row per request; they are not changed. `ahead`: how
+        many tokens behind the request's a row's token stands, [] if none does. A request whose
         grammar cannot be followed comes back with a `failure`."""
         adjusted, failures = self._adjustments.apply(logits, requests)
-        tokens = _choose(adjusted, requests)
+        tokens = _choose(adjusted, requests, ahead or [0] * len(requests))
         found = logprobs(logits, tokens, _wanted(requests), _named(requests))
         return [
             Sampled(request, [token], [found[row]] if row in found else None, failures.get(row))
@@ -65,16 +68,21 @@ def _named(requests: Sequence[Request]) -> dict[int, Sequence[int]]:
     return {row: tokens for row, tokens in named if tokens}
 
 
-def _choose(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _choose(
+    logits: torch.Tensor, requests: Sequence[Request], ahead: Sequence[int]
+) -> torch.Tensor:
     """int64[S], on the logits' device."""
     rows = [row for row, request in enumerate(requests) if not request.sampling.greedy]
     if not rows:
         return logits.argmax(dim=-1)
-    chosen = [requests[row] for row in rows]
-    params = [request.sampling for request in chosen]
-    numbers = [uniform(r.sampling.seed or 0, r.index, r.num_output) for r in chosen]
+    params = [requests[row].sampling for row in rows]
+    numbers = [_number(requests[row], ahead[row]) for row in rows]
     if len(rows) == len(requests):
         return draw(logits, params, numbers)
     tokens = logits.argmax(dim=-1)
     tokens[rows] = draw(logits[rows], params, numbers)
     return tokens
+
+
+def _number(request: Request, ahead: int) -> float:
+    return uniform(request.sampling.seed or 0, request.index, request.num_output + ahead)

@@ -13,7 +13,9 @@ from services.engine.scheduling.request import Request
 class Chunk:
     """Tokens start … start + count − 1 of a request, and the choices that sample after them.
 
-    A choice that decodes may gain up to `steps` tokens, each computed from the one before.
+    A choice that decodes may gain up to `steps` tokens, each computed from the one before. There
+    are blocks for `room` tokens more, which may be guessed: `draft` are those that have been, and
+    are computed in the same step, so that as many as were guessed rightly are gained too.
     """
 
     request: Request
@@ -21,10 +23,27 @@ class Chunk:
     count: int
     samplers: tuple[Request, ...] = ()
     steps: int = 1
+    room: int = 0
+    draft: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def width(self) -> int:
+        """Tokens that are computed, guessed ones included."""
+        return self.count + len(self.draft)
+
+    @property
+    def reach(self) -> int:
+        """First token behind those that are computed."""
+        return self.start + self.width
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that are computed."""
+        return [*self.request.tokens[self.start : self.end], *self.draft]
 
     @property
     def decodes(self) -> bool:

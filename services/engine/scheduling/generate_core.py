@@ -19,6 +19,11 @@ from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sa
 from services.engine.scheduling.sibling_choices import SiblingChoices
 from services.engine.transfers.kv_fetches import KVFetches
 
+_COUNTED = (
+    *("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps"),
+    *("drafts", "draft_tokens", "accepted_draft_tokens"),
+)
+
 
 class GenerateCore:
     """Schedules, runs and accounts for generate requests.
@@ -59,8 +64,7 @@ class GenerateCore:
         self._in_step: list[str] = []
         self._begun = 0.0
         self._work = Work()
-        names = ("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps")
-        self.counters = dict.fromkeys(names, 0)
+        self.counters = dict.fromkeys(_COUNTED, 0)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -232,6 +236,10 @@ class GenerateCore:
         if first:
             self._count_prompt(request, output)
         self.counters["generation_tokens"] += 0 if adopted else count
+        if sampled.drafted:
+            self.counters["drafts"] += 1
+            self.counters["draft_tokens"] += sampled.drafted
+            self.counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
         if reason is not None:
             self._finish(request)
         return output

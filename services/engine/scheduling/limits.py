@@ -27,6 +27,10 @@ class Limits:
     scored_tokens: int = 512
     """Of the tokens of a step, those of prompts that are scored: each takes a row of logits, which
     is 0.6 MB for a vocabulary of 150,000 tokens."""
+    drafted_tokens: int = 0
+    """Tokens that may be guessed for a request in a step in which it decodes."""
+    most_drafted_for: int = 0
+    """Requests in a step beyond which none are guessed: the step is busy with them."""
 
     def __post_init__(self) -> None:
         """`ConfigError` names the flag at fault: with less than this, some requests never run."""

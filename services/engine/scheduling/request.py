@@ -99,6 +99,19 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def num_to_come(self) -> int:
+        """Tokens that it may still put out here."""
+        return 1 if self.hands_over else self.sampling.max_tokens - self.num_output
+
+    @property
+    def may_be_guessed(self) -> bool:
+        """Whether a token can be checked without the one before it: nothing counts what was put
+        out."""
+        s = self.sampling
+        counts = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
+        return not counts and self.constraint is None and self.num_output >= s.min_tokens
+
+    @property
     def order(self) -> Order:
         """Who runs first: lower priority value, then the older, then the lower choice."""
         return self.source.priority, self.arrival, self.index

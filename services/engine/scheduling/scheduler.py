@@ -73,6 +73,8 @@ class Scheduler:
             self._admit_waiting(step)
         if self.limits.decode_steps > 1:
             self._lengthen(step)
+        if 0 < len(step.chunks) <= self.limits.most_drafted_for:
+            self._leave_room(step)
         return step.chunks
 
     def _for_prompts(self, step: Step, most: int | None) -> int:
@@ -93,8 +95,7 @@ class Scheduler:
         if self.waiting or not step.chunks or not all(chunk.decodes for chunk in step.chunks):
             return
         requests = [chunk.request for chunk in step.chunks]
-        left = [1 if r.hands_over else r.sampling.max_tokens - r.num_output for r in requests]
-        steps = min([self.limits.decode_steps, *left])
+        steps = min([self.limits.decode_steps, *(r.num_to_come for r in requests)])
         while steps > 1 and not self.blocks.can_allocate(sum(self._lacking(requests, steps))):
             steps //= 2
         if steps > 1:
@@ -102,17 +103,31 @@ class Scheduler:
                 self._extend(request, lacking)
             step.chunks = [replace(chunk, steps=steps) for chunk in step.chunks]
 
+    def _leave_room(self, step: Step) -> None:
+        """For tokens that may be guessed, as far as the step and the blocks have room to spare."""
+        for place, chunk in enumerate(step.chunks):
+            request = chunk.request
+            if not (chunk.decodes and chunk.samplers and request.may_be_guessed):
+                continue
+            room = min(self.limits.drafted_tokens, step.left, request.num_to_come - 1)
+            lacking = self._lacking([request], 1 + room)[0]
+            if room > 0 and self.blocks.can_allocate(lacking):
+                self._extend(request, lacking)
+                step.chunks[place] = replace(chunk, room=room)
+                step.left -= room
+
     def _lacking(self, requests: list[Request], tokens: int) -> list[int]:
         """Blocks that each lacks for so many tokens more."""
         blocks_for = self.blocks.blocks_for
         return [max(0, blocks_for(r.num_computed + tokens) - len(r.blocks)) for r in requests]
 
     def trim(self, request: Request) -> None:
-        """Give back blocks beyond a request's tokens, if a step of several has ended early."""
+        """Give back blocks beyond a request's tokens, after a step that gained fewer than it had
+        room for."""
         kept = self.blocks.blocks_for(len(request.tokens))
         if len(request.blocks) > kept:
             self.blocks.release(request.blocks[kept:])
-            del request.blocks[kept:]
+            request.blocks = request.blocks[:kept]  # another list: see `step_tokens.BlockTables`
 
     def _admit_waiting(self, step: Step) -> None:
         """Start waiting requests in order; those that wait for embeddings are passed by."""

@@ -28,13 +28,14 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens one choice gained in a step, one for each step that its chunk stands for; with a
-    `failure`, why it cannot gain any."""
+    """The tokens one choice gained in a step, one for each step that its chunk stands for, and
+    those of `drafted` guessed ones that were right; with a `failure`, why it cannot gain any."""
 
     request: Request
     token_ids: list[int]
     logprobs: list[PositionLogprobs] | None = None
     failure: TriptychError | None = None
+    drafted: int = 0
 
 
 class Runner(Protocol):
@@ -46,6 +47,13 @@ class Runner(Protocol):
 
     def fence(self) -> Fence | None:
         """Passes once the device has done all that `run` has asked of it so far; None if it has."""
+
+
+class Drafter(Protocol):
+    """Guesses tokens that a step then checks."""
+
+    def draft(self, chunks: Sequence[Chunk]) -> Sequence[Sequence[int]]:
+        """What may follow each chunk's request's tokens, up to as many as its `room`."""
 
 
 class Admission(Protocol):

@@ -14,6 +14,7 @@ from protocol.errors import InvalidRequest, TriptychError
 from services.http import errors
 from services.http.access import STATUS_PATHS
 from services.http.admin import LOG_LEVEL_PATH, check_admin_key, log_levels
+from services.http.api_docs import described
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
 from services.http.server import version
@@ -37,7 +38,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
         async with service.running():
             yield
 
-    app = FastAPI(title="Triptych master", version=version(), lifespan=lifespan)
+    app = described("Triptych master", version(), lifespan=lifespan)
     app.include_router(_status(service))
     app.include_router(rtp_health(lambda: not service.life.draining))
     app.include_router(_instances(service))

@@ -1,15 +1,19 @@
 """What a proxy makes of a master's placement."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from protocol.registry import InstanceRole, ItemPlacement, Placement, Target
+from protocol.registry import InstanceRole, ItemPlacement, Placement, ScheduleRequest, Target
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
+from proxy.metrics import ProxyMetrics
 from proxy.placement.by_master import MasterPlanner
-from proxy.placement.planner import Plan
+from proxy.placement.planner import Need, Plan
+from proxy.request_state import RequestState
 
 
 def target(name: str, role: InstanceRole) -> Target:
@@ -42,3 +46,26 @@ def test_what_the_worker_that_prefills_holds_is_not_encoded(
 def test_what_it_held_no_longer_is_encoded_by_the_next_attempt() -> None:
     plan = planned(1, PREFILL, ItemPlacement("x", "cached", PREFILL))
     assert (plan.held, plan.encoders) == (frozenset(), {})
+
+
+@pytest.mark.parametrize("explained", [False, True])
+async def test_a_master_is_asked_for_reasons_only_while_operators_look(explained: bool) -> None:
+    asked: list[ScheduleRequest] = []
+
+    class Client:
+        async def post(self, path: str, body: ScheduleRequest, *_: object) -> Placement:
+            asked.append(body)
+            debug = {"decode": {"chosen": "d"}} if body.debug else None
+            return Placement(body.request_id, DECODE, debug=debug)
+
+    fleet = Fleet()
+    worker = Instance(DECODE.url, "decode", Breaker())
+    following: Any = SimpleNamespace(by_id={"d": worker}, asked_for=lambda name: name)
+    client: Any = Client()
+    none: Any = None
+    placing = MasterPlanner(fleet, client, following, none, none, ProxyMetrics(fleet))
+    state = RequestState(deadline=time.monotonic() + 60)
+    state.record.explained = explained
+    plan = await placing._by_master(state, Need("r", 5, 4, [], lambda size: []))
+    assert plan.decode is worker and asked[0].debug is explained
+    assert state.record.reasons == (({"decode": {"chosen": "d"}},) if explained else ())

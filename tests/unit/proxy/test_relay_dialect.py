@@ -130,11 +130,13 @@ def test_only_relaying_does_without_a_model() -> None:
 class OnlyMedia:
     """A hot path that takes requests with media."""
 
-    keeps_records = True
     max_body_bytes = 1 << 20
     bodies = Bodies(1 << 20, 1 << 24)
     takes_any = True
     takes_all = False
+
+    def keeps_record(self, request_id: bytes) -> bool:
+        return True
 
     def takes(self, body: bytes) -> bool:
         return may_hold_media(body)

@@ -49,7 +49,7 @@ def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> No
     assert [service.url for service in decode] == urls
     assert [s.environment["CUDA_VISIBLE_DEVICES"] for s in decode] == ["4", "6", "4"]
     assert {value(service, "--dtype") for service in decode} == {"float32"}
-    assert value(proxy(config, parts), "--decode-servers-urls") == ",".join(urls)
+    assert value(proxy(config, parts, "admin"), "--decode-servers-urls") == ",".join(urls)
 
 
 def test_another_variable_may_give_workers_their_devices() -> None:
@@ -63,7 +63,7 @@ def test_a_text_model_gets_no_encode_worker() -> None:
     config = ServeConfig(num_e=2)
     parts = roles(config, pictures=False)
     assert parts["encode"].count == 0
-    assert value(proxy(config, parts), "--encode-servers-urls") == ""
+    assert value(proxy(config, parts, "admin"), "--encode-servers-urls") == ""
 
 
 def test_without_prefill_workers_those_that_decode_do_both() -> None:
