@@ -46,7 +46,7 @@ class ProxyConfig(
     fd: int = count(
         0,
         "Number of an open TCP socket that the process inherits and listens on, in place of --port;"
-        " whoever holds it open can start another proxy on it before this one ends. 0: none.",
+        " a launcher that keeps it open can start the next proxy before this one ends. 0: none.",
         "descriptor",
         minimum=0,
         maximum=1 << 20,

@@ -69,8 +69,8 @@ def paths() -> frozenset[str]:
 
 
 def showing(*, page: bool) -> APIRouter:
-    """The routes of the files. Whoever asks for / and does not want HTML, as load balancers do
-    not, gets two lines of text, with or without a page."""
+    """The routes of the files. A client that asks for / without HTML in Accept, as a load
+    balancer does, gets two lines of text, with or without a page."""
     routes = APIRouter(include_in_schema=False)
     static = _static() if page else {}
     text = _SAID.format(version=version(), page=_WITH_PAGE if page else "")
