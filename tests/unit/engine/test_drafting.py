@@ -15,7 +15,9 @@ from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
 
-GUESSES = Speculation(num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3)
+GUESSES = Speculation(
+    num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3, disable_by_batch_size=64
+)
 # Few tokens that come again and again, as in a form that is filled in: guesses are often right.
 FEW = dict.fromkeys((5, 9, 14, 23), 60.0)
 SAMPLING: dict[str, dict[str, Any]] = {
