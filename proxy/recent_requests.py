@@ -22,8 +22,8 @@ _WATCHED_S = 10.0
 class RecentRequests:
     """Records of the last requests, those in progress too, newest last.
 
-    A relayed request is recorded only if the page asks it or somebody looks at the page: to record
-    all would take each of them longer. `on`: whether there is a page.
+    A relayed request is recorded only if it is the page's own or an operator has the page open: to
+    record all of them would slow each one. `on`: whether there is a page.
     """
 
     def __init__(self, on: bool, most: int = _MOST) -> None:
@@ -40,7 +40,7 @@ class RecentRequests:
         return self._watched or (self._on and request_id.startswith(_MARK))
 
     def watch(self) -> None:
-        """Somebody looks at the page. Called on the event loop, again and again."""
+        """An operator has the page open. The page calls this again and again, on the event loop."""
         self._until = time.monotonic() + _WATCHED_S
         if not self._watched:
             self._watched = True

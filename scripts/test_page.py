@@ -183,7 +183,7 @@ class Checks:
         self.ask(page, "What color is the star?", 4)
         page.wait_for_timeout(LINES_MS)
         self.ask(page, "How many crosses are in the image?", 3)
-        # Nobody has asked about this picture before the first photograph.
+        # The first screenshot shows a picture that no request has brought before.
         self.ask(page, "What is in this image?", 1)
         page.mouse.move(0, 0)
         page.evaluate("document.activeElement.blur()")

@@ -103,7 +103,7 @@ def _named(reasons: Mapping[str, Any], urls: Mapping[str, str]) -> list[dict[str
 
 
 def _ended(record: RequestRecord, until: float) -> float | None:
-    """A call that nobody has ended is over with its request."""
+    """Milliseconds; a call without an end of its own ends with its request."""
     return _ms(until - record.start) if record.ended_at else None
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -130,10 +130,7 @@ def main() -> int:
             for name in given.clients or CLIENTS:
                 with table.under(f"{name}, {dialect}"):
                     check(table, name, venv, site)
-    print(f"\n{table.markdown()}\n\n{'every case holds' if table.holds else 'some cases FAIL'}")
-    if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in table.rows], indent=1))
-    return 0 if table.holds else 1
+    return table.report("case", given.json)
 
 
 if __name__ == "__main__":

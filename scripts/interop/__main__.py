@@ -1,14 +1,12 @@
 """`python -m scripts.interop [--venv DIR] [--work DIR] [--json FILE] [PART...]`; see PARTS."""
 
 import argparse
-import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from scripts.interop import fleet, launched, load, model, topologies
@@ -115,10 +113,7 @@ def main() -> int:
         stack.callback(site.close)
         for part in given.parts or PARTS:
             PARTS[part](site)
-    print(f"\n{table.markdown()}\n\n{'every check holds' if table.holds else 'some checks FAIL'}")
-    if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in table.rows], indent=1))
-    return 0 if table.holds else 1
+    return table.report("check", given.json)
 
 
 if __name__ == "__main__":

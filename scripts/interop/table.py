@@ -1,9 +1,11 @@
 """Results as they are printed."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 
 @dataclass
@@ -49,3 +51,12 @@ class Table:
             holds = "yes" if row.holds else "**no**"
             lines.append(f"| {row.part} | {row.check} | {holds} | {row.figure} |")
         return "\n".join(lines)
+
+    def report(self, noun: str, file: Path | None) -> int:
+        """Print all of it, and write it to `file` as JSON; the exit status of a script. `noun`:
+        what a row is called."""
+        said = f"every {noun} holds" if self.holds else f"some {noun}s FAIL"
+        print(f"\n{self.markdown()}\n\n{said}")
+        if file is not None:
+            file.write_text(json.dumps([asdict(row) for row in self.rows], indent=1))
+        return 0 if self.holds else 1

@@ -15,7 +15,7 @@ from services.frontend.base64_data import beginning
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
 from services.frontend.image import probe, refuse_other_formats
-from services.frontend.lookups import NOBODY, Caller
+from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
@@ -91,7 +91,7 @@ class ItemLoader:
         bounds: PixelBounds | None = None,
         salt: str,
         resolved: Mapping[str, bytes],
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
     ) -> list[Item]:
         """One item per part; each URL is fetched once. The first error in prompt order is raised.
 

@@ -32,7 +32,7 @@ class Caller:
     tenant: str = ""
 
 
-NOBODY = Caller()
+ANONYMOUS = Caller()
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LookUps(AbstractResolver):
         self._slots: dict[tuple[str, ...], _Slots] = {}
         self._kept: OrderedDict[str, tuple[float, list[ResolveResult]]] = OrderedDict()
 
-    async def find(self, host: str, port: int, caller: Caller = NOBODY) -> None:
+    async def find(self, host: str, port: int, caller: Caller = ANONYMOUS) -> None:
         """Look a name up for a caller, so that it is at hand when the connection is made. `OSError`
         if it has no address, `UnicodeError` if it is none."""
         if self._known(host) is None:
@@ -69,7 +69,7 @@ class LookUps(AbstractResolver):
     ) -> list[ResolveResult]:
         """As aiohttp asks. `ForbiddenAddress` if the host has none that may be connected to."""
         known = self._known(host)
-        found = known if known is not None else await self._ask(host, port, NOBODY)
+        found = known if known is not None else await self._ask(host, port, ANONYMOUS)
         allowed = [
             result
             for result in found

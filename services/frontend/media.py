@@ -24,7 +24,7 @@ from services.frontend.addresses import (
 )
 from services.frontend.base64_data import from_base64
 from services.frontend.config import MediaConfig
-from services.frontend.lookups import NOBODY, Caller, LookUps
+from services.frontend.lookups import ANONYMOUS, Caller, LookUps
 
 OFFLOAD_BYTES = 1 << 20  # a millisecond's work: more leaves the event loop
 _CHUNK = 1 << 16
@@ -40,7 +40,7 @@ class MediaFetcher:
         self._domains = frozenset(name.lower() for name in config.allowed_domains)
         self._lookups = LookUps(public_only=not config.allow_private)
 
-    async def fetch(self, url: str, *, param: str, caller: Caller = NOBODY) -> bytes:
+    async def fetch(self, url: str, *, param: str, caller: Caller = ANONYMOUS) -> bytes:
         """The bytes `url` stands for. `InvalidRequest` if it may not or cannot be read,
         `PayloadTooLarge` above the limit; both name `param`. `caller`: who waits for it.
         """

@@ -16,7 +16,7 @@ from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.families import Extent, Placeholder
 from services.frontend.guard import Guarded
 from services.frontend.items import ItemLoader
-from services.frontend.lookups import NOBODY, Caller
+from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import MediaPart
 from services.frontend.prompt import Prompt, PromptMaker
 
@@ -52,7 +52,7 @@ class RawPrompts:
         *,
         request_id: str,
         pixels: Mapping[str, Any] | None = None,
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
     ) -> tuple[GenerateRequest, dict[str, bytes]]:
         """The request's text, which has a mark for each of `images`, URLs, as tokens, or its token
         ids, which have one pad token for each; and the pictures by mm_hash. The output is as long

@@ -22,7 +22,7 @@ from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
 from services.frontend.guard import Guard
 from services.frontend.items import ItemLoader
-from services.frontend.lookups import NOBODY, Caller
+from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.prompt import PromptMaker, prompts_of
@@ -126,7 +126,7 @@ class Frontend:
         *,
         request_id: str,
         resolved: Mapping[str, bytes] | None = None,
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
     ) -> RenderedRequest:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
@@ -219,7 +219,7 @@ class Frontend:
         *,
         request_id: str,
         pixels: Mapping[str, Any] | None = None,
-        caller: Caller = NOBODY,
+        caller: Caller = ANONYMOUS,
     ) -> RenderedRequest:
         """A prompt as it is with pictures in it, as `RawPrompts` has it."""
         generate, media = await self._raw.render(

@@ -1,4 +1,4 @@
-"""What a client's cases are told, and how they tell what came of them: one line of JSON a case.
+"""What a client's cases are given, and how they report: one line of JSON for each case.
 
 Runs in the client's own environment, which has nothing of ours.
 """
