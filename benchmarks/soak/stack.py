@@ -6,9 +6,7 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.processes import free_port
 from benchmarks.soak.interposer import Interposer
 from connectors.config import namespace_dir
 
@@ -26,7 +25,6 @@ MODEL = "models/demo"
 LEASE_S = 10.0
 _START_S = 300.0
 _STOP_S = 90.0
-_PORTS = (20_000, 30_000)  # below those that the system gives to outgoing connections
 
 
 @dataclass
@@ -243,12 +241,4 @@ def _lists(workers: Sequence[Service]) -> list[str]:
 
 def service(name: str, module: str, flags: Sequence[str], folder: Path) -> Service:
     """Not started; on a port that nobody has at this moment."""
-    return Service(name, module, flags, folder / f"{name}.log", _free_port())
-
-
-def _free_port() -> int:
-    while True:
-        port = random.SystemRandom().randrange(*_PORTS)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            return port
+    return Service(name, module, flags, folder / f"{name}.log", free_port())

@@ -17,10 +17,11 @@ from types import MappingProxyType
 import numpy as np
 from PIL import Image
 
+from benchmarks.common.processes import free_port
 from scripts.interop import cases
 from scripts.interop.shared import Site
 from scripts.interop.topologies import answers
-from scripts.interop.vllm import ENVIRONMENT, START_S, STOP_S, free_ports, metric
+from scripts.interop.vllm import ENVIRONMENT, START_S, STOP_S, metric
 from tests.support.conversations import asking
 from tests.support.reference import Messages, reference_generate
 
@@ -106,9 +107,9 @@ def launched(
 
 
 def _port_ranges() -> list[int]:
-    """First ports of ranges that are free in all likelihood."""
-    first = free_ports(1)[0] % 20000 + 20000
-    return [first + 100 * i for i in range(len(_PORTS))]
+    """First ports of ranges of ten; the last one is wider."""
+    first = free_port(100)
+    return [first + 10 * i for i in range(len(_PORTS))]
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.processes import free_port
 from scripts.interop.model import NAME
 
 START_S = 900.0
@@ -74,7 +74,8 @@ class Worker:
         self, name: str, venv: Path, root: Path, folder: str, transfers: Transfers
     ) -> None:
         self.name = name
-        port, side = free_ports(2)
+        port = free_port(2)
+        side = port + 1
         self.url = f"http://127.0.0.1:{port}"
         self.log_path = root / f"vllm-{name}.log"
         environment = {**os.environ, **ENVIRONMENT, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
@@ -127,15 +128,6 @@ def metric(url: str, name: str) -> float:
         text = response.read().decode()
     found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _answers(url: str) -> bool:

@@ -25,7 +25,7 @@ RESTARTED = ("encode-0", "decode-0", "decode-1", "master", "proxy")
 @contextmanager
 def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """An encode worker and two that prefill and decode, without a model."""
-    ports = [word for flag in PORTS for word in (flag, str(free_port()))]
+    ports = [word for flag in PORTS for word in (flag, str(free_port(2)))]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "triptych", "serve", "demo", "--engine", "mock",
          "--num-p", "0", "--num-d", "2", "--port", str(port), *ports],
@@ -34,9 +34,12 @@ def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     )  # fmt: skip
     assert process.stdout is not None
     try:
+        said = []
         for line in process.stdout:
+            said.append(line)
             if line.startswith("Serving at "):
                 break
+        assert said and said[-1].startswith("Serving at "), "".join(said)
         yield process
     finally:
         process.kill()
