@@ -52,7 +52,7 @@ def _level_of(body: bytes) -> LogLevel:
 def log_levels(
     check: Callable[[Request], None], tell: Callable[[str], None] = lambda level: None
 ) -> APIRouter:
-    """The route that sets the level; `check` raises for whoever may not. `tell` passes it on to
+    """The route that sets the level; `check` raises if the caller may not. `tell` passes it on to
     a further process of the server, and raises if there is none."""
     routes = APIRouter()
 

@@ -36,7 +36,7 @@ class _Eplb(msgspec.Struct):
 
 
 def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> APIRouter:
-    """`check` raises for whoever may not change anything; `load` has workers load LoRA adapters,
+    """`check` raises if the caller may not change anything; `load` has workers load LoRA adapters,
     given by name and path, None where no worker takes any."""
     routes = APIRouter()
 

@@ -68,7 +68,7 @@ class Tracer:
         record.traceparent = f"00-{named.trace_id:032x}-{named.span_id:016x}-01"
 
     def end(self, record: RequestRecord) -> None:
-        """The request is over; nothing happens if it is not traced."""
+        """Ends the request's span, if it has one."""
         span, record.trace = record.trace, None
         if span is None:
             return

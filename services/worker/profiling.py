@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from protocol.errors import InvalidRequest
 from services.worker.worker import Worker
 
-LONGEST_S = 60.0  # a trace that nobody ends would take all memory
+LONGEST_S = 60.0  # a trace grows in memory until it is stopped
 _FLAG = "--profile-folder"
 
 

@@ -32,7 +32,7 @@ _bodies = msgspec.json.Decoder(BusyThreshold)
 
 
 def busy_thresholds(registry: Registry, check: Callable[[Request], None]) -> APIRouter:
-    """`check` raises for whoever may not ask. What is set holds until the master ends, and is not
+    """`check` raises if the caller may not ask. What is set holds until the master ends, and is not
     told to other masters."""
     routes = APIRouter()
 
