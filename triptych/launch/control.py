@@ -100,7 +100,7 @@ def _lines(link: socket.socket) -> Iterator[Progress]:
 
 
 def _send(caller: socket.socket, said: Progress) -> None:
-    """Whoever has asked may have left: what was begun goes on."""
+    """The caller may have hung up; the restart goes on."""
     with contextlib.suppress(OSError):
         caller.sendall(msgspec.json.encode(said) + b"\n")
 

@@ -99,7 +99,7 @@ async def test_the_admin_key_alone_opens_what_operators_see() -> None:
             for headers in ({}, {"x-api-key": "other"}, {"authorization": "Bearer operators"}):
                 async with proxy.session.get(proxy.url + path, headers=headers) as response:
                     assert response.status == 401
-        assert not proxy.gateway.recent.wants(b"any")  # nobody who may has looked
+        assert not proxy.gateway.recent.wants(b"any")  # no operator has the page open
         for path in ("/page/fleet", "/page/requests"):
             await told(proxy, path)
         assert proxy.gateway.recent.wants(b"any")
@@ -127,7 +127,7 @@ async def test_an_api_key_guards_what_a_client_sees(front: Frontend) -> None:
 async def test_the_page_follows_its_own_relayed_request_and_no_other() -> None:
     async with relaying("EPD") as proxy:
         await proxy.post(text(), {"x-request-id": "mine"})
-        assert list(proxy.gateway.recent) == []  # nobody looks: it costs nothing
+        assert list(proxy.gateway.recent) == []  # recorded only while the page is open
         await proxy.post(pictures(data_url("a")), {"x-request-id": ID})
         view = (await told(proxy, f"/page/stages?id={ID}", {}))["request"]
         assert not view["running"] and view["outcome"] == "ok" and view["media"] == 1
