@@ -30,6 +30,7 @@ PROCESSORS = (
     ("qwen2_vl", "Qwen2VLProcessor"),
     ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
     ("qwen3_vl", "Qwen3VLProcessor"),
+    ("qwen3_vl_moe", "Qwen3VLProcessor"),
     ("llava_onevision", "LlavaOnevisionProcessor"),
     ("gemma3", "Gemma3Processor"),
 )
@@ -38,6 +39,7 @@ TOKEN_TYPES = (
     ("qwen2_vl", "mm_token_type_ids"),
     ("qwen2_5_vl", "mm_token_type_ids"),
     ("qwen3_vl", "mm_token_type_ids"),
+    ("qwen3_vl_moe", "mm_token_type_ids"),
     ("gemma3", "token_type_ids"),
 )
 

@@ -105,6 +105,13 @@ def _qwen3_vl(ids: Ids) -> Json:
     }
 
 
+def _qwen3_vl_moe(ids: Ids) -> Json:
+    config = _qwen3_vl(ids)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    # A layer without experts between layers with them.
+    return {**config, "text_config": {**config["text_config"], **experts, "mlp_only_layers": [1]}}
+
+
 def _siglip(image_size: int, patch_size: int, layers: int) -> Json:
     return {
         "model_type": "siglip_vision_model",
@@ -185,7 +192,7 @@ def _qwen3_next(ids: Ids) -> Json:
 def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size: int) -> Family:
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{prefix}Processor",
+        "processor_class": f"{prefix.removesuffix('Moe')}Processor",
         "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
         "patch_size": patch_size,
         "temporal_patch_size": 2,
@@ -229,6 +236,7 @@ SPECS = MappingProxyType(
         "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
         "qwen2_5_vl": _qwen("Qwen2_5_VL", tiny_text.QWEN2_VL, _qwen2_5_vl, 14),
         "qwen3_vl": _qwen("Qwen3VL", tiny_text.QWEN3_VL, _qwen3_vl, 16),
+        "qwen3_vl_moe": _qwen("Qwen3VLMoe", tiny_text.QWEN3_VL, _qwen3_vl_moe, 16),
         "llava_onevision": Family(
             tiny_text.LLAVA_ONEVISION,
             "LlavaOnevisionForConditionalGeneration",

@@ -20,7 +20,9 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from tests.support import tiny_text
 from tests.support.tiny_configs import SPECS, Family
 
-VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma3")
+VISION_FAMILIES = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava_onevision", "gemma3",
+)  # fmt: skip
 TEXT_FAMILIES = ("llama", "qwen3")
 FAMILIES = VISION_FAMILIES + TEXT_FAMILIES
 STATEFUL_FAMILY = "qwen3_next"  # linear attention beside full attention: the engine refuses it

@@ -117,7 +117,8 @@ def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
 
 
 def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: patches of all pictures in one packed run."""
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts: patches of all pictures in one
+    packed run."""
     output = model.get_image_features(
         torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
         torch.cat([pixels["image_grid_thw"] for pixels in batch]),
@@ -154,6 +155,7 @@ _ENCODERS: dict[str, _Encoder] = {
     "qwen2_vl": _encode_qwen,
     "qwen2_5_vl": _encode_qwen,
     "qwen3_vl": _encode_qwen,
+    "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
     "llava_onevision": _encode_llava_onevision,
 }
