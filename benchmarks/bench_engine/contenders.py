@@ -26,6 +26,7 @@ _VLLM: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
 }  # fmt: skip
+_PATIENT = "--max-queue-wait 1800 --queue-timeout 1800"
 
 Contender = Callable[[Path, Path], AbstractContextManager[str]]
 """Serves a model, with its log in a folder, and gives its URL."""
@@ -45,11 +46,13 @@ def one_process(model: Path, logs: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def split(model: Path, logs: Path) -> Iterator[str]:
-    """Our launcher's stack: proxy, master, one worker of each role."""
+    """Our launcher's stack: proxy, master, one worker of each role. Its queues refuse nothing, as
+    vLLM's does not."""
     ports = {name: str(free_port()) for name in ("", "master-", "encode-", "prefill-", "decode-")}
     command = [
         sys.executable, "-m", "triptych", "serve", str(model), "--max-num-seqs", "32",
-        "--log-path", str(logs / "split"), "--proxy-flags", f"--served-model-name {SERVED}",
+        "--log-path", str(logs / "split"), "--master-flags", _PATIENT,
+        "--proxy-flags", f"--served-model-name {SERVED} {_PATIENT}",
     ]  # fmt: skip
     command += [word for name, port in ports.items() for word in (f"--{name}port", port)]
     with _serving(command, f"http://127.0.0.1:{ports['']}", logs / "split.log") as url:
