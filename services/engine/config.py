@@ -33,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights and KV
     max_model_len: int = 4096  # tokens of prompt and output together
     max_num_seqs: int = 64  # requests computed at once
+    scheduling_policy: str = "priority"  # which request runs first: see scheduling.ranking
     max_num_batched_tokens: int = 2048  # tokens of one step
     # prompt tokens of a step in which requests decode, 0: up to `max_num_batched_tokens`
     max_prefill_beside_decode: int = 512

@@ -107,10 +107,10 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         section="Queue and objectives",
     )
     max_queue_wait: float = seconds(
-        5.0, "Predicted wait in the master's queue beyond which a request is answered with 503."
+        30.0, "Predicted wait in the master's queue beyond which a request is answered with 503."
     )
     queue_timeout: float = seconds(
-        30.0, "How long a request may wait in the master's queue before it is answered with 503."
+        60.0, "How long a request may wait in the master's queue before it is answered with 503."
     )
     tenant_share: float = option(
         1.0,

@@ -19,8 +19,8 @@ class PolicyOptions:
 
     policy: str = option(
         "cost",
-        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, or"
-        " a class of your own as module:Class.",
+        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, the"
+        " name of one that an installed package brings, or a class of your own as module:Class.",
         "policy",
         pattern=r"\w+|[\w.]+:\w+",
         section="Placement",

@@ -21,6 +21,7 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
+from services.engine.scheduling.ranking import check_policy
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
@@ -110,6 +111,14 @@ class WorkerConfig(
         "requests",
         maximum=65536,
         section="Batching",
+    )
+    scheduling_policy: str = option(
+        "priority",
+        "Which waiting request the engine computes first. priority: the lower priority value, then"
+        " the older. fcfs: the older, whatever its priority. Packages may bring more (see"
+        " examples/plugin).",
+        "policy",
+        check=check_policy,
     )
     max_num_batched_tokens: int = count(
         2048, "Tokens that one step of the engine computes at most.", "tokens", maximum=1 << 24

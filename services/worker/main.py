@@ -174,6 +174,7 @@ def engine_config(
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_model_len=info.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        scheduling_policy=config.scheduling_policy,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_decode_delay_s=config.max_decode_delay,

@@ -138,6 +138,19 @@ def _llava_onevision(ids: Ids) -> Json:
     }
 
 
+def _llava(ids: Ids) -> Json:
+    vision = {**_siglip(image_size=28, patch_size=7, layers=2), "projection_dim": 64}
+    vision.pop("vision_use_head")
+    return {
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": {**vision, "model_type": "clip_vision_model"},
+        "image_token_index": ids("<image>"),
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": False,
+    }
+
+
 def _gemma3(ids: Ids) -> Json:
     window = ["sliding_attention", "full_attention"]
     text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
@@ -220,6 +233,16 @@ def _llava_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _llava15_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "processor_class": "LlavaProcessor",
+        "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28},
+    }
+    return {"preprocessor_config.json": preprocessor}
+
+
 def _gemma_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "Gemma3ImageProcessor",
@@ -243,6 +266,7 @@ SPECS = MappingProxyType(
             _llava_onevision,
             _llava_files,
         ),
+        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
+from protocol.plugins import find_plugin
 from protocol.types import EncodeItem
 from services.engine.attention import segments
 from services.engine.containment import contained
@@ -21,6 +22,8 @@ from services.engine.scheduling.seams import Prepared
 from services.frontend.image import load_rgb
 
 Pixels = dict[str, torch.Tensor]
+Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
+"""The vision model and what the processor made of each picture → each picture's embeddings."""
 
 
 class VisionModel:
@@ -42,10 +45,10 @@ class VisionModel:
         self._processor = picture_processor(model_dir)
         self._device = device
         kind = self._model.config.model_type
-        try:
-            self._encode = _ENCODERS[kind]
-        except KeyError:
-            raise ConfigError(f"--model: no encoder is known for model type '{kind}'") from None
+        encoder = _ENCODERS.get(kind) or find_plugin("encoders", kind)
+        if encoder is None:
+            raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
+        self._encode: Encoder = encoder
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
@@ -150,8 +153,7 @@ def _llava_picture(model: Any, pixels: Pixels) -> torch.Tensor:
     return output.pooler_output[0]  # type: ignore[no-any-return]
 
 
-_Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
-_ENCODERS: dict[str, _Encoder] = {
+_ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": _encode_qwen,
     "qwen2_5_vl": _encode_qwen,
     "qwen3_vl": _encode_qwen,

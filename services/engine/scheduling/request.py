@@ -24,7 +24,7 @@ class Status(enum.Enum):
 
 
 RequestKey = tuple[str, int]
-Order = tuple[int, int, int]
+Order = tuple[float, int, int]
 
 
 class Constraint(Protocol):
@@ -52,6 +52,7 @@ class Request:
     positions: NDArray[np.int64]  # int64[1 or 3, num_prompt], rotary positions of the prompt
     rope_delta: int  # what to add to a later token's index for its position
     keys: BlockKeyChain  # names of its full blocks
+    rank: float = 0.0  # lower goes first, by --scheduling-policy; then the older one
     deadline: float | None = None  # of the engine's clock
     siblings: tuple[int, ...] = ()  # choices that share this one's prompt and have not begun
     status: Status = Status.WAITING  # which queue it is in
@@ -113,8 +114,8 @@ class Request:
 
     @property
     def order(self) -> Order:
-        """Who runs first: lower priority value, then the older, then the lower choice."""
-        return self.source.priority, self.arrival, self.index
+        """Which runs first: the lower rank, then the older, then the lower choice."""
+        return self.rank, self.arrival, self.index
 
     @property
     def num_left(self) -> int:
@@ -166,6 +167,7 @@ def sibling_of(request: Request, index: int) -> Request:
         positions=request.positions,
         rope_delta=request.rope_delta,
         keys=keys,
+        rank=request.rank,
         deadline=request.deadline,
         constraint=request.constraint and request.constraint.another(),
     )
