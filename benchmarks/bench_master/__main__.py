@@ -10,12 +10,10 @@ is. The HTTP rows are a closed loop over 32 connections, without heartbeats or e
 publishes a figure taken that way, so they stand alone.
 """
 
-import gc
 import random
 import sys
 import time
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -23,12 +21,12 @@ import uvloop
 
 from benchmarks.bench_master.http import drive, serving
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
+from benchmarks.bench_master.memory import memory_rows
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
 from services.master.collector import calm
 from services.master.config import MasterConfig
-from services.master.index.prefix_index import HolderIndex
 from services.master.master import Master
 
 WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400}
@@ -69,44 +67,6 @@ def placement_rows(count: int) -> list[Row]:
         at_least("placements/s, 1,000 workers, 1,000,000 blocks", count / busy, 1e4, 1),
         at_most("placement p99, ms", float(np.percentile(times, 99)) * 1e3, 1.0, 1),
     ]
-
-
-def traced(fill: Callable[[], object]) -> float:
-    """Bytes that what `fill` returns keeps alive."""
-    gc.collect()
-    tracemalloc.start()
-    kept = fill()
-    gc.collect()
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del kept
-    return size
-
-
-def memory_row(blocks: int) -> Row:
-    """The same events into our index and into a dictionary of sets. Keys are decoded anew."""
-    payload = msgspec.msgpack.encode(chains(random.Random(SEED), blocks))
-    holders = WORKERS["prefill"] + WORKERS["decode"]
-
-    def ours() -> HolderIndex[int]:
-        index: HolderIndex[int] = HolderIndex(blocks)
-        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
-            index.add(i % holders, keys)
-            if i % 4 == 0:  # a hand-over: prefill and decode hold the same blocks
-                index.add((i + 1) % holders, keys)
-        return index
-
-    def plain() -> dict[int, set[int]]:
-        index: dict[int, set[int]] = {}
-        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
-            for key in keys:
-                index.setdefault(key, set()).add(i % holders)
-                if i % 4 == 0:
-                    index[key].add((i + 1) % holders)
-        return index
-
-    name = "index bytes/block, prompts in a row, 5 in 4 held once (peer: dict of sets)"
-    return at_most(name, traced(ours) / blocks, traced(plain) / blocks, 1)
 
 
 def payloads(rng: random.Random, blocks: int, encoding: Encoding) -> list[bytes]:
@@ -157,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
     rows = [
         *placement_rows(10_000 * scale),
-        memory_row(BLOCKS if scale > 1 else BLOCKS // 4),
+        *memory_rows(BLOCKS if scale > 1 else BLOCKS // 4),
         *ingestion_rows(50_000 * scale),
         *http_rows(10_000 * scale),
     ]

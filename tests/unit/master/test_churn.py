@@ -33,7 +33,7 @@ PER_S = 2
 TTL_S = 60.0
 LOAD = Load(free_blocks=500, total_blocks=500)
 SEEN = {
-    "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Homes.elsewhere",
+    "Ledger._held", "HolderIndex._sets", "Changelog._gone_at", "Homes.elsewhere",
     "OtherMasters._others", "CacheIndex.pending", "PredictedCache._expiry", "Registry.instances",
     "Pool.ids", "Charge objects",
 }  # fmt: skip
