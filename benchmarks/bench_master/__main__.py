@@ -1,13 +1,14 @@
-"""The master at a thousand workers and a million blocks, on one core.
+"""The master at a thousand workers and a million blocks.
 
     python -m benchmarks.bench_master [--quick] [--json FILE]
 
-Placement and ingestion run in this process; the HTTP rows start `python -m services.master` and
-drive it from this process over kept connections, so both share the machine. `peer` is what the row
-is held against: a figure that is required, or a plain dictionary of sets filled in the same run. A
+In this process, on one core: placement, ingestion, and the index's memory at 10,000 workers beside
+a dictionary of sets. Against a master of its own process: a closed loop over 32 connections without
+other load; an open loop at growing rates while 1,000 workers beat and publish what the placements
+make them store and lose; a master that starts beside 1,000 full workers; two masters that share a
+Redis. `peer` is what the row is held against: a figure that is required, or the plain structure. A
 row holds if `ratio`, ours / peer, is at least `bar` where more is better, at most `bar` where less
-is. The HTTP rows are a closed loop over 32 connections, without heartbeats or events; no peer
-publishes a figure taken that way, so they stand alone.
+is. Master and load share the machine, so that latencies need it idle; processor time does not.
 """
 
 import random
@@ -19,9 +20,12 @@ import msgspec
 import numpy as np
 import uvloop
 
+from benchmarks.bench_master.agreement import agreement_rows
 from benchmarks.bench_master.http import drive, serving
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
 from benchmarks.bench_master.memory import memory_rows
+from benchmarks.bench_master.open_loop import open_loop_rows
+from benchmarks.bench_master.restart import restart_rows
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
@@ -32,6 +36,7 @@ from services.master.master import Master
 WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400}
 BLOCKS = 1_000_000
 UNDER_WAY = 2000
+RATES = (250.0, 500.0, 750.0, 1000.0, 1500.0, 2000.0, 3000.0)
 
 
 def filled(master: Master, prompts: list[list[int]]) -> float:
@@ -120,6 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         *memory_rows(BLOCKS if scale > 1 else BLOCKS // 4),
         *ingestion_rows(50_000 * scale),
         *http_rows(10_000 * scale),
+        *open_loop_rows(BLOCKS // 10 * scale, RATES if scale > 1 else RATES[:4:3], 3.0 * scale),
+        *restart_rows(400 * scale),
+        *agreement_rows(BLOCKS // 20, 3.0 * scale),
     ]
     print("\n".join(map(line, rows)))
     return finish(rows, args.json)

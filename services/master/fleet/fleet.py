@@ -139,10 +139,12 @@ class Fleet:
         heapq.heappush(self._free_slots, instance.slot)
 
     def _caches(self, index: CacheIndex, slot: int, blocks: int) -> PredictedCaches:
-        ttl, most = self.config.predict_ttl * 1e3, self.config.predict_blocks
+        config = self.config
+        ttl, most = config.predict_ttl * 1e3, config.predict_blocks
+        kept = config.predict_prune_ratio
         return PredictedCaches(
-            PredictedCache(index.blocks, slot, ttl, blocks or most),
-            PredictedCache(index.media, slot, ttl, most),
+            PredictedCache(index.blocks, slot, ttl, blocks or most, kept),
+            PredictedCache(index.media, slot, ttl, most, kept),
         )
 
     def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:

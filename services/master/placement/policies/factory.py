@@ -31,8 +31,9 @@ POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
 
 
 def load_policy(config: MasterConfig, rng: random.Random) -> Policy:
-    """The policy that `config.policy` names; `ConfigError` if there is none."""
-    kind = POLICIES.get(config.policy) or _imported(config.policy)
+    """The policy that `config.policy` names, with hyphens as Dynamo writes them or without;
+    `ConfigError` if there is none."""
+    kind = POLICIES.get(config.policy.replace("-", "_")) or _imported(config.policy)
     return kind(config, rng)
 
 
