@@ -27,7 +27,7 @@ from services.master.fleet.priced_columns import STEP_SHARE
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
-from services.master.index.prefix_index import HolderIndex
+from services.master.index.prefix_index import HolderIndex, block_index
 from services.master.index.source_holdings import SourceHoldings
 
 KINDS = ("encode", "prefill", "decode", "combined", "store")
@@ -78,7 +78,7 @@ class Fleet:
 
     def _index(self) -> CacheIndex:
         most = self.config.max_index_entries
-        return CacheIndex(HolderIndex(most), HolderIndex(most))
+        return CacheIndex(block_index(most), HolderIndex(most))
 
     def index(self, predicted: bool) -> CacheIndex:
         return self.predicted if predicted else self.exact
@@ -110,7 +110,7 @@ class Fleet:
         return sum(float(p.max_running[p.penalty == 0.0].sum()) for p in decoding)
 
     def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
-        # The smallest first: a set of slots is an integer as long as its largest slot.
+        # The smallest first: large sets of slots are masks as long as their largest slot.
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         pool = self.pools[_KIND_OF.get(info.role, info.role)]
         row = pool.add(info, slot, now_ms)
@@ -139,10 +139,12 @@ class Fleet:
         heapq.heappush(self._free_slots, instance.slot)
 
     def _caches(self, index: CacheIndex, slot: int, blocks: int) -> PredictedCaches:
-        ttl, most = self.config.predict_ttl * 1e3, self.config.predict_blocks
+        config = self.config
+        ttl, most = config.predict_ttl * 1e3, config.predict_blocks
+        kept = config.predict_prune_ratio
         return PredictedCaches(
-            PredictedCache(index.blocks, slot, ttl, blocks or most),
-            PredictedCache(index.media, slot, ttl, most),
+            PredictedCache(index.blocks, slot, ttl, blocks or most, kept),
+            PredictedCache(index.media, slot, ttl, most, kept),
         )
 
     def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:

@@ -105,7 +105,7 @@ class Layouts:
             if not self._policy.compares:
                 break
         if not options:
-            raise refused or _nobody(job)
+            raise refused or _nobody(job, enforced=self._config.enforce_disagg)
         return options[0] if len(options) == 1 else min(options, key=self._cost)
 
     def _cost(self, option: Option) -> float:
@@ -116,6 +116,8 @@ class Layouts:
         if alone is not None:
             return [(self._prefill(job, alone, COMBINED), None)]
         prefill, decode = self._pair(job)
+        if self._config.enforce_disagg:
+            return [(prefill, decode)]
         guessed = job.request.predicted  # were it wrong, a whole prompt would hold up decodes
         rest = None
         if self._policy.compares and not guessed:
@@ -159,6 +161,8 @@ class Layouts:
         pools = job.fleet.pools
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
+        if self._config.enforce_disagg:
+            return [None] if all(parts) else []
         both = able(combined, job.avoid)
         if not all(parts) or apart(prefill, decode):
             alone = combined if both else decode
@@ -236,6 +240,12 @@ class Layouts:
         return chosen(costs, self._policy.pick(costs), job.fleet)
 
 
-def _nobody(job: Job) -> Unavailable:
+def _nobody(job: Job, *, enforced: bool) -> Unavailable:
     wanted = "prefill" if job.fleet.pools["decode"].able else "decode"
+    if enforced:  # a code that proxies do not take for a master that has just started
+        return Unavailable(
+            f"no {wanted} worker is up, and --enforce-disagg lets no worker do both",
+            code="disagg_unavailable",
+            retry_after_s=1.0,
+        )
     return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)

@@ -86,19 +86,22 @@ class Placer:
         settled = now_ms + self._config.settle * 1e3
         costs, row = prefill.costs, prefill.row
         alone = decode is None
-        last = request.prompt_tokens + (job.new_tokens if alone else 0)
+        output = job.new_tokens if self._config.track_output_blocks else 0
+        reused = self._config.assume_kv_reuse
+        last = request.prompt_tokens + (output if alone else 0)
         charge = Charge(
             costs.pool, row, settled, float(costs.work_ms[row]) + encode_ms,
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
-            blocks=math.ceil((last - prefill.hits) / request.block_size), encode_ms=encode_ms,
+            blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
+            encode_ms=encode_ms,
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:
             held.decode = charge
         else:
             held.prefill = charge
-            rest = request.prompt_tokens + job.new_tokens - decode.hits
+            rest = request.prompt_tokens + output - reused * decode.hits
             held.decode = Charge(
                 decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),

@@ -32,9 +32,11 @@ POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
 
 
 def load_policy(config: MasterConfig, rng: random.Random) -> Policy:
-    """The policy that `config.policy` names; `ConfigError` if there is none."""
+    """The policy that `config.policy` names, with hyphens as Dynamo writes them or without;
+    `ConfigError` if there is none."""
     name = config.policy
-    kind = POLICIES.get(name) or find_class("policies", name, Policy) or _imported(name)
+    own = POLICIES.get(name.replace("-", "_"))
+    kind = own or find_class("policies", name, Policy) or _imported(name)
     return kind(config, rng)
 
 
