@@ -14,6 +14,7 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Meter
+from services.engine.transfers.kv_tiers import KVTiers
 
 
 class Reporting(Protocol):
@@ -124,6 +125,8 @@ def gauges_of(engine: Reporting) -> dict[str, float]:
             "kv_blocks_free": scheduler.blocks.num_free,
             "embedding_cache_bytes": scheduler.embeddings.size,
         }
+        for tier in engine.generate.tiers.tiers:
+            values[f"kv_{tier.store.name}_blocks"] = len(tier.shelf)
     if engine.encode is not None:
         values["num_items_encoding"] = len(engine.encode)
     return values
@@ -141,6 +144,7 @@ def counters_of(engine: Reporting) -> dict[str, float]:
             "embedding_queries": core.scheduler.embeddings.queries,
             "embedding_hits": core.scheduler.embeddings.hits,
         }
+        values |= _tier_counters(core.tiers)
     if engine.encode is not None:
         values |= {
             "mm_encoded": engine.encode.encoded,
@@ -148,5 +152,23 @@ def counters_of(engine: Reporting) -> dict[str, float]:
             "mm_cache_queries": engine.encode.queries,
             "mm_cache_hits": engine.encode.hits,
             "mm_received_bytes": engine.encode.received_bytes,
+        }
+    return values
+
+
+def _tier_counters(tiers: KVTiers) -> dict[str, float]:
+    """None at all for an engine whose KV lies in its pool alone."""
+    if not tiers.tiers:
+        return {}
+    values: dict[str, float] = {
+        "kv_offload_dropped_blocks": tiers.idle.dropped,
+        "kv_onboards_given_up": tiers.given_up,
+    }
+    for tier in tiers.tiers:
+        values |= {
+            f"kv_{tier.store.name}_offloaded_blocks": tier.offloaded,
+            f"kv_{tier.store.name}_onboarded_blocks": tier.onboarded,
+            f"kv_{tier.store.name}_failed_blocks": tier.failed,
+            f"kv_{tier.store.name}_hit_tokens": tier.hit_tokens,
         }
     return values
