@@ -1,12 +1,18 @@
-"""KV below the pool, on a real engine: tokens stay the same, whatever tiers hold, lose or refuse."""
+"""KV below the pool, on a real engine: the same tokens, whatever tiers hold, lose or refuse."""
 
+import os
 import random
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from connectors.tiers.base import Copied, TierCopy
+from protocol.errors import ConfigError
 from protocol.registry import Rates
 from protocol.types import GenerateRequest, SamplingParams
 from services.engine.engine import Engine
@@ -14,10 +20,11 @@ from services.engine.scheduling.rates import RateMeter
 from tests.conftest import ModelDir
 from tests.support.engines import engine
 
+ROOT = Path(__file__).parents[3]
 BLOCK = 16
 POOL = 12  # blocks: two prompts of PROMPT tokens and their outputs
 PROMPT = 75
-TOKENS = 6
+TOKENS = 8
 MIB = 1 << 20
 PROMPTS = [random.Random(seed).choices(range(5, 200), k=PROMPT) for seed in range(6)]
 FULL = PROMPT // BLOCK  # blocks of a prompt that can be found again
@@ -82,5 +89,287 @@ def test_what_the_pool_evicts_comes_back_from_host_memory(model_dir: ModelDir) -
         host = tier(worker, "host")
         assert host.onboarded >= len(PROMPTS) * FULL - POOL
         assert worker.counters()["cached_tokens"] - before == len(PROMPTS) * FULL * BLOCK
+    finally:
+        worker.close()
+
+
+def on_disk(folder: Path, files: Path, **options: Any) -> Engine:
+    return opened(folder, kv_disk_bytes=8 * MIB, kv_disk_path=str(files), **options)
+
+
+def test_files_outlive_the_engine_that_wrote_them(model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = on_disk(folder, tmp_path)
+    assert turns(worker, PROMPTS) == expected
+    worker.close()
+    assert len(list(tmp_path.glob("*.kv"))) >= len(PROMPTS) * FULL
+    worker = on_disk(folder, tmp_path)
+    try:
+        assert turns(worker, PROMPTS) == expected
+        assert tier(worker, "disk").onboarded == len(PROMPTS) * FULL
+        assert worker.counters()["kv_disk_hit_tokens"] == len(PROMPTS) * FULL * BLOCK
+        assert worker.counters()["cached_tokens"] == len(PROMPTS) * FULL * BLOCK
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "deleted", "swapped"])
+def test_a_damaged_file_is_computed_again(how: str, model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = on_disk(folder, tmp_path)
+    assert turns(worker, PROMPTS) == expected
+    worker.close()
+    worker = on_disk(folder, tmp_path)
+    try:
+        damage(sorted(tmp_path.glob("*.kv")), how)
+        assert turns(worker, PROMPTS) == expected
+        disk = tier(worker, "disk")
+        assert disk.failed == len(PROMPTS) * FULL
+        assert disk.onboarded == 0
+        assert turns(worker, PROMPTS, "again") == expected
+        assert disk.failed == len(PROMPTS) * FULL, "what is damaged is found out once"
+    finally:
+        worker.close()
+
+
+def damage(files: Sequence[Path], how: str) -> None:
+    contents = [bytearray(path.read_bytes()) for path in files]
+    for number, path in enumerate(files):
+        data = contents[number]
+        data[-1] ^= how == "flipped"
+        if how == "deleted":
+            path.unlink()
+        elif how == "swapped":  # each is whole, and under another's name
+            path.write_bytes(contents[number - 1])
+        else:
+            path.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
+
+
+def test_files_cut_short_are_removed_at_the_start(model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    worker = on_disk(folder, tmp_path)
+    turns(worker, PROMPTS[:1])
+    worker.close()
+    damage(sorted(tmp_path.glob("*.kv")), "truncated")
+    worker = on_disk(folder, tmp_path)
+    try:
+        assert list(tmp_path.glob("*.kv")) == []
+        assert len(tier(worker, "disk").shelf) == 0
+    finally:
+        worker.close()
+
+
+def test_files_of_another_layout_are_removed(model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = on_disk(folder, tmp_path)
+    turns(worker, PROMPTS)
+    worker.close()
+    mine = tmp_path / "mine.txt"
+    mine.write_text("not ours to remove")
+    worker = on_disk(folder, tmp_path, block_size=8, num_blocks=2 * POOL)
+    try:
+        assert list(tmp_path.glob("*.kv")) == []
+        assert turns(worker, PROMPTS[:2]) == expected[:2]
+        assert mine.exists()
+    finally:
+        worker.close()
+
+
+def test_a_tier_holds_no_more_than_it_may(model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = on_disk(folder, tmp_path)
+    row_bytes = tier(worker, "host").store.memory.shape[1] * 4
+    worker.close()
+    sizes = {"kv_host_bytes": 3 * row_bytes, "kv_disk_bytes": 7 * row_bytes}
+    worker = opened(folder, kv_disk_path=str(tmp_path), **sizes)
+    try:
+        for name in "ab":
+            assert turns(worker, PROMPTS, name) == expected
+        host, disk = tier(worker, "host"), tier(worker, "disk")
+        assert (len(host.shelf), len(disk.shelf)) == (3, 7)
+        assert len(list(tmp_path.glob("*.kv"))) == 7
+    finally:
+        worker.close()
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    folder = model_dir("qwen2_5_vl")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--kv-disk-path: .* cannot be written to"):
+        on_disk(folder, tmp_path / "file" / "below")
+    worker = on_disk(folder, tmp_path)
+    try:
+        with pytest.raises(ConfigError, match=r"--kv-disk-path: .* is used by another worker"):
+            on_disk(folder, tmp_path)
+    finally:
+        worker.close()
+    with pytest.raises(ConfigError, match="--kv-disk and --kv-disk-path"):
+        opened(folder, kv_disk_bytes=MIB)
+    with pytest.raises(ConfigError, match="--kv-host-memory: 1 bytes hold no KV block"):
+        opened(folder, kv_host_bytes=1)
+    with pytest.raises(ConfigError, match=r"--kv-host-memory: .* are free"):
+        opened(folder, kv_host_bytes=1 << 60)
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from tests.unit.engine.test_kv_tiers import PROMPTS, RateMeter, Rates, on_disk, plain, tier, turns
+
+RateMeter.rates = lambda self: Rates(prefill_ms_per_token=50.0)
+folder, files = map(Path, sys.argv[1:])
+worker = on_disk(folder, files)
+assert turns(worker, PROMPTS) == plain(folder)
+disk = tier(worker, "disk")
+print(disk.failed > 0, len(disk.shelf) == len(list(files.glob("*.kv"))))
+assert not list(files.glob("*.tmp"))
+worker.close()
+"""
+
+
+def test_a_full_disk_costs_no_request(model_dir: ModelDir, tmp_path: Path) -> None:
+    mount = "mount -t tmpfs -o size=64k none $2 && exec $0 - $1 $2"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount,
+         sys.executable, str(model_dir("qwen2_5_vl")), str(tmp_path)],
+        env=dict(os.environ), input=FULL_DISK, capture_output=True, text=True, timeout=120,
+        cwd=ROOT,
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no mount of our own here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"], done.stdout
+
+
+class _Late(TierCopy):
+    """A copy that is said to have ended once `arrive` is set."""
+
+    def __init__(self, copy: TierCopy, arrive: threading.Event) -> None:
+        self._copy = copy
+        self._arrive = arrive
+
+    def poll(self) -> Copied | None:
+        return self._copy.poll() if self._arrive.is_set() else None
+
+
+def held_back(worker: Engine) -> threading.Event:
+    """What comes from host memory from here on arrives once the event is set."""
+    arrive, store = threading.Event(), tier(worker, "host").store
+    load = store.load
+
+    def late(*args: Any) -> TierCopy:
+        return _Late(load(*args), arrive)
+
+    store.load = late
+    return arrive
+
+
+def begun(worker: Engine, name: str, prompt: list[int]) -> None:
+    """A request whose KV is on its way."""
+    assert worker.generate is not None
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    worker.generate.add(GenerateRequest(name, prompt, params))
+    worker.step()
+    assert worker.generate.tiers.active
+    assert worker.generate.tiers.owned_blocks()
+    assert worker.check_integrity() == []
+
+
+def test_an_abort_while_kv_comes_back_leaks_nothing(model_dir: ModelDir) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = opened(folder, kv_host_bytes=8 * MIB)
+    try:
+        turns(worker, PROMPTS, "a")
+        arrive = held_back(worker)
+        begun(worker, "gone", PROMPTS[0])
+        assert worker.generate is not None
+        worker.generate.abort(["gone"])
+        worker.step()
+        assert worker.check_integrity() == []
+        assert worker.generate.tiers.owned_blocks(), "they may still be written to"
+        arrive.set()
+        assert turns(worker, PROMPTS, "b") == expected
+        assert worker.generate.tiers.owned_blocks() == []
+    finally:
+        worker.close()
+
+
+def test_two_requests_share_what_is_on_its_way(model_dir: ModelDir) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = opened(folder, kv_host_bytes=8 * MIB)
+    try:
+        turns(worker, PROMPTS, "a")
+        onboarded = tier(worker, "host").onboarded
+        assert serve(worker, [("x", PROMPTS[0]), ("y", PROMPTS[0])]) == expected[:1] * 2
+        assert tier(worker, "host").onboarded == onboarded + FULL
+    finally:
+        worker.close()
+
+
+def test_requests_are_preempted_while_kv_comes_back(model_dir: ModelDir) -> None:
+    """A pool for two prompts without their outputs: requests take one another's blocks."""
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = opened(folder, num_blocks=2 * FULL + 2, kv_host_bytes=8 * MIB)
+    try:
+        turns(worker, PROMPTS, "a")
+        for name in "bc":
+            asked = [(f"{name}{number}", prompt) for number, prompt in enumerate(PROMPTS)]
+            assert serve(worker, asked) == expected
+        assert worker.counters()["preemptions"] > 0
+        assert tier(worker, "host").onboarded > 0
+    finally:
+        worker.close()
+
+
+def test_a_request_waits_no_longer_than_computing_takes(model_dir: ModelDir) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    ticks = [0.0]
+    worker = opened(folder, kv_host_bytes=8 * MIB, clock=lambda: ticks[0])
+    try:
+        turns(worker, PROMPTS, "a")
+        arrive = held_back(worker)
+        begun(worker, "late", PROMPTS[0])
+        assert worker.generate is not None
+        ticks[0] += 0.050 * FULL * BLOCK - 0.001
+        worker.step()
+        assert not worker.generate.progressed
+        ticks[0] += 0.002
+        tokens: list[int] = []
+        while len(tokens) < TOKENS:
+            for output in worker.step()[0]:
+                tokens += output.token_ids
+        assert tokens == expected[0]
+        assert worker.counters()["kv_onboards_given_up"] == 1
+        arrive.set()
+        assert turns(worker, PROMPTS, "b") == expected
+    finally:
+        worker.close()
+
+
+def test_a_reset_forgets_what_tiers_hold(model_dir: ModelDir, tmp_path: Path) -> None:
+    folder = model_dir("qwen2_5_vl")
+    expected = plain(folder)
+    worker = on_disk(folder, tmp_path, kv_host_bytes=8 * MIB)
+    try:
+        turns(worker, PROMPTS, "a")
+        arrive = held_back(worker)
+        begun(worker, "b", PROMPTS[0])
+        assert worker.generate is not None
+        worker.generate.abort(["b"])
+        worker.reset_caches(prefix=True, encoder=False)
+        assert [len(t.shelf) for t in worker.generate.tiers.tiers] == [0, 0]
+        arrive.set()
+        assert turns(worker, PROMPTS, "c") == expected
+        assert worker.counters()["cached_tokens"] == 0
     finally:
         worker.close()
