@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from connectors.base import ECConnector
 from connectors.meter import TransferStats
 from protocol.kv_events import short_key
-from protocol.registry import Load
+from protocol.registry import Load, Rates
 from protocol.types import RequestOutput
 from services.engine.messages import Query, Statistics
 from services.engine.scheduling.encode_queue import EncodeQueue
@@ -104,7 +106,21 @@ def load_of(engine: Reporting) -> Load:
         total_blocks=scheduler.blocks.num_blocks if scheduler is not None else 0,
         ec_bytes=ec_bytes,
         ec_capacity_bytes=ec_capacity,
-        rates=engine.meter.rates(),
+        rates=_rates(engine),
+    )
+
+
+def _rates(engine: Reporting) -> Rates:
+    """What the meter has measured, and how fast KV comes back from lower tiers."""
+    rates, core = engine.meter.rates(), engine.generate
+    if core is None or not core.tiers.tiers:
+        return rates
+    per_token = 1e3 / core.scheduler.blocks.block_size
+    below = {tier.store.name: tier.block_s * per_token for tier in core.tiers.tiers}
+    return msgspec.structs.replace(
+        rates,
+        host_ms_per_token=below.get("host", 0.0),
+        disk_ms_per_token=below.get("disk", 0.0),
     )
 
 

@@ -53,16 +53,18 @@ class _State:
     """What one topic's events add up to, in order of arrival."""
 
     def __init__(self) -> None:
-        self._blocks: dict[BlockHash, BlockStored] = {}
+        # By name and medium: a block may lie in the pool and in lower tiers.
+        self._blocks: dict[tuple[BlockHash, str | None], BlockStored] = {}
         self._embeddings: dict[str, EmbeddingStored] = {}
 
     def apply(self, event: CacheEvent) -> None:
         match event:
             case BlockStored():
-                self._blocks.update((one.block_hashes[0], one) for one in _single(event))
+                where = event.medium
+                self._blocks.update(((one.block_hashes[0], where), one) for one in _single(event))
             case BlockRemoved():
                 for name in event.block_hashes:
-                    self._blocks.pop(name, None)
+                    self._blocks.pop((name, event.medium), None)
             case AllBlocksCleared():
                 self._blocks.clear()
             case EmbeddingStored():
@@ -88,7 +90,7 @@ def _single(event: BlockStored) -> Iterable[BlockStored]:
         tokens = event.token_ids[number * size : (number + 1) * size]
         extra = event.extra_keys[number : number + 1] if event.extra_keys else None
         yield BlockStored([name], parent, tokens, size, medium=event.medium, extra_keys=extra)
-        parent = name
+        parent = name if event.token_ids else None
 
 
 class _Topic:

@@ -9,6 +9,8 @@ ands of a few machine words, however many workers there are.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -109,23 +111,33 @@ class HolderIndex(Generic[K]):
 
         Slots that do not hold the first key are left out.
         """
-        runs: list[Run] = []
-        held, n = -1, 0
-        for holders in map(self._masks.get, keys):
-            if holders is not held:
-                if holders is None:
-                    break
-                kept = holders & held
-                if kept != held:
-                    if n:
-                        runs.append((held ^ kept, n))
-                    if not kept:
-                        return runs
-                held = holders if kept == holders else kept
-            n += 1
-        if n:
-            runs.append((held, n))
-        return runs
+        return _runs(map(self._masks.get, keys))
+
+    def match_with(self, others: Sequence[HolderIndex[K]], keys: Sequence[K]) -> list[Run]:
+        """As `match`, where a slot may hold a key here or in any of `others`."""
+        tables = [self._masks, *(other._masks for other in others)]
+        return _runs(reduce(or_, (table.get(key, 0) for table in tables)) or None for key in keys)
+
+
+def _runs(found: Iterable[int | None]) -> list[Run]:
+    """Prefixes by the holders of one key after the other, None for no holder."""
+    runs: list[Run] = []
+    held, n = -1, 0
+    for holders in found:
+        if holders is not held:
+            if holders is None:
+                break
+            kept = holders & held
+            if kept != held:
+                if n:
+                    runs.append((held ^ kept, n))
+                if not kept:
+                    return runs
+            held = holders if kept == holders else kept
+        n += 1
+    if n:
+        runs.append((held, n))
+    return runs
 
 
 def slots_of(mask: int) -> list[int]:

@@ -13,12 +13,18 @@ import pytest
 
 from connectors.tiers.base import Copied, TierCopy
 from protocol.errors import ConfigError
-from protocol.registry import Rates
+from protocol.kv_events import EventBatch, EventSource, short_key
+from protocol.registry import InstanceInfo, Rates
 from protocol.types import GenerateRequest, SamplingParams
+from services.engine.attention.kv_cache import block_bytes
 from services.engine.engine import Engine
+from services.engine.reports import load_of
 from services.engine.scheduling.rates import RateMeter
+from services.master.config import MasterConfig
+from services.master.fleet.fleet import Fleet
+from services.membership.config import parse_events
 from tests.conftest import ModelDir
-from tests.support.engines import engine
+from tests.support.engines import engine, listening
 
 ROOT = Path(__file__).parents[3]
 BLOCK = 16
@@ -181,9 +187,7 @@ def test_files_of_another_layout_are_removed(model_dir: ModelDir, tmp_path: Path
 def test_a_tier_holds_no_more_than_it_may(model_dir: ModelDir, tmp_path: Path) -> None:
     folder = model_dir("qwen2_5_vl")
     expected = plain(folder)
-    worker = on_disk(folder, tmp_path)
-    row_bytes = tier(worker, "host").store.memory.shape[1] * 4
-    worker.close()
+    row_bytes = opened_row_bytes(folder)
     sizes = {"kv_host_bytes": 3 * row_bytes, "kv_disk_bytes": 7 * row_bytes}
     worker = opened(folder, kv_disk_path=str(tmp_path), **sizes)
     try:
@@ -373,3 +377,43 @@ def test_a_reset_forgets_what_tiers_hold(model_dir: ModelDir, tmp_path: Path) ->
         assert worker.counters()["cached_tokens"] == 0
     finally:
         worker.close()
+
+
+def test_events_tell_what_each_tier_holds(model_dir: ModelDir, tmp_path: Path) -> None:
+    """A master's view, from the events of two engines that use one folder after the other."""
+    fleet = Fleet("m", MasterConfig())
+    source = EventSource("tcp://127.0.0.1:1")
+    info = InstanceInfo("p", "prefill", "http://p:1", "m", events=[source])
+    held = fleet.add(info, 0.0, 1e9)
+    row_bytes = opened_row_bytes(model_dir("qwen2_5_vl"))
+    sizes = {"kv_host_bytes": 9 * row_bytes, "kv_disk_bytes": 30 * row_bytes}
+    for life in "ab":
+        worker = opened(
+            model_dir("qwen2_5_vl"), kv_disk_path=str(tmp_path), **sizes,
+            events=parse_events("", "127.0.0.1", default=True),
+        )  # fmt: skip
+        try:
+            heard = listening(worker)
+            turns(worker, PROMPTS, life)
+            held.forget_blocks(0)
+            fleet.apply(held, EventBatch(0.0, heard))
+            assert worker.generate is not None
+            known = {
+                "pool": worker.generate.scheduler.blocks.known(),
+                **{t.store.name: t.shelf.keys() for t in worker.generate.tiers.tiers},
+            }
+            for name, index in (
+                ("pool", fleet.blocks), ("host", fleet.exact.host), ("disk", fleet.exact.disk)
+            ):  # fmt: skip
+                assert set(index.keys(0)) == {short_key(key) for key in known[name]}, name
+            assert (len(known["host"]), len(known["disk"])) == (9, 30)
+            rates = load_of(worker).rates
+            assert rates.disk_ms_per_token > 0 or life == "a"
+        finally:
+            worker.close()
+
+
+def opened_row_bytes(folder: Path) -> int:
+    worker = opened(folder)
+    worker.close()
+    return block_bytes(worker.layout)
