@@ -40,9 +40,9 @@ class _Batch:
     """`rows` are blocks of the pool, or slots of the tier above, which are pinned. `valid`: what
     the copy reads still counts."""
 
-    rows: list[int]
-    keys: list[bytes]
-    slots: list[int]
+    rows: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     valid: bool = True
     copy: TierCopy | None = None
 
@@ -91,38 +91,27 @@ class TierOffloads:
     def _begin(self, number: int, level: _Level) -> None:
         if not self._has_work(number):
             return
-        shelf, batch = level.tier.shelf, _Batch([], [], [])
-        batch.slots = shelf.fill(self._room(number, _BATCH))
+        shelf, batch = level.tier.shelf, _Batch()
+        most = min(_BATCH, shelf.num_free + len(shelf.oldest(_BATCH)))
         if number:
-            self._take_from_above(number, batch)
+            self._take_from_above(number, batch, most)
         else:
-            taken = self._idle.take(len(batch.slots), batch, shelf.__contains__)
+            taken = self._idle.take(most, batch, shelf.__contains__)
             batch.rows, batch.keys = list(taken), list(taken.values())
-        for slot in batch.slots[len(batch.rows) :]:
-            shelf.filled(slot, None)
-        del batch.slots[len(batch.rows) :]
         if batch.rows:
-            level.batch = batch
+            if shelf.num_free < len(batch.rows):
+                self._evict(number, shelf.oldest(len(batch.rows) - shelf.num_free))
+            batch.slots = shelf.fill(len(batch.rows))
             batch.copy = level.tier.store.save(batch.rows, batch.keys, batch.slots)
+            level.batch = batch
 
-    def _take_from_above(self, number: int, batch: _Batch) -> None:
+    def _take_from_above(self, number: int, batch: _Batch, most: int) -> None:
         waiting, above = self._levels[number].waiting, self._levels[number - 1].tier.shelf
-        while waiting and len(batch.keys) < len(batch.slots):
+        while waiting and len(batch.keys) < most:
             key, _ = waiting.popitem(last=False)
             if key in above and key not in self._levels[number].tier.shelf:
                 batch.keys.append(key)
         batch.rows = above.pin(batch.keys)
-
-    def _room(self, number: int, count: int) -> int:
-        """Free slots, up to `count`; the blocks that were used longest ago make room."""
-        shelf = self._levels[number].tier.shelf
-        if number:
-            count = min(count, len(self._levels[number].waiting))
-        else:
-            count = min(count, len(self._idle))
-        if shelf.num_free < count:
-            self._evict(number, shelf.oldest(count - shelf.num_free))
-        return min(count, shelf.num_free)
 
     def _evict(self, number: int, keys: Sequence[bytes]) -> None:
         self.remove(number, keys)
