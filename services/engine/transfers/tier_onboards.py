@@ -76,8 +76,10 @@ class TierOnboards:
 
     @property
     def next_time(self) -> float | None:
-        """When the next request has waited long enough."""
-        return min((wait.until for wait in self._waits.values()), default=None)
+        """When the next request will have waited long enough; one that already has, and still
+        waits, does so for a slot or for blocks."""
+        now = self._clock()
+        return min((w.until for w in self._waits.values() if w.until > now), default=None)
 
     def awaits(self, request: Request, keys: Sequence[bytes], matched: Sequence[int]) -> bool:
         """Whether a request that could start from the `matched` blocks had better wait: more of

@@ -24,6 +24,8 @@ from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
 from services.membership.config import parse_events
 from tests.conftest import ModelDir
+from tests.support.conversations import LONG
+from tests.support.engine_pairs import Pair, expected
 from tests.support.engines import engine, listening
 
 ROOT = Path(__file__).parents[3]
@@ -417,3 +419,20 @@ def opened_row_bytes(folder: Path) -> int:
     worker = opened(folder)
     worker.close()
     return block_bytes(worker.layout)
+
+
+def test_kv_that_came_back_is_handed_over(model_dir: ModelDir, tmp_path: Path) -> None:
+    """A prefill worker whose pool holds one prompt: each comes from host memory the second time."""
+    pair = Pair(model_dir("qwen3"), tmp_path / "shm", num_blocks=8, kv_host_bytes=8 * MIB)
+    for number, text in enumerate([LONG, LONG[::-1]] * 2):
+        pair.outputs = {"prefill": [], "decode": []}
+        if number >= 2:
+            pair.decode.reset_caches(prefix=True, encoder=False)
+        request = pair.request(text)
+        pair.to_decode(request)
+        pair.to_prefill(request)
+        pair.until(lambda: pair.finished("decode") == 1)
+        assert pair.tokens("decode") == expected(pair, text)
+        pair.until(lambda: not pair.prefill.generate.tiers.active)  # type: ignore[union-attr]
+    assert pair.prefill.counters()["kv_host_onboarded_blocks"] > 0
+    pair.settle()
