@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from connectors.tiers.base import Copied, TierCopy
+
+logger = logging.getLogger(__name__)
 
 
 class ThreadCopy(TierCopy):
@@ -30,7 +33,8 @@ class ThreadCopy(TierCopy):
 
 
 def _results(count: int, future: Future[Sequence[bool]]) -> Sequence[bool]:
-    if future.cancelled() or future.exception() is not None:
+    if (error := future.exception()) is not None:
+        logger.error("KV blocks could not be copied", exc_info=error)
         return [False] * count
     return future.result()
 
@@ -53,5 +57,5 @@ class Copier:
         self._pool.submit(do)
 
     def close(self) -> None:
-        """Waits for what is being copied; what has not begun is left."""
-        self._pool.shutdown(cancel_futures=True)
+        """Waits for all that was asked for: what was removed must not be found again."""
+        self._pool.shutdown()

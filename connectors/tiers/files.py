@@ -20,6 +20,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
+from connectors.private_folder import make_private
 from connectors.tiers.base import TierCopy, TierName
 from connectors.tiers.copier import Copier
 from protocol.errors import ConfigError
@@ -27,6 +28,7 @@ from protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _FLAG = "--kv-disk-path"
+_PRIVATE = "kv-blocks"  # prompts can be told from KV: other users neither read nor write it
 _VERSION = 1
 _CHECKSUM = 32
 _SUFFIX = ".kv"
@@ -46,10 +48,10 @@ class _Folder:
     """The files of one engine, which holds a lock on the folder."""
 
     def __init__(self, path: Path, manifest: _Manifest) -> None:
-        self.path = path
+        self.path = path = path / _PRIVATE
         self.file_bytes = _CHECKSUM + manifest.block_bytes
+        make_private(path, f"choose another folder by {_FLAG}")
         try:
-            path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigError(f"{_FLAG}: {path} cannot be written to: {error.strerror}") from None

@@ -115,8 +115,8 @@ class WorkerConfig(
     )
     kv_disk_path: str = option(
         "",
-        "Folder of the files of --kv-disk. Each worker needs its own. Files of another model, dtype"
-        " or layout are removed from it.",
+        "Folder for the files of --kv-disk, in its subfolder kv-blocks. Each worker needs its own."
+        " Files of another model, dtype or layout are removed.",
         "path",
     )
     gpu_memory_utilization: float = option(

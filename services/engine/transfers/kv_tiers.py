@@ -71,7 +71,8 @@ class KVTiers:
         The first call begins to bring it."""
         if not self.tiers or request.scores_prompt:
             return False
-        return self._onboards.awaits(request, self._scheduler.usable_keys(request), matched)
+        keys, running = self._scheduler.usable_keys(request), len(self._scheduler.running)
+        return self._onboards.awaits(request, keys, matched, reserved=running)
 
     def forget(self, request: Request) -> None:
         """A request is gone."""

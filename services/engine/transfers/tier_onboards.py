@@ -81,15 +81,17 @@ class TierOnboards:
         now = self._clock()
         return min((w.until for w in self._waits.values() if w.until > now), default=None)
 
-    def awaits(self, request: Request, keys: Sequence[bytes], matched: Sequence[int]) -> bool:
+    def awaits(
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], reserved: int
+    ) -> bool:
         """Whether a request that could start from the `matched` blocks had better wait: more of
-        the blocks that `keys` name are on their way."""
+        the blocks that `keys` name are on their way. `reserved` blocks are left to others."""
         wait = self._waits.get(request.key)
         if wait is None:
             if request.looked_below:
                 return False
             request.looked_below = True
-            wait = self._look(request, keys, matched)
+            wait = self._look(request, keys, matched, reserved)
             if wait is None:
                 return False
             self._waits[request.key] = wait
@@ -106,14 +108,16 @@ class TierOnboards:
         self._waits.pop(request.key, None)
 
     def _look(
-        self, request: Request, keys: Sequence[bytes], matched: Sequence[int]
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], reserved: int
     ) -> _Wait | None:
         first, block_s = len(matched), self._compute_s()
         if first >= len(keys):
             return None
         onboard = next((o for o in self._under_way if keys[first] in o.keys), None)
         if onboard is None:
-            onboard = self._begin(request, keys, matched, block_s)
+            wanted = self._levels_of(keys[first:], block_s)
+            free = self._blocks.num_free - sum(map(self._blocks.is_idle, matched))
+            onboard = self._begin(request, keys, matched, wanted[: max(0, free - reserved)])
         if onboard is None:
             return None
         longest = block_s * len(onboard.keys) if block_s else _UNMEASURED_S
@@ -124,11 +128,9 @@ class TierOnboards:
         return self._meter.rates().prefill_ms_per_token * self._blocks.block_size / 1e3
 
     def _begin(
-        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], compute_s: float
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], levels: list[int]
     ) -> _Onboard | None:
-        levels = self._levels_of(keys[len(matched) :], compute_s)
-        spare = self._blocks.num_free - sum(self._blocks.is_idle(block) for block in matched)
-        del levels[max(0, spare) :]
+        """`levels`: which tiers the blocks after the matched ones come from."""
         if not levels:
             return None
         self._blocks.acquire(matched)

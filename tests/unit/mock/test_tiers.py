@@ -1,4 +1,4 @@
-"""KV below a mock worker's pool, on virtual time: what waits, for how long, and what is computed."""
+"""KV below a mock worker's pool, on virtual time: what waits, how long, and what is computed."""
 
 import pytest
 from hypothesis import given, settings
