@@ -424,7 +424,7 @@ def opened_row_bytes(folder: Path) -> int:
 def test_kv_that_came_back_is_handed_over(model_dir: ModelDir, tmp_path: Path) -> None:
     """A prefill worker whose pool holds one prompt: each comes from host memory the second time."""
     pair = Pair(model_dir("qwen3"), tmp_path / "shm", num_blocks=8, kv_host_bytes=8 * MIB)
-    for number, text in enumerate([LONG, LONG[::-1]] * 2):
+    for number, text in enumerate([LONG.upper(), LONG[::-1]] * 2):
         pair.outputs = {"prefill": [], "decode": []}
         if number >= 2:
             pair.decode.reset_caches(prefix=True, encoder=False)
