@@ -132,9 +132,11 @@ class Layouts:
         if alone is not None:
             return [(self._prefill(job, alone, COMBINED), None)]
         prefill, decode = self._pair(job)
+        if self._config.enforce_disagg:
+            return [(prefill, decode)]
         guessed = job.request.predicted  # were it wrong, a whole prompt would hold up decodes
         rest = None
-        if self._policy.compares and not guessed and not self._config.enforce_disagg:
+        if self._policy.compares and not guessed:
             rest = self._rest(job, prefill, decode.costs)
         if rest is None:
             return [(prefill, decode)]
