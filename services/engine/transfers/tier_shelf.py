@@ -87,7 +87,7 @@ class TierShelf:
 
     def remove(self, keys: Sequence[bytes]) -> list[bytes]:
         """Forget keys; those of them that were held."""
-        gone = [key for key in keys if key in self._slots]
+        gone = [key for key in dict.fromkeys(keys) if key in self._slots]
         for key in gone:
             slot = self._slots.pop(key)
             if self._pins[slot]:
