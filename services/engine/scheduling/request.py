@@ -60,6 +60,7 @@ class Request:
     num_computed: int = 0  # tokens, from the first, that have KV in `blocks`
     num_stored: int = 0  # tokens of those in blocks that other requests may find
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
+    looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     # of the prompt's tokens from the second on, as far as they are scored
@@ -148,6 +149,7 @@ class Request:
         self.blocks = []
         self.num_computed = 0
         self.num_stored = 0
+        self.looked_below = False
 
 
 def choices_of(source: GenerateRequest) -> list[int]:

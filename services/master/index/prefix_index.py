@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from services.master.index.holder_sets import (
     mask_of,
     only,
     slots_of,
+    union,
     with_slot,
     without_slot,
 )
@@ -158,26 +160,36 @@ class HolderIndex(Generic[K]):
 
         Slots that do not hold the first key are left out.
         """
-        runs: list[Run] = []
-        held, n = -1, 0
-        last: int | None = 0
-        for code in map(self._sets.get, keys):
-            if code is not last:
-                if code is None:
-                    break
-                if code != last:
-                    kept = mask_of(code) & held
-                    if kept != held:
-                        if n:
-                            runs.append((held ^ kept, n))
-                        if not kept:
-                            return runs
-                        held = kept
-                last = code
-            n += 1
-        if n:
-            runs.append((held, n))
-        return runs
+        return _runs(map(self._sets.get, keys))
+
+    def match_with(self, others: Sequence[HolderIndex[K]], keys: Sequence[K]) -> list[Run]:
+        """As `match`, where a slot may hold a key here or in any of `others`."""
+        tables = [self._sets, *(other._sets for other in others)]
+        return _runs(reduce(union, (table.get(key, 0) for table in tables)) or None for key in keys)
+
+
+def _runs(found: Iterable[int | None]) -> list[Run]:
+    """Prefixes by the holders of one key after the other, None for no holder."""
+    runs: list[Run] = []
+    held, n = -1, 0
+    last: int | None = 0
+    for code in found:
+        if code is not last:
+            if code is None:
+                break
+            if code != last:
+                kept = mask_of(code) & held
+                if kept != held:
+                    if n:
+                        runs.append((held ^ kept, n))
+                    if not kept:
+                        return runs
+                    held = kept
+            last = code
+        n += 1
+    if n:
+        runs.append((held, n))
+    return runs
 
 
 def block_index(max_entries: int) -> HolderIndex[int]:

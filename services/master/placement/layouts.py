@@ -45,6 +45,8 @@ class Job:
     `blocks`: length in blocks of the prefix at every slot. [slots]
     `held`: prompt tokens whose KV is there; the last one is always computed. [slots]
     `avoid`: ids of instances that get no part of it.
+    `below`: prompt tokens whose KV is there or in host memory, and those that are there, in host
+    memory or on disk; None if no worker has tiers. [slots] each
     """
 
     request: ScheduleRequest
@@ -55,6 +57,7 @@ class Job:
     blocks: Floats
     held: Floats
     avoid: frozenset[str]
+    below: tuple[Floats, Floats] | None = None
 
     @property
     def waits_for_media(self) -> bool:
@@ -69,6 +72,19 @@ class Job:
     def hits(self, pool: Pool) -> Floats:
         """`held` by the rows of a pool. [rows]"""
         return self.held.take(pool.slots)
+
+    def saved_below(self, pool: Pool) -> Floats:
+        """ms of prefill that KV in lower tiers saves. A worker computes what would take longer to
+        come back. [rows]"""
+        saved = np.zeros(len(pool))
+        if self.below is None:
+            return saved
+        before = self.hits(pool)
+        for reach, token_ms in zip(self.below, (pool.host_ms, pool.disk_ms), strict=True):
+            there = np.maximum(reach.take(pool.slots), before)
+            saved += (there - before) * np.maximum(pool.token_ms - token_ms, 0.0)
+            before = there
+        return saved
 
 
 class Layouts:
@@ -187,6 +203,8 @@ class Layouts:
         work *= pool.token_ms
         work += pool.base_ms
         work += hits * pool.cached_ms
+        if job.below is not None:
+            work -= job.saved_below(pool)
         decode = pool.none
         if stage == COMBINED:
             decode = decode_ms(

@@ -9,6 +9,8 @@ import numpy as np
 from protocol.errors import Unavailable
 from protocol.registry import ItemPlacement, Placement, ScheduleRequest
 from services.master.config import MasterConfig
+from services.master.fleet.cache_index import CacheIndex
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
@@ -73,7 +75,9 @@ class Placer:
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
-        return Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
+        job = Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
+        job.below = _below(index, request, fleet.slots)
+        return job
 
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
         ttl = self._config.request_ttl
@@ -143,6 +147,18 @@ class Placer:
                 name: explain(choice.costs, choice.row) for name, choice in stages.items() if choice
             }
         return placement
+
+
+def _below(index: CacheIndex, request: ScheduleRequest, slots: int) -> tuple[Floats, Floats] | None:
+    """`Job.below`."""
+    if not index.host and not index.disk:
+        return None
+    most, keys = request.prompt_tokens - 1, request.block_keys
+    in_memory, on_disk = (
+        np.minimum(fill(index.blocks.match_with(others, keys), slots) * request.block_size, most)
+        for others in ((index.host,), (index.host, index.disk))
+    )
+    return in_memory, on_disk
 
 
 def _note_blocks(choice: Choice, job: Job) -> bool:

@@ -1,5 +1,7 @@
 """The master's index against a dictionary of sets, and its bounds."""
 
+from functools import reduce
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from services.master.index.holder_sets import (
     mask_of,
     slots_in,
     slots_of,
+    union,
     with_slot,
     without_slot,
 )
@@ -89,6 +92,13 @@ def test_sets_of_any_size_are_what_was_put_in(changes: list[tuple[bool, int]]) -
     for slot in sorted(model, reverse=True):
         again = with_slot(again, slot)
     assert again == code, "equal sets are equal integers"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(slots, max_size=30), st.sets(slots, max_size=30))
+def test_two_sets_together_are_the_set_of_all(first: set[int], second: set[int]) -> None:
+    codes = [reduce(with_slot, sorted(one), 0) for one in (first, second, first | second)]
+    assert union(codes[0], codes[1]) == codes[2]
 
 
 def test_a_pair_of_ten_thousand_workers_is_a_small_integer() -> None:
