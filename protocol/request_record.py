@@ -10,6 +10,7 @@ from typing import Any
 from protocol.types import MMItem
 
 _SERVED = 400  # a status from here on is no success
+_LONGEST = 128  # characters that a client chooses
 
 
 class Call:
@@ -38,7 +39,7 @@ class RequestRecord:
     each placement, which `reasons` then has, newest last.
 
     `kept`: whether the log, the page or an answer shows the record; the relay notes nothing in
-    others.
+    others. `shown`: whether the page does.
     Stages are summed when the log line is made, as every relayed request has a record. Class
     attributes are the values of what is not known.
     """
@@ -50,11 +51,11 @@ class RequestRecord:
     first_at = 0.0
     status = media = retries = bytes_in = bytes_out = embedded = 0
     items: Sequence[MMItem] = ()
-    explained = False
+    explained = shown = False
     reasons: tuple[dict[str, Any], ...] = ()
-    _plain = True  # whether each stage was one call's, as in nearly all requests
     prompt_tokens = cached_tokens = completion_tokens = -1
     trace: Any = None  # what the process's tracer notes of the request, if it is traced
+    _used: tuple[tuple[str, str], ...] = ()
     traceparent = ""  # what calls for the request bring, "" if it is not traced
 
     def __init__(self, path: str = "", request_id: str = "", *, kept: bool = True) -> None:
@@ -62,13 +63,9 @@ class RequestRecord:
         self.start = time.monotonic()
         self.path, self.request_id = path, request_id
         self.calls: list[Call] = []
-        self._used: list[tuple[str, str]] = []
 
     def begin(self, stage: str, now: float, worker: str = "") -> Call:
         """A call of `stage` begins, at the URL `worker` ("" for none). The caller sets `end`."""
-        for other in self.calls:
-            if other.stage == stage:
-                self._plain = False
         call = Call(stage, now, worker)
         self.calls.append(call)
         return call
@@ -85,8 +82,17 @@ class RequestRecord:
     def used(self, stage: str, worker: str) -> None:
         """`worker` has done some of the stage's work, which it may have begun for another."""
         if worker:
-            self._used.append((stage, worker))
-            self._plain = False
+            self._used = (*self._used, (stage, worker))
+
+    @property
+    def _plain(self) -> bool:
+        """Whether each stage was one call's, as in nearly all requests."""
+        calls = self.calls
+        if self._used:
+            return False
+        if len(calls) == 2:  # a relayed text's: nearly all
+            return calls[0].stage != calls[1].stage
+        return len({call.stage for call in calls}) == len(calls)
 
     def workers(self, stage: str) -> list[str]:
         """Those that worked on a stage, in the order of their calls."""
@@ -123,6 +129,10 @@ class RequestRecord:
                 said += f"{stage};dur={ms:.2f}, "
         return f"{said}total;dur={(now - self.start) * 1e3:.2f}".encode()
 
+    def server_timing_line(self) -> bytes:
+        """That header with its name and its end."""
+        return b"server-timing: %b\r\n" % self.server_timing()
+
     def result(self) -> str:
         """How the request ended, in one word."""
         if self.outcome:
@@ -132,12 +142,13 @@ class RequestRecord:
         return "ok" if self.status < _SERVED else "refused"
 
     def fields(self) -> dict[str, object]:
-        """The parts of the request's log line; what is not known is left out."""
+        """The parts of the request's log line; what is not known is left out. What the client has
+        chosen is cut."""
         now = self.ended_at or time.monotonic()
         line: dict[str, object] = {
-            "id": self.request_id, "path": self.path, "model": self.model, "status": self.status,
-            "outcome": self.result(), "stream": self.streamed, "media": self.media,
-            "ms": _ms(now - self.start), "retries": self.retries,
+            "id": self.request_id[:_LONGEST], "path": self.path, "model": self.model[:_LONGEST],
+            "status": self.status, "outcome": self.result(), "stream": self.streamed,
+            "media": self.media, "ms": _ms(now - self.start), "retries": self.retries,
             "bytes_in": self.bytes_in, "bytes_out": self.bytes_out,
         }  # fmt: skip
         if self.first_at:

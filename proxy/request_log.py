@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -22,7 +22,6 @@ from proxy.answer_usage import note_usage
 logger = logging.getLogger(__name__)
 _FLUSH_S = 0.25
 _MOST = 256  # requests whose lines wait
-_LONGEST = 128  # characters that a client chooses
 _ENCODER = msgspec.json.Encoder()
 _JSON = (
     b'{"time":"%b.%03dZ","level":"info","process":"proxy","logger":"proxy.request_log",'
@@ -41,7 +40,7 @@ class RequestLog:
         self._on = on
         self._line = _json if form == "json" else _text
         self._write = write or _to_stderr
-        self._waiting: list[tuple[float, RequestRecord]] = []
+        self._waiting: list[RequestRecord] = []
 
     @property
     def writes(self) -> bool:
@@ -50,29 +49,29 @@ class RequestLog:
 
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up. Called on the event loop."""
-        if not self.writes:
+        if not self._on:
             return
         record.ended_at = time.monotonic()
-        if not self._waiting:
+        waiting = self._waiting
+        waiting.append(record)
+        if len(waiting) == 1:
             asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
-        self._waiting.append((time.time(), record))
-        if len(self._waiting) >= _MOST:
+        elif len(waiting) >= _MOST:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            lines = [self._line(now, _fields(record)) for now, record in waiting]
+        if waiting and self.writes:
+            lines = self._lines(waiting, time.time() - time.monotonic())
             self._write(b"".join(lines).decode())
 
-
-def _fields(record: RequestRecord) -> dict[str, object]:
-    note_usage(record)
-    fields = record.fields()
-    fields["id"] = record.request_id[:_LONGEST]
-    fields["model"] = record.model[:_LONGEST]
-    return fields
+    def _lines(self, records: Sequence[RequestRecord], offset_s: float) -> Iterator[bytes]:
+        """`offset_s`: from monotonic times to the time of day."""
+        line = self._line
+        for record in records:
+            note_usage(record)
+            yield line(record.ended_at + offset_s, record.fields())
 
 
 def _text(now: float, fields: dict[str, object]) -> bytes:

@@ -30,6 +30,7 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.seams import Clock
+from services.engine.scheduling.stage_times import Stage
 from services.membership.events import CacheLog
 
 
@@ -152,6 +153,11 @@ class Engine:
         if self._log is not None and self._events is not None:
             self._events.hand(self._log.take())
         return outputs, encoded
+
+    def stages(self) -> list[Stage]:
+        """Stages of traced requests that have ended since the last time."""
+        parts = (self.encode, self.generate)
+        return [stage for part in parts if part is not None for stage in part.stages.take()]
 
     def add(self, request: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""

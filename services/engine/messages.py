@@ -16,6 +16,7 @@ from protocol.refs import KVLayout
 from protocol.registry import Load
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
+from services.engine.scheduling.stage_times import Stage
 
 
 class Start(msgspec.Struct):
@@ -30,10 +31,12 @@ class Start(msgspec.Struct):
 
 class Generate(msgspec.Struct, tag=True):
     request: GenerateRequest
+    traced: bool = False  # whether the times of its stages are wanted
 
 
 class Encode(msgspec.Struct, tag=True):
     request: EncodeRequest
+    traced: bool = False  # as in `Generate`
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -92,6 +95,7 @@ class Ready(msgspec.Struct, tag=True):
 class Outputs(msgspec.Struct, tag=True):
     outputs: list[RequestOutput] = []
     encoded: list[EncodeOutput] = []
+    stages: list[Stage] = []  # of traced requests, those that have ended
 
 
 class Statistics(msgspec.Struct, tag=True):
