@@ -119,8 +119,7 @@ class RequestRecord:
     def server_timing(self) -> bytes:
         """Value of the header `Server-Timing` (https://www.w3.org/TR/server-timing/): what is known
         when an answer begins."""
-        now = time.monotonic()
-        said = ""
+        now, said = time.monotonic(), ""
         if self._plain:
             for call in self.calls:
                 said += f"{call.stage};dur={((call.end or now) - call.start) * 1e3:.2f}, "
@@ -128,10 +127,6 @@ class RequestRecord:
             for stage, ms in self.stages_ms(now).items():
                 said += f"{stage};dur={ms:.2f}, "
         return f"{said}total;dur={(now - self.start) * 1e3:.2f}".encode()
-
-    def server_timing_line(self) -> bytes:
-        """That header with its name and its end."""
-        return b"server-timing: %b\r\n" % self.server_timing()
 
     def result(self) -> str:
         """How the request ended, in one word."""
@@ -161,7 +156,7 @@ class RequestRecord:
             line["completion_tokens"] = self.completion_tokens
         if self._plain:
             for call in self.calls:
-                line[call.stage + "_ms"] = _ms((call.end or now) - call.start)
+                line[call.stage + "_ms"] = int(((call.end or now) - call.start) * 1e5) / 100
                 if call.worker:
                     line[call.stage + "_worker"] = call.worker
         else:

@@ -52,7 +52,7 @@ class ClientResponse:
         fields, record = self._fields, self.record
         self.status, self.ended = answer.status, True
         if record.kept:
-            fields += record.server_timing_line()
+            fields += b"server-timing: %b\r\n" % record.server_timing()
             record.status, record.bytes_out = answer.status, len(answer.body)
             record.tail = (b"", answer.body[-_TAIL:])
         if answer.retry_after:
@@ -71,6 +71,9 @@ class ClientResponse:
         """The head of a stream and its first events."""
         self.status = self.record.status = 200
         self.keep_alive = self.keep_alive and self._chunked
+        fields = self._fields
+        if self.record.kept:
+            fields += b"server-timing: %b\r\n" % self.record.server_timing()
         head = response_head(
             200,
             EVENTS + b"; charset=utf-8",
@@ -78,7 +81,7 @@ class ClientResponse:
             request_id=self._request_id,
             keep_alive=self.keep_alive,
             chunked=self._chunked,
-            fields=self._fields + (self.record.server_timing_line() if self.record.kept else b""),
+            fields=fields,
         )
         self._write(head)
         self.forward(first)
