@@ -20,7 +20,7 @@ from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.hardware import activate, resolved
-from services.engine.messages import Ready
+from services.engine.messages import Ready, Stage
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
 from services.engine.reports import counters_of, gauges_of
@@ -30,7 +30,6 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.seams import Clock
-from services.engine.scheduling.stage_times import Stage
 from services.membership.events import CacheLog
 
 

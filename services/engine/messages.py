@@ -16,7 +16,6 @@ from protocol.refs import KVLayout
 from protocol.registry import Load
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.config import EngineConfig
-from services.engine.scheduling.stage_times import Stage
 
 
 class Start(msgspec.Struct):
@@ -90,6 +89,15 @@ class Ready(msgspec.Struct, tag=True):
     ec_endpoint: dict[str, Any] = {}  # by which consumers ask for embeddings still being made
     kv_bytes_per_token: int = 0  # size of one token's KV
     events: list[EventSource] = []  # where cache events are published
+
+
+class Stage(msgspec.Struct):
+    """A part of one request's time; `start` and `end` in seconds of the engine's clock."""
+
+    request_id: str
+    name: str
+    start: float
+    end: float
 
 
 class Outputs(msgspec.Struct, tag=True):

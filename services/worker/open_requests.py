@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from protocol.errors import ErrorInfo, RequestAborted, error_info, from_info
 from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.scheduling.stage_times import Stage
+from services.engine.messages import Stage
 
 
 @dataclass

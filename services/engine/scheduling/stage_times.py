@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeVar
 
-import msgspec
-
+from services.engine.messages import Stage
 from services.engine.scheduling.seams import Clock
 
 _Work = TypeVar("_Work", bound=Hashable)
-
-
-class Stage(msgspec.Struct):
-    """A part of one request's time; `start` and `end` in seconds of the engine's clock."""
-
-    request_id: str
-    name: str
-    start: float
-    end: float
 
 
 class StageTimes(Generic[_Work]):

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from services.engine.scheduling.stage_times import Stage, StageTimes
+from services.engine.messages import Stage
+from services.engine.scheduling.stage_times import StageTimes
 
 
 class Case:
