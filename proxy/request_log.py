@@ -12,7 +12,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 
 import msgspec
 
@@ -23,6 +22,7 @@ logger = logging.getLogger(__name__)
 _FLUSH_S = 0.25
 _MOST = 256  # requests whose lines wait
 _ENCODER = msgspec.json.Encoder()
+_TEXT = b"%b,%03d INFO proxy: request %b\n"
 _JSON = (
     b'{"time":"%b.%03dZ","level":"info","process":"proxy","logger":"proxy.request_log",'
     b'"message":"request",%b\n'
@@ -38,7 +38,7 @@ class RequestLog:
 
     def __init__(self, on: bool, form: str, write: Callable[[str], object] | None = None) -> None:
         self._on = on
-        self._line = _json if form == "json" else _text
+        self._json = form == "json"
         self._write = write or _to_stderr
         self._waiting: list[RequestRecord] = []
 
@@ -68,30 +68,22 @@ class RequestLog:
 
     def _lines(self, records: Sequence[RequestRecord], offset_s: float) -> Iterator[bytes]:
         """`offset_s`: from monotonic times to the time of day."""
-        line = self._line
+        json, last, stamp = self._json, 0, b""
         for record in records:
             note_usage(record)
-            yield line(record.ended_at + offset_s, record.fields())
+            now = record.ended_at + offset_s
+            second = int(now)
+            if second != last:  # it takes as long as all the rest of a line
+                last, stamp = second, _stamp(second, utc=json)
+            # JSON in both forms: quoting each field by itself takes three times as long.
+            said, millis = _ENCODER.encode(record.fields()), int((now - second) * 1e3)
+            yield _JSON % (stamp, millis, said[1:]) if json else _TEXT % (stamp, millis, said)
 
 
-def _text(now: float, fields: dict[str, object]) -> bytes:
-    """The fields as JSON: quoting each by itself takes three times as long."""
-    second = int(now)
-    stamp = _stamp("%Y-%m-%d %H:%M:%S", time.localtime, second)
-    said = _ENCODER.encode(fields)
-    return b"%b,%03d INFO proxy: request %b\n" % (stamp, int((now - second) * 1e3), said)
-
-
-def _json(now: float, fields: dict[str, object]) -> bytes:
-    second = int(now)
-    stamp = _stamp("%Y-%m-%dT%H:%M:%S", time.gmtime, second)
-    millis = int((now - second) * 1e3)
-    return _JSON % (stamp, millis, _ENCODER.encode(fields)[1:])
-
-
-@lru_cache(maxsize=1)
-def _stamp(form: str, parts: Callable[[float], time.struct_time], second: int) -> bytes:
-    """Made once a second: it takes as long as all the rest of a line."""
+def _stamp(second: int, *, utc: bool) -> bytes:
+    form, parts = (
+        ("%Y-%m-%dT%H:%M:%S", time.gmtime) if utc else ("%Y-%m-%d %H:%M:%S", time.localtime)
+    )
     return time.strftime(form, parts(second)).encode()
 
 
