@@ -20,7 +20,7 @@ from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.hardware import activate, resolved
-from services.engine.messages import Ready
+from services.engine.messages import Ready, Stage
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
 from services.engine.reports import counters_of, gauges_of
@@ -152,6 +152,11 @@ class Engine:
         if self._log is not None and self._events is not None:
             self._events.hand(self._log.take())
         return outputs, encoded
+
+    def stages(self) -> list[Stage]:
+        """Stages of traced requests that have ended since the last time."""
+        parts = (self.encode, self.generate)
+        return [stage for part in parts if part is not None for stage in part.stages.take()]
 
     def add(self, request: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""

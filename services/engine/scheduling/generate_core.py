@@ -18,6 +18,7 @@ from services.engine.scheduling.request import Request, Status, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.scheduling.sibling_choices import SiblingChoices
+from services.engine.scheduling.stage_times import StageTimes
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
 
@@ -70,6 +71,7 @@ class GenerateCore:
         self._begun = 0.0
         self._work = Work()
         self.counters = dict.fromkeys(_COUNTED, 0)
+        self.stages: StageTimes[Request] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -101,6 +103,23 @@ class GenerateCore:
             self.scheduler.embeddings.pin(request)
         if request.hands_over:
             self.transfers.offers.offer(request)
+
+    def trace(self, request_id: str) -> None:
+        """Note when the stages of a request's first choice begin and end."""
+        for request in self._live.choices(request_id)[:1]:
+            self.stages.watch(request_id, request)
+
+    def _stages_of(self, request: Request) -> list[str] | None:
+        if self._live.find(request.key) is not request:
+            return None
+        if self.transfers.fetching(request):
+            return ["transfer KV"]
+        embeddings, left = self.scheduler.embeddings, request.items_left
+        stages = [] if all(embeddings.ready(i.mm_hash) for i in left) else ["transfer embeddings"]
+        if request.status is not Status.RUNNING:
+            return [*stages, "queue"]
+        begun = request.received or request.num_computed >= request.num_prompt
+        return [*stages, "decode" if begun else "prefill"]
 
     @property
     def next_deadline(self) -> float | None:
@@ -155,6 +174,7 @@ class GenerateCore:
         if chunks:
             self.counters["steps"] += 1
             self._work = work_of(chunks)
+        self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
 
     def _tell_of_preemptions(self) -> None:
@@ -181,6 +201,7 @@ class GenerateCore:
         seconds = self._clock() - self._begun
         self._meter.stepped(self._work, seconds)
         self._delay.computed(self._work, seconds)
+        self.stages.look()
         return gained
 
     @property
@@ -203,6 +224,7 @@ class GenerateCore:
             outputs += [self._gained(one, adopted=True) for one in taken]
         self.transfers.arrived.clear()
         self.transfers.begin()
+        self.stages.look()
         return outputs
 
     def _expire(self) -> list[RequestOutput]:

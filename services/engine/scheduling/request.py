@@ -144,6 +144,11 @@ class Request:
         """Media items with a placeholder among tokens start … end − 1."""
         return (item for item in self.mm_items if item.offset < end and item.end > start)
 
+    @property
+    def items_left(self) -> Iterator[MMItem]:
+        """Media items with a placeholder among the prompt's tokens that have no KV."""
+        return self.items_in(self.num_computed, self.num_prompt)
+
     def reset(self) -> None:
         """Forget all KV; the next run computes it again."""
         self.blocks = []

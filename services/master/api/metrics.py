@@ -12,6 +12,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.http.process_metrics import describe_process
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
@@ -39,6 +40,7 @@ class MasterMetrics:
         self, master: Master, events: Subscriber, suspects: Counter[str], replicator: Replicator
     ) -> None:
         self.registry = CollectorRegistry()
+        describe_process(self.registry)
         self.registry.register(_Collector(master, events, suspects, replicator))
         self.schedule = Histogram(
             PREFIX + "schedule_seconds",
