@@ -67,15 +67,16 @@ def fleets(
 ) -> tuple[tuple[Shape, ...], float]:
     """Fleets of `workers` workers in proportion to what the stages have to do, for several guesses
     of what caches save; and requests/s that the first could carry."""
-    busy = [_seconds(profile, sample, *guess) for guess in _GUESSES]
+    busy = [stage_seconds(profile, sample, *guess) for guess in _GUESSES]
     shapes = tuple(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))
     return shapes, 0.7 * shapes[0].prefill / busy[0][1]
 
 
-def _seconds(
+def stage_seconds(
     profile: Profile, sample: Sequence[TraceRequest], prefix: float, media: float, batch: int
 ) -> tuple[float, float, float]:
-    """What a mean request takes of encode, prefill and decode workers."""
+    """Seconds that a mean request takes of encode, prefill and decode workers if caches save the
+    shares `prefix` of prompts and `media` of pictures, and `batch` requests decode together."""
     timing = profile.timing
     encode = np.mean([
         sum(timing.encode_s(i.tokens * PATCHES_PER_TOKEN, i.tokens) for i in r.items)

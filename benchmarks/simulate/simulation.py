@@ -186,6 +186,8 @@ class Simulation:
             self.clock.after(self.profile.message_s, decode.count, 1)
             return
         prefill = self.prefills[placement.prefill.instance_id]
+        # One that is preempted while it decodes computes its prompt there, pictures included.
+        self._wants.update({(decode.engine, i.mm_hash): (request, i) for i in request.items})
         params: dict[str, Any] = {}
         charged = {e.mm_hash for e in placement.encoders if e.state == "encode"}
         for item, source in zip(request.items, placement.encoders, strict=True):
