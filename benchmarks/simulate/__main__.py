@@ -19,9 +19,10 @@ from pathlib import Path
 from benchmarks.common.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import case, file_case
+from benchmarks.simulate.contenders import PEERS
 from benchmarks.simulate.hardware import PROFILES
 from benchmarks.simulate.profile import CALIBRATED, Profile
-from benchmarks.simulate.study import Case, study
+from benchmarks.simulate.study import Case, Result, study
 from benchmarks.simulate.traces import TRACES
 
 TUNING, SEEDS = 1, range(11, 21)
@@ -39,17 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cases = _cases(args, profile)
     except (OSError, ValueError) as error:
-        print(f"error: --file: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    results = [study(c, profile, TUNING, seeds, args.trials, _say) for c in cases]
-    minutes = (time.process_time() - start) / 60
-    text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes)
+    results: list[Result] = []
+    for one in cases:
+        results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say))
+        minutes = (time.process_time() - start) / 60
+        text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes)
+        if args.out:  # after each workload, as the next one takes minutes
+            _write(args.out, args.name, text, results)
     print(text)
-    if args.out:
-        report.plots(results, args.out / f"{args.name}.svg")
-        plot = f"\n![Share of requests within their objectives]({args.name}.svg)\n"
-        (args.out / f"{args.name}.md").write_text(text + plot)
     return finish(report.rows(results), args.json)
+
+
+def _write(folder: Path, name: str, text: str, results: Sequence[Result]) -> None:
+    report.plots(results, folder / f"{name}.svg")
+    plot = f"\n![Share of requests within their objectives]({name}.svg)\n"
+    (folder / f"{name}.md").write_text(text + plot)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -57,6 +64,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the report and its plot")
     parser.add_argument("--name", default="simulate", help="name of these two files")
     parser.add_argument("--traces", default="", help=f"of {','.join(TRACES)}; all if empty")
+    parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}; all if empty")
     parser.add_argument("--seeds", type=int, default=0, help="seeds measured, 1 to 10 (5)")
     parser.add_argument("--trials", type=int, default=0, help="random trials per policy (40)")
     parser.add_argument("--workers", type=int, default=0, help="workers of a fleet (16)")
@@ -64,6 +72,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--file", type=Path, help="a public trace instead of ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)
+    args.peers = [name for name in args.peers.split(",") if name] or list(PEERS)
+    if unknown := set(args.peers) - set(PEERS):
+        parser.error(f"--peers: no such policy: {', '.join(sorted(unknown))}")
     quick = args.quick
     args.seeds = args.seeds or (1 if quick else 5)
     args.trials = args.trials or (2 if quick else 40)
@@ -81,7 +92,7 @@ def _cases(args: argparse.Namespace, profile: Profile) -> list[Case]:
     names = [name for name in args.traces.split(",") if name]
     names = names or list(QUICK_TRACES if args.quick else TRACES)
     if unknown := set(names) - set(TRACES):
-        raise SystemExit(f"--traces: no such trace: {', '.join(sorted(unknown))}")
+        raise ValueError(f"no such trace: {', '.join(sorted(unknown))}")
     return [case(name, profile, args.workers) for name in names]
 
 

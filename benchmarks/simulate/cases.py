@@ -23,8 +23,8 @@ _SAMPLE = 400
 _BATCH = 8
 _MANY = 32
 # Sessions of several turns come and go for a while before they are as many as they will be.
-_WARM = MappingProxyType({"multi_turn": 90.0, "agents": 50.0})
-_WARM_S = 30.0
+_WARM = MappingProxyType({"multi_turn": 60.0, "agents": 40.0})
+_WARM_S = 20.0
 _EARLY = 0.5
 # What caches save of prompts and of pictures, and requests in a decode step: no one knows before.
 _GUESSES = ((0.2, 0.0, _BATCH), (0.5, 0.5, _BATCH), (0.75, 0.5, _BATCH), (0.5, 0.2, _MANY),
