@@ -176,7 +176,7 @@ def study(
     case: Case, profile: Profile, peers: Sequence[str], tuning: int, seeds: Sequence[int],
     draws: int, say: Callable[[str], None],
 ) -> Result:  # fmt: skip
-    """Ours beside `peers`: tuned on the seed `tuning` by `draws` trials each, measured on `seeds`."""
+    """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
     bench = Bench(case, profile)
     found: list[tuple[Contender, tuple[float, ...]]] = []
     start = case.pace
