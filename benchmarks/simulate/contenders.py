@@ -66,6 +66,10 @@ class Range:
         return round(value) if self.whole else value
 
 
+# Queued work with which a worker gets no more, as by Dynamo's and vLLM's busy thresholds; a request
+# that no worker takes waits at the router for a while, and is refused.
+SHEDDING = Range(300.0, 10_000.0, log=True)
+
 # Every option that moves a choice, in a range that holds the published default.
 SPACES: Mapping[str, Mapping[str, Range]] = MappingProxyType(
     {
@@ -75,17 +79,20 @@ SPACES: Mapping[str, Mapping[str, Range]] = MappingProxyType(
             "tie_ratio": Range(0.0, 0.1),
         },
         "kv": {
+            "busy_queue_ms": SHEDDING,
             "overlap_credit": Range(0.25, 4.0, log=True),
             "temperature": Range(0.02, 1.0, log=True, off=0.5),
             "kv_local_tokens": Range(128, 8192, log=True, off=0.2, whole=True),
             "kv_local_ratio": Range(0.1, 1.0),
         },
         "rtp": {
+            "busy_queue_ms": SHEDDING,
             "rtp_hit_weight": Range(0.01, 1.0, log=True),
             "rtp_slack": Range(0.0, 0.5),
             "rtp_decay": Range(1e-5, 1e-2, log=True),
         },
         "cache_aware": {
+            "busy_queue_ms": SHEDDING,
             "balance_abs": Range(1.0, 128.0, log=True),
             "balance_rel": Range(1.0, 4.0),
             "cache_threshold": Range(0.05, 0.9),
@@ -104,17 +111,20 @@ def trials(
     rng = random.Random(seed)
     return [
         Contender(
-            policy, rng.choice(shapes),
-            {name: values.draw(rng) for name, values in space.items()}, "tuned", tells,
+            policy, rng.choice(shapes), {name: values.draw(rng) for name, values in space.items()},
+            "told, tuned" if tells else "tuned", tells,
         )
         for _ in range(count)
     ]  # fmt: skip
 
 
-def published(policy: str, shapes: Sequence[Shape], *, tells: bool = False) -> list[Contender]:
-    """At the defaults, on every fleet. Dynamo's router is tried with its conditional
-    disaggregation, too, at that feature's own defaults."""
-    found = [Contender(policy, shape, tells=tells) for shape in shapes]
+def published(policy: str, shapes: Sequence[Shape]) -> list[list[Contender]]:
+    """At the defaults, on every fleet; each list has one kind. Ours with and without a master that
+    is told the objectives, Dynamo's router with and without its conditional disaggregation."""
+    found = [[Contender(policy, shape) for shape in shapes]]
+    if policy == OURS:
+        found.append([Contender(policy, s, kind="told", tells=True) for s in shapes])
     if policy == "kv":
-        found += [Contender(policy, s, {"kv_local_tokens": 2048}, "conditional") for s in shapes]
+        options = {"kv_local_tokens": 2048}
+        found.append([Contender(policy, s, options, "conditional") for s in shapes])
     return found

@@ -137,8 +137,8 @@ class Line:
 @dataclass(frozen=True)
 class Result:
     """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
-    `curves` are runs at `LOADS` of it, over seeds, by contender: ours, ours that is told the
-    objectives, the best peer."""
+    `curves` are runs at `LOADS` of it, over seeds, by contender: the best of ours that is not told
+    the objectives, of ours that is, and of the peers."""
 
     case: Case
     lines: tuple[Line, ...]
@@ -146,18 +146,18 @@ class Result:
     curves: dict[str, list[list[Outcome]]]
     runs: int
 
-    @property
-    def ours(self) -> Line:
-        """The better of ours, as it comes and tuned as peers are."""
-        return _best(line for line in self.lines if line.contender.policy == OURS)
+    def ours(self, *, told: bool) -> Line | None:
+        """The best of ours, as it comes and tuned as peers are."""
+        lines = [x for x in self.lines if x.contender.policy == OURS and x.contender.tells == told]
+        return _best(lines) if lines else None
 
     @property
     def best_peer(self) -> Line:
         return _best(line for line in self.lines if line.contender.policy != OURS)
 
-    @property
-    def ratio(self) -> float:
-        return self.ours.goodput / self.best_peer.goodput
+    def ratio(self, *, told: bool) -> float:
+        ours = self.ours(told=told)
+        return ours.goodput / self.best_peer.goodput if ours else math.nan
 
 
 def _best(lines: Iterable[Line]) -> Line:
@@ -192,21 +192,27 @@ def study(
         Line(contender, loads, bench.run(contender, seeds[0], pace, whole=True))
         for contender, loads in found
     )
-    curves = _curves(bench, [_best(x for x in lines if x.contender.policy == OURS).contender, peer],
-                     seeds, pace)  # fmt: skip
+    ours = [line for line in lines if line.contender.policy == OURS]
+    shown = [_best(x for x in ours if x.contender.tells == tells).contender
+             for tells in (False, True)]  # fmt: skip
+    curves = _curves(bench, [*shown, peer], seeds, pace)
     return Result(case, lines, pace, curves, bench.runs)
 
 
 def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
-    """As published and tuned, each with the fleet that suits it. Trials begin from the best fleet
-    found, so that none is spent on what is known to be worse than nothing."""
-    shapes = bench.case.shapes
-    first, load = best_of(bench, published(policy, shapes), seed, start)
-    choices = trials(policy, shapes, draws, seed, tells=first.tells)
-    if not choices[0].options:
-        return [first]
-    best, _ = best_of(bench, choices, seed, load)
-    return [first, best]
+    """As published, in each kind, and tuned, each with the fleet that suits it. Trials are on the
+    two fleets that suited the published kinds, and begin at the best load found."""
+    found = []
+    for kind in published(policy, bench.case.shapes):
+        found.append(best_of(bench, kind, seed, start))
+        start = found[-1][1]
+    best, load = max(found, key=lambda one: one[1])
+    shapes = list(dict.fromkeys(one.shape for one, _ in found)) or [best.shape]
+    choices = trials(policy, shapes, draws, seed, tells=best.tells)
+    contenders = [one for one, _ in found]
+    if choices[0].options:
+        contenders.append(best_of(bench, choices, seed, load)[0])
+    return contenders
 
 
 def _loads(
@@ -220,18 +226,17 @@ def _loads(
 
 
 def _curves(
-    bench: Bench, pair: Sequence[Contender], seeds: Sequence[int], pace: float
+    bench: Bench, shown: Sequence[Contender], seeds: Sequence[int], pace: float
 ) -> dict[str, list[list[Outcome]]]:
     """Attainment over offered load. Under overload a peer refuses by the queue that suits it best
-    at that load; ours as it comes, and told of the objectives."""
-    ours, peer = pair
-    told = replace(ours, kind=f"{ours.kind}, told" if ours.kind else "told", tells=True)
-    curves = {ours.name: [], told.name: [], peer.name: []}  # type: dict[str, list[list[Outcome]]]
-    for factor in LOADS:
-        for one in (ours, told, peer):
-            runs = [_shedding(bench, one, s, pace * factor, factor) for s in seeds]
-            curves[one.name].append(runs)
-    return curves
+    at that load."""
+    return {
+        one.name: [
+            [_shedding(bench, one, seed, pace * factor, factor) for seed in seeds]
+            for factor in LOADS
+        ]
+        for one in shown
+    }
 
 
 def _shedding(bench: Bench, one: Contender, seed: int, pace: float, factor: float) -> Outcome:
