@@ -23,7 +23,8 @@ class Outcome:
     `attained`: share of requests within both objectives.
     `lifetimes`: median lifetimes of a request that the measured time is long.
     `ttft_p50`, `ttft_p99`: time to the first token; `tpot_p50`, `tpot_p99`: per further token.
-    `kv_hits`: share of prompt tokens that were cached; `ec_hits`: of pictures not encoded.
+    `kv_hits`: share of the served prompts' tokens that were cached; `ec_hits`: of pictures that were
+    not encoded.
     `refused`: share of requests.
     `utilisation`: share of the time that workers computed, by role.
     `imbalance`: p99 over (prefill worker, 10 s) of queued and running time, over its mean.
@@ -64,7 +65,7 @@ def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
     }
     held = _windows(list(simulation.prefills.values()), "held", start, end)
     lifetime = simulation.lifetime(counted)
-    count = max(1, len(counted))
+    count, served = max(1, len(counted)), [r for r in counted if not r.refused]
     return Outcome(
         offered=len(counted) / seconds,
         goodput=good / seconds,
@@ -72,7 +73,7 @@ def outcome(simulation: Simulation, counted: Sequence[Record]) -> Outcome:
         lifetimes=seconds / lifetime if lifetime else 0.0,
         ttft_p50=_ms(ttft, 50), ttft_p99=_ms(ttft, 99),
         tpot_p50=_ms(tpot, 50), tpot_p99=_ms(tpot, 99),
-        kv_hits=sum(r.cached for r in counted) / max(1, sum(r.request.tokens for r in counted)),
+        kv_hits=sum(r.cached for r in served) / max(1, sum(r.request.tokens for r in served)),
         ec_hits=1.0 - runs / items if items else 0.0,
         refused=sum(bool(r.refused) for r in counted) / count,
         utilisation={role: min(1.0, float(found.mean())) for role, found in worked.items()},
