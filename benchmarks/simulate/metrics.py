@@ -23,8 +23,8 @@ class Outcome:
     `attained`: share of requests within both objectives.
     `lifetimes`: median lifetimes of a request that the measured time is long.
     `ttft_p50`, `ttft_p99`: time to the first token; `tpot_p50`, `tpot_p99`: per further token.
-    `kv_hits`: share of the served prompts' tokens that were cached; `ec_hits`: of pictures that were
-    not encoded.
+    `kv_hits`: share of the served prompts' tokens that were cached; `ec_hits`: of pictures that no
+    encoder had to encode.
     `refused`: share of requests.
     `utilisation`: share of the time that workers computed, by role.
     `imbalance`: p99 over (prefill worker, 10 s) of queued and running time, over its mean.
