@@ -17,6 +17,7 @@ from benchmarks.simulate.study import Bench
 ROLES = ("encode", "prefill", "decode")
 _FULL = 0.75  # use of a stage's workers with which growing begins: queues are short there
 _SAMPLE = 400
+_BATCH = 16  # requests in a decode step with which growing begins
 _HELPS = 0.02  # of the requests more: less is noise
 
 
@@ -68,12 +69,12 @@ class Planner:
         return float(sum(self.costs[role] * getattr(shape, role) for role in ROLES))
 
     def trial(self, shape: Shape, rate: float | None = None) -> Trial:
-        """Simulates a fleet, once. Of one that fails clearly on the first seed no more is asked."""
-        load = rate or self.rate
+        """Simulates a fleet, once. One that fails clearly is left before the end of a run."""
+        load, whole = rate or self.rate, rate is not None
         if (shape, load) not in self._tried:
             runs: list[Outcome] = []
             for seed in self.seeds:
-                runs.append(self.bench.run(Contender(self.policy, shape), seed, load, whole=True))
+                runs.append(self.bench.run(Contender(self.policy, shape), seed, load, whole=whole))
                 if runs[0].attained < self.good - 0.1:
                     break
             self._tried[shape, load] = Trial(shape, load, tuple(runs))
@@ -86,6 +87,8 @@ class Planner:
     def cheapest(self) -> Trial:
         """A fleet of which no worker can be spared, nor exchanged for a cheaper one. `NoFleet`."""
         best = self._grown(self._first())
+        for role in sorted(ROLES, key=best.busy):
+            best = self._fewest(best, role)
         while True:
             better = next((t for t in map(self.trial, self._cheaper(best.shape)) if self.keeps(t)),
                           None)  # fmt: skip
@@ -93,10 +96,22 @@ class Planner:
                 return best
             best = better
 
+    def _fewest(self, best: Trial, role: str) -> Trial:
+        """As few of a role as will do beside the others, by halving."""
+        low, high = 0, getattr(best.shape, role)
+        while high - low > 1:
+            middle = (low + high) // 2
+            trial = self.trial(replace(best.shape, **{role: middle}))
+            if self.keeps(trial):
+                best, high = trial, middle
+            else:
+                low = middle
+        return best
+
     def _first(self) -> Shape:
         """As many workers as the work takes if caches save half of it."""
         sample = requests(self.bench.case.make(self.seeds[0]), _SAMPLE)
-        need = stage_seconds(self.bench.profile, sample, 0.5, 0.5, 8)
+        need = stage_seconds(self.bench.profile, sample, 0.5, 0.5, _BATCH)
         counts = [math.ceil(self.rate * seconds / _FULL) for seconds in need]
         return Shape(counts[0], max(1, counts[1]), max(1, counts[2]))
 
