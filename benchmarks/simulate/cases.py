@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -68,7 +69,15 @@ def fleets(
     """Fleets of `workers` workers in proportion to what the stages have to do, for several guesses
     of what caches save; and requests/s that the first could carry."""
     busy = [stage_seconds(profile, sample, *guess) for guess in _GUESSES]
-    shapes = tuple(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))
+    guessed = list(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))
+    # A policy that finds pictures in caches may do with an encoder less, another needs to prefill.
+    spare = "encode" if guessed[0].encode else "decode"
+    guessed += [
+        replace(s, **{spare: getattr(s, spare) - 1}, prefill=s.prefill + 1)
+        for s in guessed
+        if getattr(s, spare) > 1
+    ]
+    shapes = tuple(dict.fromkeys(guessed))
     return shapes, 0.7 * shapes[0].prefill / busy[0][1]
 
 
