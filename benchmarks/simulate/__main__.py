@@ -26,7 +26,7 @@ from benchmarks.simulate.study import Case, Result, study
 from benchmarks.simulate.traces import TRACES
 
 TUNING, SEEDS = 1, range(11, 21)
-QUICK_TRACES, QUICK_WORKERS = ("multi_turn", "pictures"), 6
+QUICK_TRACES, QUICK_PEERS, QUICK_WORKERS = ("multi_turn",), ("kv",), 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,12 +72,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--file", type=Path, help="a public trace instead of ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
     args = parser.parse_args(argv)
-    args.peers = [name for name in args.peers.split(",") if name] or list(PEERS)
+    given = [name for name in args.peers.split(",") if name]
+    args.peers = given or list(QUICK_PEERS if args.quick else PEERS)
     if unknown := set(args.peers) - set(PEERS):
         parser.error(f"--peers: no such policy: {', '.join(sorted(unknown))}")
     quick = args.quick
     args.seeds = args.seeds or (1 if quick else 5)
-    args.trials = args.trials or (2 if quick else 40)
+    args.trials = args.trials or (1 if quick else 40)
     args.workers = args.workers or (QUICK_WORKERS if quick else 16)
     return args
 

@@ -72,8 +72,8 @@ class Bench:
         return outcome(simulation, simulation.run(self._sessions[seed], pace, span))
 
     def sustained(self, contender: Contender, seed: int, start: float) -> float:
-        """Sustained goodput: the offered load in requests/s, as it was measured, at which `GOOD` of
-        the requests are within their objectives. Bracketed in steps that grow, halved until the
+        """Sustained goodput: the offered load in requests/s at which `GOOD` of the requests are
+        within their objectives. Bracketed in steps that grow, halved until the
         bracket is one step, then interpolated over the logarithm of the load."""
         paces = {}
 
@@ -95,9 +95,9 @@ class Bench:
             low, high = (middle, high) if good(middle) else (low, middle)
         below, above = paces[low], paces[high]
         if low == high or below.attained <= above.attained:
-            return below.offered
+            return low
         part = (below.attained - GOOD) / (below.attained - above.attained)
-        return float(below.offered * (above.offered / below.offered) ** part)
+        return float(low * (high / low) ** part)
 
 
 def best_of(
