@@ -102,6 +102,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "the serving benchmark, with the options of vllm bench serve",
             _function("benchmarks.serve.__main__"),
         ),
+        "plan": Command(
+            "Choose a fleet",
+            "the cheapest numbers of workers for a load and objectives, by simulation",
+            _function("benchmarks.plan.__main__"),
+        ),
     }
 )  # fmt: skip
 

@@ -2,19 +2,22 @@
 
 clock           calls in order of their time
 profile         speed, caches and delays of the simulated workers; calibrated.json is measured
+hardware        profiles of GPU workers, reckoned from data sheets
 processes       real workers as processes, and their processor time
 probes          the grids over which they are timed
 calibrate       fits the timing model to that
-prompts         requests: lengths, block keys, pictures
-traces          chat, multi-turn, pictures, documents, bursts
-mooncake        Mooncake's public format
+prompts         requests and sessions: lengths, block keys, pictures
+traces          workloads of ours: chat, multi-turn, pictures, documents, bursts, agents
+public_traces   Mooncake's, Azure's and BurstGPT's formats
+arrivals        sessions in an open loop, their turns one after the other
 fleet           mock engines on one clock, and what they say to each other
 worker          one of them, whose requests are lengths and block keys
 virtual_master  the real master, told of everything as late as over a network
-simulation      one trace through one fleet
+objectives      what a request must keep
+simulation      one workload through one fleet
 metrics         what a run was worth
-contenders      policies, their published options, the grids to tune over
-cases           which trace goes to which fleet
-study           sustained load, tuning, all policies on a trace
+contenders      policies, their published options, the ranges to tune over
+study           sustained goodput, tuning, all policies on a workload
+cases           which workload goes to which fleets
 report          Markdown, rows, pictures
 """

@@ -1,9 +1,9 @@
 """`python -m benchmarks.simulate`: placement policies side by side on simulated fleets.
 
     python -m benchmarks.simulate [--quick] [--json FILE] [--out docs/benchmarks]
+    python -m benchmarks.simulate --profile h200_7b           workers of H200s, by a roofline
+    python -m benchmarks.simulate --file TRACE                Mooncake's, Azure's, BurstGPT's format
     python -m benchmarks.simulate --calibrate models/demo     measure our workers' speed anew
-    python -m benchmarks.simulate --mooncake FILE             a trace in Mooncake's format
-    python -m benchmarks.simulate --scale 1000                so many workers, one run per policy
 
 One core. Exit status 0 if everything that must hold does.
 """
@@ -16,19 +16,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.common.rows import arguments, finish
 from benchmarks.simulate import calibrate, report
-from benchmarks.simulate.cases import COUNT, case, mooncake_case
-from benchmarks.simulate.contenders import OURS, PEERS, Contender
-from benchmarks.simulate.metrics import windows
-from benchmarks.simulate.profile import CALIBRATED, Profile, calibrated, gpu_like
-from benchmarks.simulate.study import LONG, Bench, Case, Result, study
+from benchmarks.simulate.cases import case, file_case
+from benchmarks.simulate.contenders import PEERS
+from benchmarks.simulate.hardware import PROFILES
+from benchmarks.simulate.profile import CALIBRATED, Profile
+from benchmarks.simulate.study import Case, Result, study
 from benchmarks.simulate.traces import TRACES
 
-TUNING, SEEDS = range(1, 4), range(11, 21)
-QUICK_TRACES = ("multi_turn", "pictures")
+TUNING, SEEDS = 1, range(11, 21)
+QUICK_TRACES, QUICK_PEERS, QUICK_WORKERS = ("multi_turn",), ("kv",), 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,35 +34,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.calibrate:
         print("\n".join(calibrate.run(args.calibrate, CALIBRATED, Profile.block_size)))
         return 0
-    profile = gpu_like() if args.profile == "gpu_like" else calibrated()
-    if args.scale:
-        return _scale(profile, args.scale)
+    profile = PROFILES[args.profile]()
     start = time.process_time()
-    tuning = TUNING[: args.tuning or (1 if args.quick else len(TUNING))]
-    seeds = SEEDS[: args.seeds or (1 if args.quick else len(SEEDS))]
-    results = [study(c, profile, tuning, seeds, _say) for c in _cases(args, profile)]
-    minutes = (time.process_time() - start) / 60
-    text = report.markdown(results, profile, tuning, seeds, minutes)
+    seeds = SEEDS[: args.seeds]
+    try:
+        cases = _cases(args, profile)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results: list[Result] = []
+    for one in cases:
+        results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say))
+        minutes = (time.process_time() - start) / 60
+        text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes)
+        if args.out:  # after each workload, as the next one takes minutes
+            _write(args.out, args.name, text, results)
     print(text)
-    found = report.rows(results)
-    if args.out:
-        _write(args.out, text, results, profile)
-    return finish(found, args.json)
+    return finish(report.rows(results), args.json)
+
+
+def _write(folder: Path, name: str, text: str, results: Sequence[Result]) -> None:
+    report.plots(results, folder / f"{name}.svg")
+    plot = f"\n![Share of requests within their objectives]({name}.svg)\n"
+    (folder / f"{name}.md").write_text(text + plot)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("simulate", __doc__)
-    parser.add_argument("--out", type=Path, help="folder for simulate.md and simulate.svg")
+    parser.add_argument("--out", type=Path, help="folder for the report and its plot")
+    parser.add_argument("--name", default="simulate", help="name of these two files")
     parser.add_argument("--traces", default="", help=f"of {','.join(TRACES)}; all if empty")
-    parser.add_argument("--seeds", type=int, default=0, help="of 10 to report, 0 for all")
-    parser.add_argument("--tuning", type=int, default=0, help="of 3 seeds to tune on, 0 for all")
-    parser.add_argument("--workers", type=int, default=64, help="in a fleet")
-    parser.add_argument("--requests", type=int, default=0, help="of a trace, 0 for the default")
-    parser.add_argument("--profile", default="calibrated", choices=("calibrated", "gpu_like"))
-    parser.add_argument("--mooncake", type=Path, help="a trace in Mooncake's format instead")
+    parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}; all if empty")
+    parser.add_argument("--seeds", type=int, default=0, help="seeds measured, 1 to 10 (5)")
+    parser.add_argument("--trials", type=int, default=0, help="random trials per policy (40)")
+    parser.add_argument("--workers", type=int, default=0, help="workers of a fleet (16)")
+    parser.add_argument("--profile", default="calibrated", choices=tuple(PROFILES))
+    parser.add_argument("--file", type=Path, help="a public trace instead of ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")
-    parser.add_argument("--scale", type=int, default=0, help="one run per policy on such a fleet")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    given = [name for name in args.peers.split(",") if name]
+    args.peers = given or list(QUICK_PEERS if args.quick else PEERS)
+    if unknown := set(args.peers) - set(PEERS):
+        parser.error(f"--peers: no such policy: {', '.join(sorted(unknown))}")
+    quick = args.quick
+    args.seeds = args.seeds or (1 if quick else 5)
+    args.trials = args.trials or (1 if quick else 40)
+    args.workers = args.workers or (QUICK_WORKERS if quick else 16)
+    return args
 
 
 def _say(text: str) -> None:
@@ -72,43 +88,13 @@ def _say(text: str) -> None:
 
 
 def _cases(args: argparse.Namespace, profile: Profile) -> list[Case]:
-    if args.mooncake:
-        return [mooncake_case(args.mooncake, profile, args.workers)]
-    count = args.requests or (500 if args.quick else COUNT)
-    names = args.traces.split(",") if args.traces else QUICK_TRACES if args.quick else [*TRACES]
-    return [case(name, profile, args.workers, count) for name in names]
-
-
-def _write(folder: Path, text: str, results: Sequence[Result], profile: Profile) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    first = results[0]
-    bench, series = Bench(first.case, profile, LONG), {}
-    for policy in (OURS, *PEERS):
-        simulation, _ = bench.simulate(Contender(policy), SEEDS[0], first.even_pace)
-        workers = list(simulation.prefills.values())
-        span = 0, int(simulation.records[-1].arrival / 10.0)
-        held = windows(workers, "held", span)
-        series[policy] = list(held.max(axis=0) / np.maximum(held.mean(axis=0), 1e-9))
-    report.plots(results, series, folder / "simulate.svg")
-    right = f"Right: {first.case.name}, at the load that keeps ours computing 80 % of the time."
-    plot = f"\n![Goodput and imbalance](simulate.svg)\n\n{right}\n"
-    (folder / "simulate.md").write_text(text + plot)
-
-
-def _scale(profile: Profile, workers: int) -> int:
-    """Every policy once on a large fleet at one load."""
-    chosen = case("multi_turn", profile, workers, 25 * workers)
-    bench = Bench(chosen, profile)
-    for policy in (OURS, *PEERS):
-        start = time.process_time()
-        found = bench.run(Contender(policy), SEEDS[0], chosen.pace)
-        print(
-            f"{policy:14} {chosen.shapes[0]} {chosen.pace:8.1f} requests/s  within objectives "
-            f"{found.attained:6.1%}  KV hits {found.kv_hits:5.1%}  TTFT p50/p99 "
-            f"{found.ttft_p50:.0f}/{found.ttft_p99:.0f} ms  {time.process_time() - start:.0f} s",
-            flush=True,
-        )
-    return 0
+    if args.file:
+        return [file_case(args.file, profile, args.workers)]
+    names = [name for name in args.traces.split(",") if name]
+    names = names or list(QUICK_TRACES if args.quick else TRACES)
+    if unknown := set(names) - set(TRACES):
+        raise ValueError(f"no such trace: {', '.join(sorted(unknown))}")
+    return [case(name, profile, args.workers) for name in names]
 
 
 if __name__ == "__main__":

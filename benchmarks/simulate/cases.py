@@ -1,72 +1,107 @@
-"""Which trace goes to which fleet."""
+"""Which workload goes to which fleets, and when it is warm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks.simulate import mooncake
+from benchmarks.simulate.arrivals import Replay
+from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, TraceRequest
-from benchmarks.simulate.records import Shape
+from benchmarks.simulate.prompts import PATCHES_PER_TOKEN, Session, TraceRequest
+from benchmarks.simulate.public_traces import read, repeated
+from benchmarks.simulate.records import Shape, Span
 from benchmarks.simulate.study import Case
 from benchmarks.simulate.traces import TRACES
 
-COUNT = 600
-BARS = MappingProxyType({"multi_turn": 1.15, "pictures": 1.15})
-_HITS = 0.5  # share of prompts that caches are taken to save
-_SPLITS = (0.5, 0.3, 0.7)  # the same of pictures
+BARS = MappingProxyType({"multi_turn": 1.15, "pictures": 1.15, "new_pictures": 1.15})
+_SAMPLE = 400
 _BATCH = 8
-_SPARE = 1.2  # of decode workers, so that placement before them is what counts
+_MANY = 32
+# Sessions of several turns come and go for a while before they are as many as they will be.
+_WARM = MappingProxyType({"multi_turn": 60.0, "agents": 40.0})
+_WARM_S = 20.0
+_EARLY = 0.5
+# What caches save of prompts and of pictures, and requests in a decode step: no one knows before.
+_GUESSES = ((0.2, 0.0, _BATCH), (0.5, 0.5, _BATCH), (0.75, 0.5, _BATCH), (0.5, 0.2, _MANY),
+            (0.85, 0.8, _BATCH))  # fmt: skip
 
 
-def case(name: str, profile: Profile, workers: int, count: int = COUNT) -> Case:
-    """One of `TRACES` on a fleet of about so many workers."""
+def case(name: str, profile: Profile, workers: int, seed: int = 0) -> Case:
+    """One of `TRACES` on fleets of so many workers."""
     maker = TRACES[name]
-    sample = maker(count, profile.block_size, 0)
+    return _case(name, profile, workers, seed, lambda s: Replay(maker(profile.block_size, s)))
+
+
+def file_case(path: Path, profile: Profile, workers: int) -> Case:
+    """A public trace in a file; every seed has the same lengths in the same order. `ValueError`
+    says what is wrong with the file."""
+    lines = read(path)
     return _case(
-        name, profile, workers, sample, lambda s, n: maker(count * n, profile.block_size, s)
-    )
-
-
-def mooncake_case(path: Path, profile: Profile, workers: int) -> Case:
-    """A file of Mooncake's format; every seed has the same requests."""
-    trace = mooncake.read(path.read_bytes().splitlines(), profile.block_size)
-    pace = len(trace) / max(1e-9, trace[-1].arrival)
-    for request in trace:
-        request.arrival *= pace
-    return _case(path.stem, profile, workers, trace, lambda seed, times: trace)
+        path.stem, profile, workers, 0,
+        lambda seed: Replay(repeated(lines, profile.block_size, seed)),
+    )  # fmt: skip
 
 
 def _case(
-    name: str, profile: Profile, workers: int, sample: Sequence[TraceRequest],
-    make: Callable[[int, int], Sequence[TraceRequest]],
-) -> Case:  # fmt: skip
-    shapes, pace = _fleets(profile, workers, sample)
-    return Case(name, shapes, pace, make)
+    name: str, profile: Profile, workers: int, seed: int, make: Callable[[int], Replay]
+) -> Case:
+    sample = requests(make(seed), _SAMPLE)
+    shapes, pace = fleets(profile, workers, sample)
+    span = Span(warm_s=_WARM.get(name, _WARM_S), hopeless=_EARLY)
+    return Case(name, shapes, pace, span, Objectives.relative(profile, sample), make)
 
 
-def _fleets(
-    profile: Profile, workers: int, trace: Sequence[TraceRequest]
+def requests(sessions: Iterable[Session], count: int) -> list[TraceRequest]:
+    """The first `count` requests of some sessions."""
+    turns = (turn for session in sessions for turn in session.turns)
+    return list(itertools.islice(turns, count))
+
+
+def fleets(
+    profile: Profile, workers: int, sample: Sequence[TraceRequest]
 ) -> tuple[tuple[Shape, ...], float]:
-    """Workers in proportion to what the stages have to do, for each of `_SPLITS`, and the load they
-    should carry. Decode workers are as many in all."""
+    """Fleets of `workers` workers in proportion to what the stages have to do, for several guesses
+    of what caches save; and requests/s that the first could carry."""
+    busy = [stage_seconds(profile, sample, *guess) for guess in _GUESSES]
+    guessed = list(dict.fromkeys(_shape(workers, *seconds) for seconds in busy))
+    # A policy that finds pictures in caches may do with an encoder less, another needs to prefill.
+    spare = "encode" if guessed[0].encode else "decode"
+    guessed += [
+        replace(s, **{spare: getattr(s, spare) - 1}, prefill=s.prefill + 1)
+        for s in guessed
+        if getattr(s, spare) > 1
+    ]
+    shapes = tuple(dict.fromkeys(guessed))
+    return shapes, 0.7 * shapes[0].prefill / busy[0][1]
+
+
+def stage_seconds(
+    profile: Profile, sample: Sequence[TraceRequest], prefix: float, media: float, batch: int
+) -> tuple[float, float, float]:
+    """Seconds that a mean request takes of encode, prefill and decode workers if caches save the
+    shares `prefix` of prompts and `media` of pictures, and `batch` requests decode together."""
     timing = profile.timing
-    encode = float(np.mean([
+    encode = np.mean([
         sum(timing.encode_s(i.tokens * PATCHES_PER_TOKEN, i.tokens) for i in r.items)
-        for r in trace
-    ]))  # fmt: skip
-    prefill = float(np.mean([timing.prefill_s(r.tokens, 0) for r in trace]))
-    decode = _SPARE * float(np.mean([
-        timing.decode_s(_BATCH, _BATCH * r.tokens, 1) / _BATCH * r.output for r in trace
-    ]))  # fmt: skip
-    least = 2 if encode else 1
-    kept, encodes = (1 - _HITS) * prefill, [(1 - share) * encode for share in _SPLITS]
-    decoders = round(workers * decode / (decode + kept + encodes[0]))
-    rest = max(2 * least, workers - decoders)
-    prefills = [max(2, round(rest * kept / (kept + share))) for share in encodes]
-    shapes = dict.fromkeys(Shape(rest - count, count, decoders) for count in prefills)
-    return tuple(shapes), 0.8 * prefills[0] / kept
+        for r in sample
+    ])  # fmt: skip
+    prefill = np.mean([timing.prefill_s(r.tokens, 0) for r in sample])
+    decode = np.mean([
+        timing.decode_s(batch, batch * r.tokens, 1) / batch * r.output for r in sample
+    ])  # fmt: skip
+    return float(encode) * (1 - media), float(prefill) * (1 - prefix), float(decode)
+
+
+def _shape(workers: int, encode: float, prefill: float, decode: float) -> Shape:
+    """At least one worker for each stage that there is work for."""
+    each = workers / (encode + prefill + decode)
+    encoders = max(1, round(encode * each)) if encode else 0
+    prefills = max(1, round(prefill * each))
+    prefills = min(prefills, workers - encoders - 1)
+    return Shape(encoders, prefills, workers - encoders - prefills)

@@ -31,6 +31,7 @@ class Profile:
     `event_s`: from a change in a cache to the master.
     `heartbeat_s`: between reports of a worker.
     `jitter`: durations vary by up to this share.
+    `speeds`: of the workers of each role in turn, as shares of `timing`'s: of a mixed fleet.
     `facts`: how a calibrated one was measured.
     """
 
@@ -51,7 +52,13 @@ class Profile:
     event_s: float = 0.005
     heartbeat_s: float = 1.0
     jitter: float = 0.1
+    speeds: tuple[float, ...] = (1.0,)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, number: int) -> Profile:
+        """That of worker `number` of a role."""
+        speed = self.speeds[number % len(self.speeds)]
+        return self if speed == 1.0 else replace(self, timing=replace(self.timing, speed=speed))
 
     def unloaded_ttft(self, tokens: int, pictures: list[int]) -> float:
         """To the first token on an idle fleet with empty caches: all pictures at once, the largest
@@ -78,23 +85,3 @@ def calibrated(path: Path = CALIBRATED) -> Profile:
     facts = msgspec.json.decode(path.read_bytes())
     timing = Timing(**facts["timing"])
     return Profile("calibrated", timing, facts=facts)
-
-
-def gpu_like() -> Profile:
-    """Not measured by us: the order of magnitude of a 7B vision-language model on one A100, with
-    14 ms for a decode step (its 15 GB of weights read at 1.1 TB/s), half of 312 TFLOP/s in prefill
-    (0.1 ms per token), a vision tower of 0.7B parameters, 25 GB/s between machines."""
-    timing = Timing(
-        encode_base_ms=8.0,
-        encode_patch_ms=0.02,
-        prefill_base_ms=8.0,
-        prefill_token_ms=0.1,
-        prefill_cached_ms=0.0005,
-        decode_base_ms=14.0,
-        decode_request_ms=0.08,
-        decode_context_ms=0.00005,
-        kv_block_ms=0.3,
-        ec_token_ms=0.0003,
-    )
-    sizes = Profile("gpu_like", timing, row_bytes=7168, kv_bytes_per_token=57344)
-    return replace(sizes, encoder_bytes=2 << 30, prefill_media_bytes=256 << 20)

@@ -29,7 +29,7 @@ class TraceRequest:
     """A request of a trace.
 
     `name`: its id.
-    `arrival`: in seconds at the trace's own pace.
+    `think_s`: seconds from the end of the answer before it in its session to its arrival.
     `tokens`: of the prompt; `output`: tokens that follow it.
     `block_size`: tokens to a block.
     `keys`: of every full block of prompt and output.
@@ -40,7 +40,7 @@ class TraceRequest:
     """
 
     name: str
-    arrival: float
+    think_s: float
     tokens: int
     output: int
     block_size: int
@@ -99,11 +99,20 @@ class Prompt:
         )
 
     def request(
-        self, name: str, arrival: float, answer: int, output: int, session: str
+        self, name: str, answer: int, output: int, session: str = "", think_s: float = 0.0
     ) -> TraceRequest:
         """This prompt, answered by `output` tokens of content `answer`, which are added to it."""
         tokens, items = self.tokens, tuple(self.items)
         self.add(answer, output)
         return TraceRequest(
-            name, arrival, tokens, output, self.block_size, list(self.keys), items, session
+            name, think_s, tokens, output, self.block_size, list(self.keys), items, session
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Requests one after the other, each of which may quote the answers before it. The first
+    arrives at `start`, in seconds at one request/s on the whole."""
+
+    start: float
+    turns: tuple[TraceRequest, ...]

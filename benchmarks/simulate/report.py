@@ -2,65 +2,62 @@
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.rows import Row, at_least, at_most
+from benchmarks.common.rows import Row, at_least
 from benchmarks.common.rows import markdown as table
 from benchmarks.simulate.cases import BARS
-from benchmarks.simulate.metrics import TPOT_TIMES, TTFT_TIMES
+from benchmarks.simulate.metrics import Outcome
+from benchmarks.simulate.objectives import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.study import GOOD, Line, Result
-from benchmarks.simulate.worker import WINDOW_S
+from benchmarks.simulate.study import GOOD, LOADS, Line, Result, half_interval
 
-EVEN_BAR = 2.0
-
+OVERLOAD_BAR = 1.3
 _INTRODUCTION = """\
 # The master's policy beside peers', simulated
 
-Written by `python -m benchmarks.simulate`. The master is the real one (`services.master`), on
-virtual time; workers are the real engine's scheduling core (`services.engine.scheduling`), with the
-mock workers' timing model in place of a model; loads are reported every {heartbeat:g} s, cache
-events arrive after {event:g} ms, messages take {message:g} ms.
-Everything but the choice of workers is the same for all policies: peers get our content keys over
-text *and* pictures, our index, our accounting of load and our overlap of stages, which is more than
-they have. Peers choose encoders as published: `kv` and `round_robin` in turn, `rtp`,
-`cache_aware` and `random` at random, and they ask an encoder for every picture.
+Written by `python -m benchmarks.simulate`. Sessions arrive in an open loop, a turn only after the
+answer that it quotes, and after a warm-up at least ten median request lifetimes are measured while
+requests go on arriving. The master is the real one and workers run the real engine's scheduling
+core, on virtual time: only the time of a step, of a message and of a copy come from a model. Every
+policy has the same workers, tells the same loads (each {heartbeat:g} s), hears of the same caches
+(after {event:g} ms) and may divide the fleet among the stages as suits it; all are tuned by
+{trials} random trials on seed {tuning} and measured on {seeds} others.
 
-**Goodput** is the highest load at which {good:.0%} of requests are within both objectives
-(DistServe's and EPD's definition): first token within {ttft:g}× what it takes on an idle fleet with
-empty caches (that of the mean request if the request's own is less), time per output token within
-{tpot:g}×. Means are geometric, over seeds {seeds}; ± is one standard error. Peers are at their
-published defaults and tuned: the best of a small grid on seeds {tuning}, not among the former.
-Where there are pictures every policy also has the split of the same number of workers that suited
-it best there. Other columns are of one run at a common load, that which the best peer sustains.
-`cost` leaves the rest of a prompt to a decode worker that has most of it; "always apart" is without
-that.
+**Sustained goodput** is the highest offered load at which {good:.0%} of requests are within both
+objectives: first token within {ttft:g}× what it takes on an idle fleet with empty caches (that of
+the mean request if the request's own is less), time per output token within {tpot:g}×. ± is half of
+the 95 % confidence interval over seeds. The other columns are of one run at a common load, that
+which the best peer sustains; E, P and D are the shares of the time that these workers computed.
 
-**Balance** is the p99, over workers and windows of {window:g} s, of the time that requests are
-queued and running, to its mean: of `cost`, at 80 % utilisation of the busiest stage. What it would
-be if the same were evenly spread over the workers at every moment is said beside it: no choice of
-workers comes below that.
+Peers, from their sources: `kv` is Dynamo's KV router (1.4 to 1.6), with its prefill router, which
+does not count active blocks, and its conditional disaggregation, by which a decode worker computes
+short rests of a prompt; `rtp` is RTP-LLM's, `cache_aware` SGLang's gateway's and vLLM's router's.
+Peers get our content keys over text and pictures, our index and our overlap of stages, which is
+more than they have; they choose encoders as published (`kv`, `round_robin` in turn, others at
+random). Under overload the peer may refuse by the queue that suits it best at that load.
+`cost` is ours; "told" is with a master that knows a request's objectives and refuses what cannot
+keep them, which peers have no notion of.
 """
 
 
 def markdown(
-    results: Sequence[Result], profile: Profile, tuning: Sequence[int], seeds: Sequence[int],
+    results: Sequence[Result], profile: Profile, tuning: int, seeds: Sequence[int], trials: int,
     minutes: float,
 ) -> str:  # fmt: skip
     parts = [
         _INTRODUCTION.format(
-            heartbeat=profile.heartbeat_s, event=profile.event_s * 1e3,
-            message=profile.message_s * 1e3, good=GOOD, ttft=TTFT_TIMES, tpot=TPOT_TIMES,
-            seeds=_span(seeds), tuning=_span(tuning), window=WINDOW_S,
-        )
+            heartbeat=profile.heartbeat_s, event=profile.event_s * 1e3, good=GOOD, tuning=tuning,
+            seeds=len(seeds), trials=trials, ttft=TTFT_TIMES, tpot=TPOT_TIMES,
+        ),
+        table(rows(results), "## What must hold"),
     ]  # fmt: skip
     parts += [_section(result) for result in results]
-    parts += [table(rows(results), "\n## What must hold"), _timing(profile)]
+    parts.append(_timing(profile))
     runs = sum(result.runs for result in results)
     parts.append(
         f"{runs} runs, {minutes:.0f} minutes of processor time; python "
@@ -69,59 +66,81 @@ def markdown(
     return "\n".join(parts) + "\n"
 
 
-def _span(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-
-
 def _section(result: Result) -> str:
     lines = sorted(result.lines, key=lambda line: -line.goodput)
-    shape = result.case.shapes[0]
+    lifetimes = min(line.common.lifetimes for line in lines)
     text = [
         f"\n## {result.case.name}\n",
-        f"{shape.encode + shape.prefill} encoders and prefill workers, {shape.decode} decode "
-        f"workers; common "
-        f"load {result.pace:.3g} requests/s. Ours to the best peer: **{result.ratio:.3f}**.\n",
-        "| policy | E + P | goodput, requests/s | in both objectives | TTFT p50 / p99, ms "
-        "| TPOT p50 / p99, ms | KV hits | EC hits |",
-        "|---|---|---|---|---|---|---|---|",
+        f"{result.case.shapes[0].total} workers; common load {result.pace:.3g} requests/s, "
+        f"measured for at least {lifetimes:.0f} lifetimes. Ours to the best peer: "
+        f"**{result.ratio(told=True):.2f}** told of the objectives, "
+        f"**{result.ratio(told=False):.2f}** not.\n",
+        "| policy | fleet | sustained goodput, requests/s | in both objectives "
+        "| TTFT p50 / p99, ms | TPOT p50 / p99, ms | KV hits | EC hits | E / P / D busy |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_line(line) for line in lines),
+        "\nShare within both objectives (and goodput, requests/s) against offered load, as a share "
+        "of the common load:\n",
+        f"| policy | {' | '.join(f'{load:g}' for load in LOADS)} |",
+        f"|---|{'---|' * len(LOADS)}",
+        *(_curve(name, points) for name, points in result.curves.items()),
     ]
-    return "\n".join([*text, *(_line(line, result) for line in lines)])
+    return "\n".join(text)
 
 
-def _line(line: Line, result: Result) -> str:
+def _line(line: Line) -> str:
     run, name = line.common, line.contender.name
-    shape = result.case.shapes[line.contender.split]
-    if line.contender.tuned:
+    if line.contender.options:
         name += f": {line.contender.chosen()}"
-    encoders = f"{run.ec_hits:.0%}" if "encode" in run.imbalance else ""
+    encoders = f"{run.ec_hits:.0%}" if "encode" in run.utilisation else ""
+    busy = " / ".join(
+        f"{run.utilisation[role]:.0%}" if role in run.utilisation else "–"
+        for role in ("encode", "prefill", "decode")
+    )
     return (
-        f"| {name} | {shape.encode} + {shape.prefill} "
-        f"| {line.goodput:.3g} ± {_error(line.sustained):.2g} | {run.attained:.1%} "
-        f"| {run.ttft_p50:.0f} / {run.ttft_p99:.0f} | {run.tpot_p50:.1f} / {run.tpot_p99:.1f} "
-        f"| {run.kv_hits:.0%} | {encoders} |"
+        f"| {name} | {line.contender.shape} | {line.goodput:.3g} ± {line.interval:.2g} "
+        f"| {run.attained:.1%} | {run.ttft_p50:.0f} / {run.ttft_p99:.0f} "
+        f"| {run.tpot_p50:.1f} / {run.tpot_p99:.1f} | {run.kv_hits:.0%} | {encoders} | {busy} |"
     )
 
 
-def _error(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+def _curve(name: str, points: Sequence[Sequence[Outcome]]) -> str:
+    cells = []
+    for runs in points:
+        shares = [run.attained for run in runs]
+        error = half_interval(shares)
+        said = f" ± {error:.0%}" if error else ""
+        goodput = float(np.mean([run.goodput for run in runs]))
+        cells.append(f"{np.mean(shares):.0%}{said} ({goodput:.3g})")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def overload(result: Result) -> tuple[float, float, str]:
+    """Goodput at the highest of `LOADS`, in requests/s: ours, the peer's, and its name."""
+    last = {
+        n: float(np.mean([r.goodput for r in points[-1]])) for n, points in result.curves.items()
+    }
+    peer = result.best_peer.contender.name
+    return max(value for name, value in last.items() if name != peer), last[peer], peer
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
-    """Ours over the best peer's goodput; for balance p99 over mean of the busiest stage at 80 %
-    utilisation."""
+    """Ours over the best peer: sustained goodput with a master that knows the objectives and with
+    one that does not, and goodput at twice what that peer sustains."""
     found: list[Row] = []
     for result in results:
         name, peer = result.case.name, result.best_peer
-        said = f"goodput, {name} (peer: {peer.contender.name})"
-        found.append(at_least(said, result.ours.goodput, peer.goodput, BARS.get(name, 1.0)))
+        for told in (True, False):
+            ours = result.ours(told=told)
+            if ours is not None:
+                said = f"sustained goodput, {name}, {'told' if told else 'not told'} "
+                said += f"(peer: {peer.contender.name})"
+                bar = BARS.get(name, 1.0) if told else 1.0
+                found.append(at_least(said, ours.goodput, peer.goodput, bar))
     for result in results:
-        stages = {n: u for n, u in result.even.utilisation.items() if n != "decode"}
-        busiest = max(stages, key=lambda name: stages[name])
-        said = (
-            f"p99 of queued + running time to its mean, {busiest} at {stages[busiest]:.0%}, "
-            f"{result.case.name} (evenly spread: {result.even.unsteadiness[busiest]:.2f})"
-        )
-        found.append(at_most(said, result.even.imbalance[busiest], 1.0, EVEN_BAR))
+        mine, theirs, peer_name = overload(result)
+        said = f"goodput at {LOADS[-1]:g} times that load, {result.case.name} (peer: {peer_name})"
+        found.append(at_least(said, mine, theirs, OVERLOAD_BAR))
     return found
 
 
@@ -139,35 +158,40 @@ def _timing(profile: Profile) -> str:
             for name, fit in facts["fits"].items()
         ]
     else:
-        lines.append("Orders of magnitude of a GPU, not measured by us.\n")
+        lines.append(
+            "Reckoned from data sheets by a roofline (`benchmarks.simulate.hardware` says how); "
+            "nothing of it was run on a GPU.\n"
+        )
     names = [n for n in profile.timing.__dataclass_fields__ if n != "speed"]
     lines.append("\n| ms | |\n|---|---|")
     lines += [f"| {name} | {getattr(profile.timing, name):.5g} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
-def plots(results: Sequence[Result], series: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Goodput of every policy on every trace, and how uneven prefill workers were over time."""
+def plots(results: Sequence[Result], path: Path) -> None:
+    """For every workload the share within the objectives against the offered load."""
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
-    width = 0.8 / max(len(result.lines) for result in results)
-    for place, line in enumerate(results[0].lines):
-        name = line.contender.name
-        heights = [
-            next(o for o in r.lines if o.contender.name == name).goodput / r.best_peer.goodput
-            for r in results
-        ]
-        left.bar([i + place * width for i in range(len(results))], heights, width, label=name)
-    left.set_xticks([i + 0.4 - width / 2 for i in range(len(results))])
-    left.set_xticklabels([r.case.name for r in results])
-    left.set_ylabel("goodput over the best peer's")
-    left.axhline(1.0, color="black", linewidth=0.6)
-    left.legend(fontsize=7, ncols=2, loc="lower left")
-    for name, values in series.items():
-        right.plot([10 * i for i in range(len(values))], values, label=name)
-    right.set_xlabel("seconds")
-    right.set_ylabel("most over mean of queued + running, prefill")
-    right.legend(fontsize=7)
+    columns = min(4, len(results))
+    height = -(-len(results) // columns)
+    figure, axes = pyplot.subplots(
+        height, columns, figsize=(3.6 * columns, 2.8 * height), layout="constrained", squeeze=False
+    )
+    for axis, result in zip(axes.flat, results, strict=False):
+        for name, points in result.curves.items():
+            offered = [float(np.mean([run.offered for run in runs])) for runs in points]
+            shares = [[run.attained for run in runs] for runs in points]
+            errors = [half_interval(values) for values in shares]
+            axis.errorbar(
+                offered, [float(np.mean(v)) for v in shares], errors, label=name, capsize=2
+            )
+        axis.axhline(GOOD, color="black", linewidth=0.6)
+        axis.set_title(result.case.name, fontsize=9)
+        axis.set_ylim(0.0, 1.02)
+        axis.legend(fontsize=6)
+    for axis in axes.flat[len(results) :]:
+        axis.remove()
+    figure.supxlabel("offered, requests/s", fontsize=8)
+    figure.supylabel("within both objectives", fontsize=8)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.simulate.arrivals import Arrivals
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
+from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.prompts import Picture, TraceRequest
-from benchmarks.simulate.records import Record, Shape
+from benchmarks.simulate.prompts import Picture, Session, TraceRequest
+from benchmarks.simulate.records import Record, Shape, Span
 from benchmarks.simulate.virtual_master import VirtualMaster
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
 from protocol.errors import TriptychError
@@ -30,6 +33,7 @@ from services.mock.engine import Engine, Step
 
 _DRAIN_S = 120.0
 _MOST_TOKENS = 1024  # what clients allow an answer; how long it will be nobody knows
+_LOOK_S = 1.0
 
 
 @dataclass
@@ -39,19 +43,23 @@ class Simulation:
     `profile`: speed, caches and delays of the workers.
     `shape`: how many of each role.
     `config`: the master's, with its policy.
+    `aims`: objectives of requests.
     `seed`: of the master's and the workers' chance.
-    `records`: what became of every request.
+    `tells`: whether the master is told a request's objectives, as ours can be.
+    `records`: what became of every request that has arrived.
+    `measured`: from when to when requests arrived that count, in virtual seconds.
     `encoder_misses`: pictures that were thought to be at a worker and were not.
-    `_open`: requests that have not ended.
     """
 
     profile: Profile
     shape: Shape
     config: MasterConfig
+    aims: Objectives
     seed: int = 0
+    tells: bool = False
     records: list[Record] = field(default_factory=list)
+    measured: tuple[float, float] = (0.0, 0.0)
     encoder_misses: int = 0
-    _open: int = 0
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -72,8 +80,8 @@ class Simulation:
         def workers(role: str, count: int) -> dict[str, Worker]:
             names = [f"{role}-{i}" for i in range(count)]
             return {
-                name: Worker(name, profile, clock, rng.getrandbits(32), self._requests)
-                for name in names
+                name: Worker(name, profile.of(i), clock, rng.getrandbits(32), self._requests)
+                for i, name in enumerate(names)
             }
 
         self.encoders = workers("encode", self.shape.encode)
@@ -88,22 +96,54 @@ class Simulation:
     def workers(self) -> list[Worker]:
         return [*self.encoders.values(), *self.prefills.values(), *self.decodes.values()]
 
-    def run(self, trace: Sequence[TraceRequest], pace: float = 1.0) -> list[Record]:
-        """All requests of `trace`, `pace` times as fast as it says. What is not over long after the
-        last arrival stays unfinished."""
-        self.records = [Record(request, request.arrival / pace) for request in trace]
-        self._open = len(self.records)
-        self._by_name.update((record.request.name, record) for record in self.records)
-        self._requests.update((request.name, request) for request in trace)
-        for record in self.records:
-            self.clock.at(record.arrival + self.profile.message_s, self._schedule, record)
+    def run(self, sessions: Iterable[Session], pace: float, span: Span) -> list[Record]:
+        """Sessions at `pace` requests/s for a while; the records of those that were measured.
+
+        Requests go on arriving until the last measured one has ended, or cannot keep its objectives
+        any more: a fleet that empties would serve the last ones better than they deserve.
+        """
+        self.arrivals = Arrivals(self.clock, sessions, pace, self._arrive)
+        self.arrivals.begin()
         self.clock.at(0.0, self.service.tick)
-        end = max((r.arrival for r in self.records), default=0.0)
-        until = end
-        while self._open and until <= end + _DRAIN_S:
-            until += 1.0
+        self.clock.run(span.warm_s)
+        end = self._pass(span)
+        self.measured = (span.warm_s, end)
+        found = [r for r in self.records if span.warm_s <= r.arrival < end]
+        open_, until = found, end
+        while open_ and until < end + _DRAIN_S:
+            until += _LOOK_S
             self.clock.run(until)
-        return self.records
+            open_ = [r for r in open_ if not r.over and not r.lost(self.clock.now)]
+        return found
+
+    def _pass(self, span: Span) -> float:
+        """Let the time to measure pass; its end."""
+        begun, passed = len(self.records), 0.0
+        needed = span.least_s
+        while passed < needed:
+            passed = min(needed, passed + span.least_s / 4)
+            self.clock.run(span.warm_s + passed)
+            found = self.records[begun:]
+            late = sum(r.lost(self.clock.now) for r in found)
+            if found and passed >= span.least_s / 2 and late > span.hopeless * len(found):
+                break
+            if passed >= needed:
+                lifetime = self.lifetime(found)
+                needed = min(span.most_s, max(needed, span.lifetimes * lifetime))
+        return span.warm_s + passed
+
+    def lifetime(self, records: Iterable[Record]) -> float:
+        """The median one's seconds from arrival to the last token, as far as they have lived."""
+        lived = [(r.last if r.over and not r.refused else self.clock.now) - r.arrival
+                 for r in records if not r.refused]  # fmt: skip
+        return statistics.median(lived) if lived else 0.0
+
+    def _arrive(self, request: TraceRequest) -> None:
+        record = Record(request, self.clock.now, self.aims.of(request))
+        self.records.append(record)
+        self._requests[request.name] = request
+        self._by_name[request.name] = record
+        self.clock.after(self.profile.message_s, self._schedule, record)
 
     def _schedule(self, record: Record) -> None:
         request = record.request
@@ -115,6 +155,8 @@ class Simulation:
                 for i in request.items
             ],
         )  # fmt: skip
+        if self.tells:
+            wanted.ttft_slo_s, wanted.tpot_slo_s = record.aims
         try:
             placed = self.service.master.schedule(wanted, self.clock.now)
         except TriptychError as error:
@@ -126,13 +168,14 @@ class Simulation:
             self.clock.after(self.profile.message_s, self._start, record, placed)
 
     def _refused(self, record: Record, error: TriptychError) -> None:
-        record.refused = error.code
-        self._open -= 1
+        if not record.over:
+            record.refused = error.code
+            self.arrivals.ended(record.request.name)
 
     def _woken(self, record: Record, ticket: PlacementTicket) -> None:
         if isinstance(ticket.outcome, Placement):
             self.clock.after(self.profile.message_s, self._start, record, ticket.outcome)
-        elif ticket.outcome is not None and not record.refused:
+        elif ticket.outcome is not None:
             self._refused(record, ticket.outcome)
 
     def _start(self, record: Record, placement: Placement) -> None:
@@ -143,6 +186,8 @@ class Simulation:
             self.clock.after(self.profile.message_s, decode.count, 1)
             return
         prefill = self.prefills[placement.prefill.instance_id]
+        # One that is preempted while it decodes computes its prompt there, pictures included.
+        self._wants.update({(decode.engine, i.mm_hash): (request, i) for i in request.items})
         params: dict[str, Any] = {}
         charged = {e.mm_hash for e in placement.encoders if e.state == "encode"}
         for item, source in zip(request.items, placement.encoders, strict=True):
@@ -165,8 +210,7 @@ class Simulation:
             try:
                 self.fleet.add(worker.engine, source)
             except TriptychError as error:
-                if not record.refused:
-                    self._refused(record, error)
+                self._refused(record, error)
 
         self.clock.after(self.profile.message_s, add)
 
@@ -216,9 +260,10 @@ class Simulation:
             self.service.report(Finished(name, "prefill"))
             self.clock.after(self.profile.message_s, self._decoders.pop(name).count, 1)
             return
-        record.last = self.clock.now + self.profile.message_s
-        self._open -= 1
         self.service.report(Finished(name))
+        if not record.over:
+            record.last = self.clock.now + self.profile.message_s
+            self.arrivals.ended(name)
 
     def _stepped(self, engine: Engine, step: Step) -> None:
         worker = self._names[engine.settings.instance_id]

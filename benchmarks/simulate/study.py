@@ -1,99 +1,123 @@
-"""Every policy on every trace: tuned on some seeds, measured on others."""
+"""Every policy on every workload: tuned on one seed, measured on others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.simulate.contenders import OURS, PEERS, Contender, apart, grid
-from benchmarks.simulate.metrics import Objectives, Outcome, outcome
+from benchmarks.simulate.contenders import OURS, Contender, published, trials
+from benchmarks.simulate.metrics import Outcome, outcome
+from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.prompts import TraceRequest
-from benchmarks.simulate.records import Shape
+from benchmarks.simulate.prompts import Session
+from benchmarks.simulate.records import Shape, Span
 from benchmarks.simulate.simulation import Simulation
 
 GOOD = 0.9
-LONG = 8
+LOADS = (0.6, 0.8, 1.0, 1.2, 1.5, 2.0)  # of the best peer's sustained goodput
+SHED_MS = (10_000.0, 2_000.0, 500.0)  # queues at which peers may refuse under overload
 _STEP = 1.12
-_MOST_STEPS = 12
+_LARGEST_STEP = 1.8
+_MOST_STEPS = 10
+_BETTER = 1.02
+_LEAST_REQUESTS = 400  # measured: a share of 0.9 of these is known within 0.03
+# Student's t for a 95 % interval, by degrees of freedom.
+_STUDENT = (math.inf, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A trace and the fleets it may go to, of equally many workers; `make` builds it for a seed, so
-    many times as long. `pace` in requests/s is where the search for the sustained load begins."""
+    """A workload and the fleets it may go to, of equally many workers; `make` gives its sessions
+    for a seed. `pace` in requests/s is where the search for the sustained load begins."""
 
     name: str
     shapes: tuple[Shape, ...]
     pace: float
-    make: Callable[[int, int], Sequence[TraceRequest]]
+    span: Span
+    aims: Objectives
+    make: Callable[[int], Iterable[Session]]
+
+    def with_aims(self, aims: Objectives) -> Case:
+        """The same under other objectives."""
+        return replace(self, aims=aims)
 
 
 @dataclass
 class Bench:
-    """Runs of one case. Traces are kept, since every policy sees the same."""
+    """Runs of one case. Sessions are kept, since every policy sees the same."""
 
     case: Case
     profile: Profile
-    times: int = 1
     runs: int = 0
-    _traces: dict[int, tuple[Sequence[TraceRequest], Objectives]] = field(default_factory=dict)
+    _sessions: dict[int, Iterable[Session]] = field(default_factory=dict)
 
-    def run(self, contender: Contender, seed: int, pace: float) -> Outcome:
-        """One run of the trace of `seed` at `pace` requests/s."""
-        return self.simulate(contender, seed, pace)[1]
-
-    def simulate(self, contender: Contender, seed: int, pace: float) -> tuple[Simulation, Outcome]:
-        if seed not in self._traces:
-            trace = self.case.make(seed, self.times)
-            self._traces[seed] = trace, Objectives.of(trace, self.profile)
-        trace, aims = self._traces[seed]
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
+        """One run at `pace` requests/s. Unless `whole` it ends early where most requests are late,
+        as a search needs to know no more."""
+        if seed not in self._sessions:
+            self._sessions[seed] = self.case.make(seed)
         self.runs += 1
-        shape = self.case.shapes[contender.split]
-        simulation = Simulation(self.profile, shape, contender.config(seed), seed)
-        return simulation, outcome(simulation, simulation.run(trace, pace), aims)
+        simulation = Simulation(
+            self.profile, contender.shape, contender.config(seed), self.case.aims, seed,
+            tells=contender.tells,
+        )  # fmt: skip
+        span = self.case.span
+        least = max(span.least_s, _LEAST_REQUESTS / pace)
+        span = replace(span, least_s=least, most_s=max(span.most_s, 2 * least))
+        if whole:
+            span = replace(span, hopeless=1.0)
+        return outcome(simulation, simulation.run(self._sessions[seed], pace, span))
 
     def sustained(self, contender: Contender, seed: int, start: float) -> float:
-        """The load at which `GOOD` of the requests are within the objectives, in requests/s:
-        bracketed in steps, then interpolated over the logarithm of the load."""
-        pace, share = start, self.run(contender, seed, start).attained
-        up = share >= GOOD
+        """Sustained goodput: the offered load in requests/s at which `GOOD` of the requests are
+        within their objectives. Bracketed in steps that grow, halved until the
+        bracket is one step, then interpolated over the logarithm of the load."""
+        paces = {}
+
+        def good(pace: float) -> bool:
+            paces[pace] = self.run(contender, seed, pace)
+            return paces[pace].attained >= GOOD
+
+        low = high = start
+        up, step = good(start), _STEP
         for _ in range(_MOST_STEPS):
-            other = pace * _STEP if up else pace / _STEP
-            found = self.run(contender, seed, other).attained
-            if (found >= GOOD) != up:
-                part = (share - GOOD) / (share - found)
-                return float(pace * (other / pace) ** part)
-            pace, share = other, found
-        return pace
+            other = high * step if up else low / step
+            if good(other) != up:
+                low, high = (high, other) if up else (other, low)
+                break
+            low = high = other
+            step = min(step * _STEP, _LARGEST_STEP)
+        while high > low * _STEP * 1.01:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if good(middle) else (low, middle)
+        below, above = paces[low], paces[high]
+        if low == high or below.attained <= above.attained:
+            return low
+        part = (below.attained - GOOD) / (below.attained - above.attained)
+        return float(low * (high / low) ** part)
 
 
 def best_of(
-    bench: Bench, contenders: Sequence[Contender], seeds: Sequence[int], pace: float
-) -> Contender:
-    """By the mean share within the objectives at `pace`, of ties the first."""
-    if len(contenders) == 1:
-        return contenders[0]
-    return max(
-        contenders,
-        key=lambda c: float(np.mean([bench.run(c, seed, pace).attained for seed in seeds])),
-    )
-
-
-def tuned(bench: Bench, policy: str, seeds: Sequence[int], pace: float) -> list[Contender]:
-    """As published, and the best of the grid if there is one; each on the split that suits it."""
-    splits = range(len(bench.case.shapes))
-    published = best_of(bench, [Contender(policy, split=n) for n in splits], seeds, pace)
-    choices = [replace(contender, split=published.split) for contender in grid(policy)]
-    return [published, best_of(bench, choices, seeds, pace)] if choices else [published]
+    bench: Bench, contenders: Sequence[Contender], seed: int, start: float
+) -> tuple[Contender, float]:
+    """The one with the highest sustained goodput, which is measured only of those that keep the
+    objectives at a higher load than the best so far does."""
+    best, load = contenders[0], 0.0
+    for contender in contenders:
+        if load and bench.run(contender, seed, load * _BETTER).attained < GOOD:
+            continue
+        found = bench.sustained(contender, seed, load * _BETTER or start)
+        if found > load:
+            best, load = contender, found
+    return best, load
 
 
 @dataclass(frozen=True)
 class Line:
-    """A contender on a trace: sustained load by seed, and what a run at a common load was like."""
+    """A contender on a workload: sustained goodput by seed, and a run at the common load."""
 
     contender: Contender
     sustained: tuple[float, ...]
@@ -104,56 +128,91 @@ class Line:
         """Geometric mean over the seeds."""
         return math.exp(float(np.mean(np.log(self.sustained))))
 
+    @property
+    def interval(self) -> float:
+        """Half the 95 % confidence interval of the mean over seeds; 0 of one seed."""
+        return half_interval(self.sustained)
+
 
 @dataclass(frozen=True)
 class Result:
     """A case: its lines, ours first; `pace` is the common load, the best peer's sustained one;
-    `even` a long run at the load `even_pace` that keeps the busiest stage at 80 %."""
+    `curves` are runs at `LOADS` of it, over seeds, by contender: the best of ours that is not told
+    the objectives, of ours that is, and of the peers."""
 
     case: Case
     lines: tuple[Line, ...]
     pace: float
-    even: Outcome
-    even_pace: float
+    curves: dict[str, list[list[Outcome]]]
     runs: int
 
-    @property
-    def ours(self) -> Line:
-        return next(line for line in self.lines if line.contender.policy == OURS)
+    def ours(self, *, told: bool) -> Line | None:
+        """The best of ours, as it comes and tuned as peers are."""
+        lines = [x for x in self.lines if x.contender.policy == OURS and x.contender.tells == told]
+        return _best(lines) if lines else None
 
     @property
     def best_peer(self) -> Line:
-        peers = [line for line in self.lines if line.contender.policy != OURS]
-        return max(peers, key=lambda line: line.goodput)
+        return _best(line for line in self.lines if line.contender.policy != OURS)
 
-    @property
-    def ratio(self) -> float:
-        return self.ours.goodput / self.best_peer.goodput
+    def ratio(self, *, told: bool) -> float:
+        ours = self.ours(told=told)
+        return ours.goodput / self.best_peer.goodput if ours else math.nan
+
+
+def _best(lines: Iterable[Line]) -> Line:
+    return max(lines, key=lambda line: line.goodput)
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the 95 % confidence interval of a mean, by Student's t; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    quantile = _STUDENT[min(len(values) - 1, len(_STUDENT) - 1)]
+    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def study(
-    case: Case, profile: Profile, tuning: Sequence[int], seeds: Sequence[int],
-    say: Callable[[str], None],
+    case: Case, profile: Profile, peers: Sequence[str], tuning: int, seeds: Sequence[int],
+    draws: int, say: Callable[[str], None],
 ) -> Result:  # fmt: skip
-    """Tune peers on `tuning`, measure all on `seeds`."""
+    """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
     bench = Bench(case, profile)
     found: list[tuple[Contender, tuple[float, ...]]] = []
     start = case.pace
-    for policy in (OURS, *PEERS):
-        start = bench.sustained(Contender(policy), tuning[0], start)
-        contenders = tuned(bench, policy, tuning, start)
-        for contender in [*contenders, *map(apart, contenders)] if policy == OURS else contenders:
+    for policy in (OURS, *peers):
+        for contender in _entries(bench, policy, tuning, start, draws):
             loads = _loads(bench, contender, seeds, start)
+            start = loads[-1]
             found.append((contender, loads))
-            say(f"{case.name:12} {contender.name:22} {np.mean(loads):8.2f} requests/s")
-    peers = [np.exp(np.mean(np.log(loads))) for c, loads in found if c.policy != OURS]
-    pace = float(max(peers))
-    common = [bench.run(contender, seeds[0], pace) for contender, _ in found]
+            say(f"{case.name:12} {contender.name:20} {contender.shape} {np.mean(loads):8.2f} /s")
+    others = [(float(np.exp(np.mean(np.log(v)))), c) for c, v in found if c.policy != OURS]
+    pace, peer = max(others, key=lambda one: one[0])
     lines = tuple(
-        Line(contender, loads, run) for (contender, loads), run in zip(found, common, strict=True)
+        Line(contender, loads, bench.run(contender, seeds[0], pace, whole=True))
+        for contender, loads in found
     )
-    even_pace, even = at_utilisation(bench, found[0][0], seeds[0], 0.8, pace)
-    return Result(case, lines, pace, even, even_pace, bench.runs)
+    ours = [line for line in lines if line.contender.policy == OURS]
+    shown = [_best(x for x in ours if x.contender.tells == tells).contender
+             for tells in (False, True)]  # fmt: skip
+    curves = _curves(bench, [*shown, peer], seeds, pace)
+    return Result(case, lines, pace, curves, bench.runs)
+
+
+def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
+    """As published, in each kind, and tuned, each with the fleet that suits it. Trials are on the
+    two fleets that suited the published kinds, and begin at the best load found."""
+    found = []
+    for kind in published(policy, bench.case.shapes):
+        found.append(best_of(bench, kind, seed, start))
+        start = found[-1][1]
+    best, load = max(found, key=lambda one: one[1])
+    shapes = list(dict.fromkeys(one.shape for one, _ in found)) or [best.shape]
+    choices = trials(policy, shapes, draws, seed, tells=best.tells)
+    contenders = [one for one, _ in found]
+    if choices[0].options:
+        contenders.append(best_of(bench, choices, seed, load)[0])
+    return contenders
 
 
 def _loads(
@@ -166,18 +225,22 @@ def _loads(
     return tuple(loads)
 
 
-def at_utilisation(
-    bench: Bench, contender: Contender, seed: int, wanted: float, pace: float
-) -> tuple[float, Outcome]:
-    """A long run at the load that keeps the busiest of encoders and prefill workers computing
-    `wanted` of the time. Decode workers compute whenever they have a request."""
-    longer = Bench(bench.case, bench.profile, LONG)
-    found = longer.run(contender, seed, pace)
-    for _ in range(3):
-        busiest = max(share for n, share in found.utilisation.items() if n != "decode")
-        if abs(busiest - wanted) < 0.03:
-            break
-        pace *= wanted / busiest
-        found = longer.run(contender, seed, pace)
-    bench.runs += longer.runs
-    return pace, found
+def _curves(
+    bench: Bench, shown: Sequence[Contender], seeds: Sequence[int], pace: float
+) -> dict[str, list[list[Outcome]]]:
+    """Attainment over offered load. Under overload a peer refuses by the queue that suits it best
+    at that load."""
+    return {
+        one.name: [
+            [_shedding(bench, one, seed, pace * factor, factor) for seed in seeds]
+            for factor in LOADS
+        ]
+        for one in shown
+    }
+
+
+def _shedding(bench: Bench, one: Contender, seed: int, pace: float, factor: float) -> Outcome:
+    if one.tells or one.policy == OURS or factor <= 1.0:
+        return bench.run(one, seed, pace, whole=True)
+    tried = [replace(one, options={**one.options, "busy_queue_ms": ms}) for ms in SHED_MS]
+    return max((bench.run(c, seed, pace, whole=True) for c in tried), key=lambda o: o.goodput)

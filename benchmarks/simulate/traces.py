@@ -1,16 +1,20 @@
-"""Traces made up to be like what fleets see. Deterministic by seed; arrivals at one request/s."""
+"""Workloads whose shape follows from a seed, at one request per second on the whole.
+
+They do not end. Contents are random numbers: what is equal, is so because a workload says so.
+"""
 
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
-from benchmarks.simulate.prompts import Prompt, TraceRequest
+from benchmarks.simulate.prompts import Prompt, Session, TraceRequest
 
-Arrivals = Iterator[float]
+Times = Iterator[float]
 _CONTENT = 1 << 62
 
 
@@ -25,14 +29,14 @@ class Zipf:
         return bisect.bisect_left(self._total, rng.random() * self._total[-1])
 
 
-def poisson(rng: random.Random, rate: float = 1.0) -> Arrivals:
+def poisson(rng: random.Random, rate: float = 1.0) -> Times:
     time = 0.0
     while True:
         time += rng.expovariate(rate)
         yield time
 
 
-def bursts(rng: random.Random) -> Arrivals:
+def bursts(rng: random.Random) -> Times:
     """One request/s on the whole: calm at 0.6, and every 120 requests or so a burst of some 40 at
     4 requests/s."""
     time, left, rate = 0.0, 80, 0.6
@@ -55,7 +59,11 @@ def _fresh(rng: random.Random) -> int:
     return rng.randrange(_CONTENT)
 
 
-def chat(count: int, block_size: int, seed: int, arrivals: str = "poisson") -> list[TraceRequest]:
+def _single(time: float, request: TraceRequest) -> Session:
+    return Session(time, (request,))
+
+
+def chat(block_size: int, seed: int, arrivals: str = "poisson") -> Iterator[Session]:
     """Single questions behind one of 40 system prompts of 300 to 2500 tokens, Zipf 1.0."""
     rng = random.Random(seed)
     systems = []
@@ -63,76 +71,90 @@ def chat(count: int, block_size: int, seed: int, arrivals: str = "poisson") -> l
         prompt = Prompt(block_size)
         prompt.add(_fresh(rng), rng.randint(300, 2500))
         systems.append(prompt)
-    zipf, times = Zipf(len(systems), 1.0), (bursts if arrivals == "bursts" else poisson)(rng)
-    found = []
-    for i in range(count):
+    zipf = Zipf(len(systems), 1.0)
+    for number, time in enumerate((bursts if arrivals == "bursts" else poisson)(rng)):
         prompt = systems[zipf.draw(rng)].copy()
         prompt.add(_fresh(rng), lengths(rng, 200, 0.8, 16, 2000))
         output = lengths(rng, 150, 0.7, 8, 800)
-        found.append(prompt.request(f"r{i}", next(times), _fresh(rng), output, ""))
-    return found
+        yield _single(time, prompt.request(f"r{number}", _fresh(rng), output))
 
 
-def bursty(count: int, block_size: int, seed: int) -> list[TraceRequest]:
+def bursty(block_size: int, seed: int) -> Iterator[Session]:
     """As `chat`, in bursts."""
-    return chat(count, block_size, seed, "bursts")
+    return chat(block_size, seed, "bursts")
 
 
-def multi_turn(count: int, block_size: int, seed: int) -> list[TraceRequest]:
+def multi_turn(block_size: int, seed: int) -> Iterator[Session]:
     """Conversations of 2 to 12 turns that grow to some thousand tokens, behind one of 8 system
-    prompts; the next turn comes 20 to 120 requests' time after the last."""
+    prompts. Users think 1 to 30 s, half of them less than 4 s."""
     rng = random.Random(seed)
     systems = [(_fresh(rng), rng.randint(200, 800)) for _ in range(8)]
-    found: list[TraceRequest] = []
-    starts, number = poisson(rng, 1.0 / 7.0), 0
-    begin = -7.0 * 70.0
-    while True:
-        start = begin + next(starts)
-        if start > count * 1.4:
-            break
-        number += 1
+    for number, start in enumerate(poisson(rng, 1.0 / 7.0)):
         prompt = Prompt(block_size)
         prompt.add(*rng.choice(systems))
-        time = start
-        for _ in range(rng.randint(2, 12)):
+        turns = []
+        for turn in range(rng.randint(2, 12)):
             prompt.add(_fresh(rng), lengths(rng, 150, 1.0, 16, 2500))
+            think = min(30.0, max(1.0, 4.0 * rng.lognormvariate(0.0, 0.8)))
             output = lengths(rng, 200, 0.7, 8, 1000)
-            request = prompt.request("", time, _fresh(rng), output, f"s{number}")
-            found.append(request)
-            time += rng.uniform(20.0, 120.0)
-    return _from_zero(found, count)
+            name = f"s{number}.{turn}"
+            turns.append(prompt.request(name, _fresh(rng), output, f"s{number}", think))
+        yield Session(start, tuple(turns))
 
 
-def pictures(count: int, block_size: int, seed: int) -> list[TraceRequest]:
-    """1 to 4 pictures of 256 to 1296 tokens each, drawn by Zipf 0.9 from 1500, behind a short
-    system prompt and before a short question."""
+def agents(block_size: int, seed: int) -> Iterator[Session]:
+    """Programs with one of 6 long system prompts (6000 to 10000 tokens of tools and rules), that
+    ask 4 to 20 times: results of 20 to 1500 tokens in, calls of 10 to 300 tokens out. Their tools
+    take 0.2 to 5 s, half of the times less than 0.8 s."""
+    rng = random.Random(seed)
+    systems = [(_fresh(rng), rng.randint(6000, 10000)) for _ in range(6)]
+    for number, start in enumerate(poisson(rng, 1.0 / 12.0)):
+        prompt = Prompt(block_size)
+        prompt.add(*rng.choice(systems))
+        turns = []
+        for turn in range(rng.randint(4, 20)):
+            prompt.add(_fresh(rng), lengths(rng, 200, 1.0, 20, 1500))
+            think = min(5.0, max(0.2, 0.8 * rng.lognormvariate(0.0, 0.8)))
+            output = lengths(rng, 50, 0.7, 10, 300)
+            name = f"s{number}.{turn}"
+            turns.append(prompt.request(name, _fresh(rng), output, f"s{number}", think))
+        yield Session(start, tuple(turns))
+
+
+def pictures(block_size: int, seed: int, album: int = 1500) -> Iterator[Session]:
+    """1 to 4 pictures of 256 to 1296 tokens each, drawn by Zipf 0.9 from an album, behind a short
+    system prompt and before a short question. An album of 0: every picture is new."""
     rng = random.Random(seed)
     system = Prompt(block_size)
     system.add(_fresh(rng), 2 * block_size)
-    album = [(_fresh(rng), rng.choice((256, 400, 576, 784, 1296))) for _ in range(1500)]
-    zipf, times = Zipf(len(album), 0.9), poisson(rng)
-    found = []
-    for i in range(count):
+    sizes = (256, 400, 576, 784, 1296)
+    known = [(_fresh(rng), rng.choice(sizes)) for _ in range(album)]
+    zipf = Zipf(album, 0.9) if album else None
+    for number, time in enumerate(poisson(rng)):
         prompt = system.copy()
         for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
-            prompt.add_picture(*album[zipf.draw(rng)])
+            drawn = known[zipf.draw(rng)] if zipf else (_fresh(rng), rng.choice(sizes))
+            prompt.add_picture(*drawn)
         prompt.add(_fresh(rng), lengths(rng, 60, 0.7, 8, 400))
         output = lengths(rng, 100, 0.7, 8, 500)
-        found.append(prompt.request(f"r{i}", next(times), _fresh(rng), output, ""))
-    return found
+        yield _single(time, prompt.request(f"r{number}", _fresh(rng), output))
 
 
-def documents(count: int, block_size: int, seed: int) -> list[TraceRequest]:
-    """Questions about documents of 2000 to 24000 tokens; a document is asked about 1 to 6 times
-    within a while."""
+def new_pictures(block_size: int, seed: int) -> Iterator[Session]:
+    """As `pictures`, but no picture is sent twice."""
+    return pictures(block_size, seed, 0)
+
+
+def documents(block_size: int, seed: int) -> Iterator[Session]:
+    """Questions about documents of 2000 to 24000 tokens. 1 to 6 users ask about a document, each
+    on their own, in the time in which 10 to 80 other requests come."""
     rng = random.Random(seed)
-    found: list[TraceRequest] = []
-    starts = poisson(rng, 1.0 / 3.5)
-    begin = -3.5 * 40.0
-    while True:
-        start = begin + next(starts)
-        if start > count * 1.4:
-            break
+    asked: list[tuple[float, int, TraceRequest]] = []
+    number = 0
+    for start in poisson(rng, 1.0 / 3.5):
+        while asked and asked[0][0] <= start:
+            time, _, request = heapq.heappop(asked)
+            yield _single(time, request)
         document = Prompt(block_size)
         document.add(_fresh(rng), lengths(rng, 6000, 0.7, 2000, 24000))
         time = start
@@ -140,28 +162,20 @@ def documents(count: int, block_size: int, seed: int) -> list[TraceRequest]:
             prompt = document.copy()
             prompt.add(_fresh(rng), lengths(rng, 60, 0.7, 8, 400))
             output = lengths(rng, 180, 0.6, 16, 800)
-            found.append(prompt.request("", time, _fresh(rng), output, ""))
+            number += 1
+            heapq.heappush(asked, (time, number, prompt.request(f"r{number}", _fresh(rng), output)))
             time += rng.uniform(10.0, 80.0)
-    return _from_zero(found, count)
 
 
-def _from_zero(found: list[TraceRequest], count: int) -> list[TraceRequest]:
-    """The first `count` requests after time 0, in order, at one request/s on the whole."""
-    kept = sorted((r for r in found if r.arrival >= 0.0), key=lambda r: r.arrival)[:count]
-    pace = len(kept) / kept[-1].arrival
-    for number, request in enumerate(kept):
-        request.name = f"r{number}"
-        request.arrival *= pace
-    return kept
-
-
-Maker = Callable[[int, int, int], Sequence[TraceRequest]]
+Maker = Callable[[int, int], Iterator[Session]]
 TRACES: MappingProxyType[str, Maker] = MappingProxyType(
     {
         "chat": chat,
         "multi_turn": multi_turn,
         "pictures": pictures,
+        "new_pictures": new_pictures,
         "documents": documents,
         "bursty": bursty,
+        "agents": agents,
     }
 )

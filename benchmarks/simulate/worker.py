@@ -19,7 +19,7 @@ from services.mock.runner import TimedAdmission
 from services.mock.settings import EngineSettings
 from services.mock.timing import Noise
 
-WINDOW_S = 10.0
+WINDOW_S = 1.0
 _PORT = 8000
 _FOREVER_S = 1e9
 _UNBOUNDED = 1 << 40

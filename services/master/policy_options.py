@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.options import milliseconds, option
+from protocol.options import count, milliseconds, option
 
 
 def weight(default: float, help: str, unit: str = "weight", most: float = 1e12, **rule: Any) -> Any:
@@ -44,14 +44,37 @@ class PolicyOptions:
     )
     overlap_weight: float = weight(
         1.0,
-        "kv: weight of prompt blocks that must be computed.",
-        flags=("--router-kv-overlap-score-weight", "--kv-overlap-score-weight"),
+        "kv: weight of prompt blocks that must be computed, beside blocks that decode.",
+        flags=(
+            "--router-kv-overlap-score-weight",
+            "--kv-overlap-score-weight",
+            "--router-prefill-load-scale",
+        ),
+    )
+    overlap_credit: float = weight(
+        1.0,
+        "kv: prompt blocks that one cached block saves.",
+        "blocks",
+        flags=("--router-kv-overlap-score-credit",),
     )
     temperature: float = weight(
         0.0,
-        "kv: temperature of the softmax over costs. 0: always the lowest cost.",
+        "kv: temperature of the softmax over costs, which are scaled to their range. 0: always the"
+        " lowest cost.",
         "temperature",
         flags=("--router-temperature",),
+    )
+    kv_local_tokens: int = count(
+        0,
+        "kv: a decode worker that lacks fewer tokens of a prompt computes them itself. 0: never.",
+        "tokens",
+        minimum=0,
+    )
+    kv_local_ratio: float = weight(
+        0.7,
+        "kv: the same bound as --kv-local-tokens, as a share of the prompt.",
+        "share",
+        1,
     )
     rtp_hit_weight: float = weight(
         0.3, "rtp: cost of a cached token as a share of a computed one.", "share"

@@ -138,6 +138,9 @@ class Layouts:
         rest = None
         if self._policy.compares and not guessed:
             rest = self._rest(job, prefill, decode.costs)
+        elif not guessed and self._policy.computes_there(decode) and decode.hits >= job.media_end:
+            whole = self._whole(job, decode.costs, decode.costs.pool.token_ms)
+            return [(chosen(whole, decode.row, job.fleet), None)]
         if rest is None:
             return [(prefill, decode)]
         missing = job.request.prompt_tokens - rest.costs.hits[rest.row]
@@ -156,20 +159,27 @@ class Layouts:
         known = max(known, job.media_end)
         if most < known:
             return None
-        missing, token_ms = prompt - hits, float(prefill.costs.pool.token_ms[prefill.row])
-        work = missing * np.maximum(pool.token_ms, token_ms)
-        work += pool.base_ms
-        work += hits * pool.cached_ms
-        decode = split.decode_ms - missing * pool.kv_ms  # as nothing is copied
-        costs = StageCosts(
-            COMBINED, pool, pool.penalty, prompt, job.new_tokens, job.request.block_size, hits,
-            queue_ms(pool, job.now_ms), work, decode, pool.none, 0, job.request.session,
-        )  # fmt: skip
+        token_ms = float(prefill.costs.pool.token_ms[prefill.row])
+        costs = self._whole(job, split, np.maximum(pool.token_ms, token_ms))
         barred = np.where((hits < known) | (pool.room <= 0), math.inf, 0.0)
         try:
             return self._pick(costs, job, barred)
         except Unavailable:
             return None
+
+    def _whole(self, job: Job, split: StageCosts, token_ms: Floats) -> StageCosts:
+        """The decode workers of `split`, each as if it computed what it has not of the prompt."""
+        pool, hits = split.pool, split.hits
+        missing = job.request.prompt_tokens - hits
+        work = missing * token_ms
+        work += pool.base_ms
+        work += hits * pool.cached_ms
+        decode = split.decode_ms - missing * pool.kv_ms  # as nothing is copied
+        return StageCosts(
+            COMBINED, pool, pool.penalty, job.request.prompt_tokens, job.new_tokens,
+            job.request.block_size, hits, queue_ms(pool, job.now_ms), work, decode, pool.none, 0,
+            job.request.session,
+        )  # fmt: skip
 
     def _layouts(self, job: Job) -> list[Pool | None]:
         """In the order to be tried: workers that do both, or None for a prefill and a decode

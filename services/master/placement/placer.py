@@ -60,6 +60,8 @@ class Placer:
         items = self._media.place(plan, job.items)
         if plan.ready_ms:
             prefill.ttft_ms = max(prefill.ttft_ms, _after_media_ms(prefill, plan.ready_ms))
+            # How long several pictures wait for one another is known only now.
+            check_objective(job.request, foreseen_ttft_ms(prefill, decode), job.fleet)
         _check_deadline(job.request, prefill.ttft_ms)
         placement = self._placement(job, prefill, decode, items)
         self._charge(job, prefill, decode, held, plan.local_ms)

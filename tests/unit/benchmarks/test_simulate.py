@@ -1,17 +1,21 @@
-"""The simulator: the same seed gives the same run; steps in closed form take the same time."""
+"""The simulator: the same seed gives the same run; steps in closed form take the same time; turns
+wait for the answers that they quote."""
 
+import itertools
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
 
 from benchmarks.simulate.clock import Clock
 from benchmarks.simulate.fleet import Fleet
-from benchmarks.simulate.metrics import Objectives, outcome
+from benchmarks.simulate.metrics import Outcome, outcome
+from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.prompts import Picture, Prompt, TraceRequest
-from benchmarks.simulate.records import Shape
+from benchmarks.simulate.prompts import Picture, Prompt, Session, TraceRequest
+from benchmarks.simulate.records import Record, Shape, Span
 from benchmarks.simulate.simulation import Simulation
 from benchmarks.simulate.traces import TRACES
 from benchmarks.simulate.worker import Worker, encode_request, generate_request
@@ -32,8 +36,8 @@ SMALL = Profile(
 )  # fmt: skip
 
 
-def requests(count: int, seed: int = 3) -> list[TraceRequest]:
-    """Random prompts, of which many begin alike, close together."""
+def requests(count: int, seed: int = 3) -> list[tuple[float, TraceRequest]]:
+    """Random prompts, of which many begin alike, close together, and when they arrive."""
     rng, time, found = random.Random(seed), 0.0, []
     for number in range(count):
         prompt = Prompt(16)
@@ -41,7 +45,7 @@ def requests(count: int, seed: int = 3) -> list[TraceRequest]:
         prompt.add(100 + number, rng.randrange(1, 400))
         time += rng.expovariate(20.0)
         output = rng.randrange(2, 40)
-        found.append(prompt.request(f"r{number}", time, 1000 + number, output, ""))
+        found.append((time, prompt.request(f"r{number}", 1000 + number, output)))
     return found
 
 
@@ -54,7 +58,9 @@ def tokens_of(request: TraceRequest) -> list[int]:
     return ids + random.Random(request.name).choices(range(1 << 30), k=rest)
 
 
-def in_engines(trace: list[TraceRequest], steps: int, alone: bool) -> dict[str, list[float]]:
+def in_engines(
+    trace: list[tuple[float, TraceRequest]], steps: int, alone: bool
+) -> dict[str, list[float]]:
     """First and last token of each request: one prefill and one decode engine, handing over, or
     `alone` one that computes prompts and answers. `steps` may be made before anything is said."""
     times: dict[str, list[float]] = {}
@@ -76,8 +82,8 @@ def in_engines(trace: list[TraceRequest], steps: int, alone: bool) -> dict[str, 
     fleet = Fleet(clock, told, message_s=0.001)
     for member in (prefill, decode):
         fleet.join(member)
-    for request in trace:
-        clock.run(until=request.arrival)
+    for arrival, request in trace:
+        clock.run(until=arrival)
         sampling = SamplingParams(max_tokens=request.output, temperature=0.0)
         made = GenerateRequest(request.name, tokens_of(request), sampling)
         if not alone:
@@ -98,7 +104,7 @@ def test_steps_in_closed_form_take_the_time_of_single_ones(alone: bool) -> None:
     """Chunked prefill, prefix reuse, hand-over, growing and shrinking batches."""
     trace = requests(60, seed=3 + alone)
     single, closed = (in_engines(trace, steps, alone) for steps in (1, 1 << 30))
-    assert single.keys() == closed.keys() == {request.name for request in trace}
+    assert single.keys() == closed.keys() == {request.name for _, request in trace}
     for name, expected in single.items():
         assert closed[name] == pytest.approx(expected, abs=1e-6), name
 
@@ -130,7 +136,7 @@ def test_a_prefill_worker_stops_before_a_picture_and_goes_on_when_it_comes() -> 
     prompt.add(1, 100)
     prompt.add_picture(7, 50)
     prompt.add(2, 10)
-    request = prompt.request("r", 0.0, 3, 1, "")
+    request = prompt.request("r", 3, 1)
     case = one_worker("prefill", request)
     case.fleet.add(case.worker.engine, generate_request(request))
     case.clock.run(until=1.0)
@@ -160,17 +166,32 @@ def test_time_is_spread_over_the_windows_it_falls_into() -> None:
     clock.at(25.0, worker.count, -1)
     clock.at(26.0, worker.count, -1)
     clock.run(30.0)
-    assert worker.held == pytest.approx([12.0, 20.0, 11.0])
+    held = worker.held
+    assert [sum(held[k : k + 10]) for k in (0, 10, 20)] == pytest.approx([12.0, 20.0, 11.0])
+
+
+SHORT, FLEET, PROFILE = Span(1.0, 2.0, most_s=10.0), Shape(2, 3, 3), Profile("p", TIMING)
+
+
+def simulated(
+    sessions: Iterable[Session], policy: str = "cost", seed: int = 5, pace: float = 20.0,
+    span: Span = SHORT, shape: Shape = FLEET, profile: Profile = PROFILE,
+) -> tuple[Simulation, list[Record], Outcome]:  # fmt: skip
+    config = MasterConfig(policy=policy, seed=1)
+    simulation = Simulation(profile, shape, config, Objectives(profile), seed)
+    records = simulation.run(sessions, pace, span)
+    return simulation, records, outcome(simulation, records)
 
 
 def run(policy: str, seed: int) -> list[tuple[float, float, int]]:
-    trace = TRACES["pictures"](60, 128, seed)
-    profile = Profile("p", TIMING)
-    simulation = Simulation(profile, Shape(2, 3, 3), MasterConfig(policy=policy, seed=1), seed)
-    records = simulation.run(trace, 20.0)
-    found = outcome(simulation, records, Objectives.of(trace, profile))
+    sessions = itertools.islice(TRACES["pictures"](128, seed), 90)
+    simulation, records, found = simulated(sessions, policy, seed)
     assert 0.0 < found.kv_hits < 1.0 and 0.0 < found.ec_hits < 1.0
-    assert all(record.last >= record.first > record.arrival for record in records)
+    assert set(found.utilisation) == {"encode", "prefill", "decode"}
+    assert all(0.0 < share <= 1.0 for share in found.utilisation.values())
+    simulation.clock.run(simulation.clock.now + 60.0)
+    assert len(simulation.records) == 90
+    assert all(record.last >= record.first > record.arrival for record in simulation.records)
     for worker in simulation.workers:
         assert worker.engine.check_integrity() == [] and worker.engine.blocks.usage == 0.0
     assert len(simulation.service.master.ledger) <= 1
@@ -183,15 +204,64 @@ def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     assert run(policy, 5) != run(policy, 6)
 
 
+def test_a_turn_waits_for_the_answer_that_it_quotes() -> None:
+    simulation, _, _ = simulated(TRACES["multi_turn"](128, 3), pace=5.0, span=Span(5.0, 20.0))
+    ended = {record.request.name: record for record in simulation.records}
+    later = [r for r in simulation.records if not r.request.name.endswith(".0")]
+    assert len(later) > 30
+    for record in later:
+        session, _, turn = record.request.name.partition(".")
+        before = ended[f"{session}.{int(turn) - 1}"]
+        due = before.last - simulation.profile.message_s + record.request.think_s
+        assert record.arrival == pytest.approx(due)
+        quoted = before.request.keys
+        assert record.request.keys[: len(quoted)] == quoted
+
+
+def test_at_least_ten_lifetimes_are_measured_and_the_fleet_stays_loaded_to_the_end() -> None:
+    span = Span(warm_s=2.0, least_s=1.0, most_s=60.0)
+    simulation, records, found = simulated(TRACES["chat"](128, 2), pace=2.0, span=span)
+    start, end = simulation.measured
+    assert found.lifetimes >= 9.5 and end - start > 1.0
+    assert start == 2.0 and all(start <= record.arrival < end for record in records)
+    assert simulation.records[-1].arrival > max(record.arrival for record in records)
+    assert found.offered == pytest.approx(2.0, rel=0.35)
+
+
+def test_the_rest_of_a_refused_session_still_arrives() -> None:
+    """Else a fleet that refuses would look less loaded."""
+    profile = Profile("tiny", TIMING, prefill_blocks=2, decode_blocks=2)
+    prompt = Prompt(128)
+    turns = []
+    for turn in range(3):
+        prompt.add(turn, 600)  # more than the caches hold
+        turns.append(prompt.request(f"s.{turn}", 10 + turn, 5, "s", 0.5))
+    sessions = [Session(0.0, tuple(turns))]
+    span = Span(0.0, 4.0, most_s=4.0)
+    _, records, found = simulated(sessions, pace=1.0, span=span, profile=profile)
+    assert [bool(record.refused) for record in records] == [True] * 3
+    assert found.refused == 1.0 and found.attained == 0.0
+
+
+def test_a_mixed_fleet_has_workers_of_several_speeds() -> None:
+    profile = replace(PROFILE, speeds=(1.0, 0.5))
+    simulation, _, _ = simulated(TRACES["chat"](128, 1), profile=profile, shape=Shape(0, 2, 2))
+    fast, slow = (worker.load().rates for worker in simulation.prefills.values())
+    assert slow.prefill_ms_per_token == pytest.approx(2 * fast.prefill_ms_per_token)
+
+
 @pytest.mark.parametrize("name", TRACES)
-def test_traces_are_in_order_and_as_many_per_second_as_they_say(name: str) -> None:
-    trace = TRACES[name](300, 128, 2)
-    arrivals = [request.arrival for request in trace]
-    assert len(trace) == 300 and arrivals == sorted(arrivals) and arrivals[0] >= 0.0
-    assert 300 / arrivals[-1] == pytest.approx(1.0, rel=0.35)
-    assert len({request.name for request in trace}) == 300
-    for request in trace:
+def test_workloads_are_in_order_and_as_many_per_second_as_they_say(name: str) -> None:
+    sessions = list(itertools.islice(TRACES[name](128, 2), 400))
+    starts = [session.start for session in sessions]
+    assert starts == sorted(starts) and starts[0] >= 0.0
+    found = [turn for session in sessions for turn in session.turns]
+    assert len(found) / starts[-1] == pytest.approx(1.0, rel=0.35)
+    assert len({request.name for request in found}) == len(found)
+    for request in found:
         assert len(request.prompt_keys) == request.tokens // 128
         assert all(item.end <= request.tokens for item in request.items)
-    shared = {request.keys[0] for request in trace}
-    assert len(shared) < 300, "some prompts begin alike"
+    shared = {request.keys[0] for request in found}
+    assert len(shared) < len(found), "some prompts begin alike"
+    items = [item.mm_hash for request in found for item in request.items]
+    assert (len(set(items)) == len(items)) == (name != "pictures"), "only an album's repeat"

@@ -4,7 +4,8 @@ import pytest
 
 from protocol.registry import Finished, Placement, ScheduleRequest
 from services.admission.ticket import Ticket
-from tests.support.master_fleets import asking, master, place
+from services.master.placement.refusals import TooLate
+from tests.support.master_fleets import asking, master, picture, place
 from tests.support.virtual_fleet import TPOT_SLO_S, TTFT_SLO_S, VirtualFleet
 
 SECONDS = 40.0
@@ -94,3 +95,14 @@ def test_a_decode_worker_takes_no_more_than_its_steps_bear() -> None:
     assert kinds[0] and not kinds[-1] and kinds == sorted(kinds, reverse=True)
     slow = master("prefill", "decode", tpot_slo=0.001)
     assert isinstance(slow.schedule(asking("only"), 0.0), Placement), "nobody could do better"
+
+
+def test_pictures_of_one_request_that_wait_for_one_another_are_foreseen() -> None:
+    """Each of four takes 100 ms of the one encoder: alone it would be in time, the last is not."""
+    made = master("encode", "prefill", "decode", ttft_slo=0.35, busy_queue_ms=0)
+    place(made, asking("a", blocks=0))  # the fleet has more to do than workers
+    place(made, asking("b", blocks=0, prompt_tokens=16))
+    items = [picture(f"picture{k}", offset=0, tokens=100) for k in range(4)]
+    with pytest.raises(TooLate, match="the first token is foreseen in"):
+        made.schedule(asking("c", blocks=0, prompt_tokens=100, items=items), 0.0)
+    place(made, asking("d", blocks=0, prompt_tokens=100, items=items[:1]))

@@ -61,6 +61,20 @@ def test_a_decode_worker_computes_no_more_than_it_may() -> None:
     assert place(made, asking("a")).prefill is not None, "it has less than it would compute"
 
 
+def test_dynamos_router_leaves_short_rests_to_the_decode_worker_that_it_has_chosen() -> None:
+    """48 of 160 tokens are missing at d3: 30 %."""
+    options = {"policy": "kv", "kv_local_tokens": 49, "kv_local_ratio": 0.31}
+    placement = place(knowing("d3", **options), asking("a"))
+    assert (placement.prefill, placement.decode.instance_id) == (None, "d3")
+    assert placement.hit_tokens == 7 * 16
+    for change in ({"kv_local_tokens": 48}, {"kv_local_ratio": 0.3}, {"kv_local_tokens": 0}):
+        assert place(knowing("d3", **{**options, **change}), asking("a")).prefill is not None
+    made = knowing("d3", **options)
+    add(made, "e9", "encode")
+    items = [picture("a", offset=64, tokens=49)]
+    assert place(made, asking("a", items=items)).prefill is not None, "it computes no pictures"
+
+
 def test_a_decode_worker_computes_no_pictures() -> None:
     for tokens, alone in ((48, True), (49, False)):
         made = knowing("d3")

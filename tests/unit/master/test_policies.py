@@ -12,7 +12,7 @@ from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.pool import Pool
-from services.master.placement.costs import DECODE, ENCODE, PREFILL, StageCosts
+from services.master.placement.costs import COMBINED, DECODE, ENCODE, PREFILL, StageCosts
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.factory import POLICIES, load_policy
 
@@ -69,21 +69,28 @@ def test_least_loaded_counts_requests_and_draws_ties() -> None:
 
 
 def test_kv_is_dynamos_formula() -> None:
+    """overlap_weight * (queued + prompt - credit * hits) / block_size, and where there is decoding
+    the blocks that decode, the request's own included."""
     loads = [Load(queued_tokens=320, context_tokens=160), Load(context_tokens=480)]
     costs = costs_of(loads, [96.0, 0.0])
-    # overlap_weight * (queued + prompt - hits) / block_size + active blocks
-    assert policy("kv").scores(costs)[:2].tolist() == [(320 + 160 - 96) / 16 + 10, 160 / 16 + 30]
+    assert policy("kv").scores(costs)[:2].tolist() == [(320 + 160 - 96) / 16, 160 / 16]
+    assert policy("kv", overlap_credit=0.5).scores(costs)[0] == (320 + 160 - 48) / 16
+    costs.stage = COMBINED
     weighted = policy("kv", overlap_weight=0.5).scores(costs)[:2]
-    assert weighted.tolist() == [12 + 10, 5 + 30]
+    assert weighted.tolist() == [12 + 10 + 10, 5 + 30 + 10]
     costs.stage = DECODE
     assert policy("kv", overlap_weight=9.0).scores(costs)[:2].tolist() == [10 + 10, 30 + 10]
+    kept = policy("kv", kv_local_tokens=100).scores(costs)[:2]
+    assert kept.tolist() == [20 - 96 / 16, 40], "cached blocks count where rests may be computed"
 
 
-def test_kv_with_a_temperature_is_a_softmax() -> None:
-    costs = costs_of([Load(context_tokens=0), Load(context_tokens=32)])
-    counts = Counter(picks(policy("kv", temperature=2.0), costs, 2000))
-    assert counts[0] / counts[1] == pytest.approx(np.e, rel=0.15)
+def test_kv_with_a_temperature_is_a_softmax_over_the_range() -> None:
+    costs = costs_of([Load(queued_tokens=0), Load(queued_tokens=32), Load(queued_tokens=64)])
+    counts = Counter(picks(policy("kv", temperature=0.5), costs, 3000))
+    assert counts[0] / counts[1] == pytest.approx(np.e, rel=0.2)
+    assert counts[0] / counts[2] == pytest.approx(np.e**2, rel=0.25)
     costs.pool.allow(0, False)
+    costs.pool.allow(2, False)
     assert set(picks(policy("kv", temperature=2.0), costs, 20)) == {1}
 
 

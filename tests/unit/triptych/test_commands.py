@@ -42,6 +42,7 @@ def test_all_but_workers_start_without_the_packages_of_workers(tmp_path: Path) -
         "list",
         "ask",
         "bench",
+        "plan",
     ]
 
 

@@ -49,6 +49,11 @@ class Policy(abc.ABC):
         ones that do both: by lot, so that each worker gets as much work."""
         return self.rng.random() * (parted + combined) < parted
 
+    def computes_there(self, decode: Choice) -> bool:
+        """Whether the decode worker chosen computes what it lacks of the prompt, of a policy that
+        does not compare."""
+        return False
+
     def least(
         self, scores: Floats, costs: StageCosts, slack: float = 0.0, ratio: float = 0.0
     ) -> int:

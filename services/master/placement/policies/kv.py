@@ -1,4 +1,8 @@
-"""Dynamo's router: missing blocks to prefill plus blocks already active, softmax over the costs."""
+"""Dynamo's KV router: missing blocks to prefill, blocks that decode, softmax over the costs.
+
+After `lib/kv-router` (`scheduling/selector.rs`, `conditional_disagg.rs`) and the documents on
+disaggregated serving of Dynamo 1.4 to 1.6.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ import numpy as np
 
 from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
-from services.master.placement.costs import DECODE, ENCODE, StageCosts, least
+from services.master.placement.choice import Choice
+from services.master.placement.costs import DECODE, ENCODE, PREFILL, StageCosts, least
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.round_robin import RoundRobinPolicy
 
@@ -16,8 +21,10 @@ from services.master.placement.policies.round_robin import RoundRobinPolicy
 class KVPolicy(Policy):
     """cost = overlap_weight * prefill blocks + active decode blocks.
 
-    Prefill blocks are those still waiting there and the request's own without the overlap. Where
-    only decoding is done the overlap does not count. Encoders take turns.
+    Prefill blocks are those still to be computed there and the request's own, less `overlap_credit`
+    for each that is cached. Where only prompts are computed, active blocks do not count. Where only
+    decoding is done, the overlap does not, unless decode workers may compute short rests
+    (`kv_local_tokens`): then the cached blocks are taken off the active ones. Encoders take turns.
     """
 
     def __init__(self, config: MasterConfig, rng: random.Random) -> None:
@@ -25,20 +32,28 @@ class KVPolicy(Policy):
         self._turns = RoundRobinPolicy(config, rng)
 
     def scores(self, costs: StageCosts) -> Floats:
-        pool = costs.pool
+        pool, config = costs.pool, self.config
         if costs.stage == ENCODE:
             return self._turns.scores(costs)
-        active = pool.context_tokens / costs.block_size
+        credit = config.overlap_credit * costs.hits / costs.block_size
+        active = (pool.context_tokens + costs.tokens) / costs.block_size
         if costs.stage == DECODE:
-            return active + costs.tokens / costs.block_size
-        prefill = (pool.queued_tokens + costs.tokens - costs.hits) / costs.block_size
-        return self.config.overlap_weight * prefill + active
+            return np.maximum(active - credit, 0.0) if config.kv_local_tokens else active
+        prefill = (pool.queued_tokens + costs.tokens) / costs.block_size - credit
+        cost = config.overlap_weight * np.maximum(prefill, 0.0)
+        return cost if costs.stage == PREFILL else cost + active
 
     def pick(self, costs: StageCosts) -> int:
         if costs.stage == ENCODE:
             return self._turns.pick(costs)
         scores = self.scores(costs) + costs.penalty
-        temperature = self.config.temperature
-        if temperature <= 0:
+        if self.config.temperature <= 0:
             return self.least(scores, costs)
-        return self.draw(np.exp((least(scores) - scores) / temperature))
+        lowest, able = least(scores), scores[np.isfinite(scores)]
+        scale = (float(able.max()) - lowest) * self.config.temperature
+        return self.draw(np.exp((lowest - scores) / (scale or 1.0)))
+
+    def computes_there(self, decode: Choice) -> bool:
+        missing, tokens = decode.costs.tokens - decode.hits, decode.costs.tokens
+        config = self.config
+        return missing < config.kv_local_tokens and missing < config.kv_local_ratio * tokens

@@ -1,0 +1,112 @@
+"""What the planner is asked for, on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.simulate.hardware import PROFILES
+from benchmarks.simulate.profile import Profile, calibrated
+from benchmarks.simulate.traces import TRACES
+
+
+@dataclass(frozen=True)
+class Options:
+    """`trace`: a workload's name or a file; `rate`: requests/s; `ttft_s`, `tpot_s`: objectives in
+    seconds; `good`: share of requests that must keep both; `costs`: of a worker by role; `most`:
+    workers at most; `seeds`: runs a fleet is judged by; `json`, `plot`: files to write, or None."""
+
+    trace: str
+    rate: float
+    ttft_s: float
+    tpot_s: float
+    good: float
+    profile: Profile
+    costs: Mapping[str, float]
+    most: int
+    seeds: int
+    json: Path | None
+    plot: Path | None
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """Exits with 2 and one line that names the flag at fault."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        slo = named(args.slo, ("ttft", "tpot"), "--slo")
+        costs = named(args.costs, ("encode", "prefill", "decode"), "--costs")
+        profile = _profile(args.model)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if args.trace not in TRACES and not Path(args.trace).is_file():
+        parser.error(f"--trace: '{args.trace}' is no file and none of {', '.join(TRACES)}")
+    for flag in ("rate", "max_workers", "seeds"):
+        if not getattr(args, flag) > 0:
+            parser.error(f"--{flag.replace('_', '-')}: {getattr(args, flag)} is not positive")
+    if not 0.0 < args.share <= 1.0:
+        parser.error(f"--share: {args.share} is not within 0 to 1")
+    return Options(
+        args.trace, args.rate, slo["ttft"], slo["tpot"], args.share, profile, costs,
+        args.max_workers, args.seeds, args.json, args.plot,
+    )  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="triptych plan",
+        description="The cheapest number of encode, prefill and decode workers that serves a "
+        "workload within objectives, found by simulation on one core of this machine.",
+    )
+    models = ", ".join(PROFILES)
+    add = parser.add_argument
+    add("--trace", required=True, help=f"workload: {', '.join(TRACES)}, or a file in Mooncake's, "
+        "Azure's or BurstGPT's format")  # fmt: skip
+    add("--rate", type=float, required=True, help="requests per second that arrive")
+    add("--slo", required=True, metavar="ttft=S,tpot=S",
+        help="objectives: seconds to the first token, seconds per further token")  # fmt: skip
+    add("--model", required=True, help=f"speed of the workers: {models}, or a JSON file such as "
+        "benchmarks/simulate/calibrated.json, whose 'timing' holds milliseconds")  # fmt: skip
+    add("--share", type=float, default=0.9,
+        help="share of requests that must keep both objectives (0.9)")  # fmt: skip
+    add("--costs", default="encode=1,prefill=1,decode=1", help="cost of one worker of each role, "
+        "in any unit (encode=1,prefill=1,decode=1)")  # fmt: skip
+    add("--max-workers", type=int, default=128, help="workers of the largest fleet tried (128)")
+    add("--seeds", type=int, default=2, help="simulated runs that a fleet is judged by (2)")
+    add("--json", type=Path, help="write the plan to this file")
+    add("--plot", type=Path, help="draw the curve into this file (needs the extra 'bench')")
+    return parser
+
+
+def named(text: str, names: Sequence[str], flag: str) -> dict[str, float]:
+    """The positive numbers of "a=1,b=2". `ValueError` names what is missing or wrong."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in names:
+            raise ValueError(f"{flag}: '{name}' is none of {', '.join(names)}")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ValueError(f"{flag}: {name}: '{value}' is no number") from None
+        if not 0.0 < found[name] < 1e9:
+            raise ValueError(f"{flag}: {name}: {value} is not positive")
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"{flag}: {', '.join(missing)} is missing")
+    return found
+
+
+def _profile(model: str) -> Profile:
+    if model in PROFILES:
+        return PROFILES[model]()
+    path = Path(model)
+    if not path.is_file():
+        raise ValueError(f"--model: '{model}' is no file and none of {', '.join(PROFILES)}")
+    try:
+        return calibrated(path)
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"--model: {model}: no 'timing' as in calibrated.json: {error}") from None

@@ -1,0 +1,181 @@
+"""The cheapest fleet that keeps the objectives: grown until it does, shrunk as far as it can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from benchmarks.simulate.cases import requests, stage_seconds
+from benchmarks.simulate.contenders import Contender
+from benchmarks.simulate.metrics import Outcome
+from benchmarks.simulate.records import Shape
+from benchmarks.simulate.study import Bench
+
+ROLES = ("encode", "prefill", "decode")
+_FULL = 0.75  # use of a stage's workers with which growing begins: queues are short there
+_SAMPLE = 400
+_BATCH = 16  # requests in a decode step with which growing begins
+_HELPS = 0.02  # of the requests more: less is noise
+
+
+class NoFleet(Exception):
+    """No fleet of so many workers keeps the objectives; says the best and its share."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A fleet at one load: outcomes by seed."""
+
+    shape: Shape
+    rate: float
+    runs: tuple[Outcome, ...]
+
+    @property
+    def attained(self) -> float:
+        """Mean share of requests within both objectives."""
+        return float(np.mean([run.attained for run in self.runs]))
+
+    def busy(self, role: str) -> float:
+        return float(np.mean([run.utilisation.get(role, 0.0) for run in self.runs]))
+
+
+@dataclass
+class Planner:
+    """Searches fleets for `rate` requests/s of one workload.
+
+    `bench`: simulates them.
+    `policy`: of the master.
+    `good`: share of requests that must keep both objectives.
+    `costs`: of one worker, by role.
+    `seeds`: of the runs that a fleet is judged by.
+    `most`: workers at most.
+    `say`: is told of every fleet tried.
+    """
+
+    bench: Bench
+    rate: float
+    good: float
+    costs: Mapping[str, float]
+    seeds: Sequence[int]
+    most: int
+    say: Callable[[Trial], None]
+    policy: str = "cost"
+    _tried: dict[tuple[Shape, float], Trial] = field(default_factory=dict)
+
+    def cost(self, shape: Shape) -> float:
+        return float(sum(self.costs[role] * getattr(shape, role) for role in ROLES))
+
+    def trial(self, shape: Shape, rate: float | None = None) -> Trial:
+        """Simulates a fleet, once. One that fails clearly is left before the end of a run."""
+        load, whole = rate or self.rate, rate is not None
+        if (shape, load) not in self._tried:
+            runs: list[Outcome] = []
+            for seed in self.seeds:
+                runs.append(self.bench.run(Contender(self.policy, shape), seed, load, whole=whole))
+                if runs[0].attained < self.good - 0.1:
+                    break
+            self._tried[shape, load] = Trial(shape, load, tuple(runs))
+            self.say(self._tried[shape, load])
+        return self._tried[shape, load]
+
+    def keeps(self, trial: Trial) -> bool:
+        return trial.attained >= self.good
+
+    def cheapest(self) -> Trial:
+        """A fleet of which no worker can be spared, nor exchanged for a cheaper one. `NoFleet`."""
+        best = self._grown(self._first())
+        for role in sorted(ROLES, key=best.busy):
+            best = self._fewest(best, role)
+        while True:
+            better = next((t for t in map(self.trial, self._cheaper(best.shape)) if self.keeps(t)),
+                          None)  # fmt: skip
+            if better is None:
+                return best
+            best = better
+
+    def _fewest(self, best: Trial, role: str) -> Trial:
+        """As few of a role as will do beside the others, by halving."""
+        low, high = 0, getattr(best.shape, role)
+        while high - low > 1:
+            middle = (low + high) // 2
+            trial = self.trial(replace(best.shape, **{role: middle}))
+            if self.keeps(trial):
+                best, high = trial, middle
+            else:
+                low = middle
+        return best
+
+    def _first(self) -> Shape:
+        """As many workers as the work takes if caches save half of it."""
+        sample = requests(self.bench.case.make(self.seeds[0]), _SAMPLE)
+        need = stage_seconds(self.bench.profile, sample, 0.5, 0.5, _BATCH)
+        counts = [math.ceil(self.rate * seconds / _FULL) for seconds in need]
+        return Shape(counts[0], max(1, counts[1]), max(1, counts[2]))
+
+    def _grown(self, shape: Shape) -> Trial:
+        """Add workers until it suffices: of the role that helps most, or of all where none helps
+        alone, as where two stages are equally short."""
+        found = self.trial(shape)
+        while not self.keeps(found):
+            if found.shape.total >= self.most:
+                raise NoFleet(
+                    f"{found.shape}, {self.most} workers, keeps the objectives of "
+                    f"{found.attained:.0%} of requests at {self.rate:g} requests/s"
+                )
+            more = max(1, found.shape.total // 10) if found.attained < 0.5 else 1
+            tried = [self.trial(s) for s in self._larger(found.shape, more)]
+            best = max(tried, key=self._worth)
+            if best.attained < found.attained + _HELPS and not self.keeps(best):
+                best = self.trial(self._all_larger(found.shape))
+            found = best
+        return found
+
+    def _all_larger(self, shape: Shape) -> Shape:
+        for role in ROLES:
+            count = getattr(shape, role)
+            if count and shape.total < self.most:
+                shape = replace(shape, **{role: count + 1})
+        return shape
+
+    def _worth(self, trial: Trial) -> float:
+        """Of those that keep the objectives the cheapest, else that which comes closest."""
+        if self.keeps(trial):
+            return 1.0 + 1.0 / self.cost(trial.shape)
+        return trial.attained
+
+    def _larger(self, shape: Shape, more: int) -> Iterator[Shape]:
+        for role in ROLES:
+            count = getattr(shape, role)
+            room = min(more, self.most - shape.total)
+            if count and room > 0:
+                yield replace(shape, **{role: count + room})
+
+    def _cheaper(self, shape: Shape) -> list[Shape]:
+        """One worker less of a role, or one role's exchanged for another's; the cheapest first."""
+        found = []
+        for role in ROLES:
+            count = getattr(shape, role)
+            if count < 2:
+                continue
+            less = replace(shape, **{role: count - 1})
+            found.append(less)
+            found += [s for s in self._larger(less, 1) if s != shape]
+        cost = self.cost(shape)
+        return sorted((s for s in found if self.cost(s) < cost), key=self.cost)
+
+    def around(self, shape: Shape) -> list[Trial]:
+        """The fleet, and those with one worker more or less of a role."""
+        near = [shape, *self._larger(shape, 1)]
+        near += [
+            replace(shape, **{role: getattr(shape, role) - 1})
+            for role in ROLES
+            if getattr(shape, role) > 1
+        ]
+        return [self.trial(s) for s in near if s.total <= self.most]
+
+    def curve(self, shape: Shape, factors: Sequence[float]) -> list[Trial]:
+        """The fleet at several times the rate."""
+        return [self.trial(shape, self.rate * factor) for factor in factors]

@@ -1,0 +1,166 @@
+"""The planner: what it refuses, what it searches, what it prints."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.plan.__main__ import main
+from benchmarks.plan.options import named, parse
+from benchmarks.plan.report import deployment
+from benchmarks.plan.search import NoFleet, Planner
+from benchmarks.simulate.cases import case
+from benchmarks.simulate.contenders import Contender
+from benchmarks.simulate.metrics import Outcome
+from benchmarks.simulate.profile import calibrated
+from benchmarks.simulate.records import Shape
+from benchmarks.simulate.study import Bench
+
+GIVEN = ["--trace", "chat", "--rate", "5", "--slo", "ttft=1,tpot=0.05", "--model", "calibrated"]
+OUTCOME = Outcome(10.0, 9.5, 0.95, 12.0, 1, 2, 3, 4, 0.5, 0.0, 0.0, {"prefill": 0.8}, 1.5)
+
+
+class Known(Bench):
+    """Fleets of which each stage serves so many requests/s a worker; the scarcest one decides."""
+
+    each = (2.0, 3.0, 1.0)
+
+    def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
+        self.runs += 1
+        shape = contender.shape
+        counts = (shape.encode, shape.prefill, shape.decode)
+        most = min(c * e for c, e in zip(counts, self.each, strict=True) if c)
+        return replace(OUTCOME, attained=min(1.0, 0.95 * most / pace), offered=pace)
+
+
+def planner(rate: float = 20.0, most: int = 64, **costs: float) -> Planner:
+    made = case("pictures", calibrated(), 16)
+    prices = {"encode": 1.0, "prefill": 1.0, "decode": 1.0} | costs
+    return Planner(Known(made, calibrated()), rate, 0.9, prices, [1, 2], most, lambda trial: None)
+
+
+@pytest.mark.parametrize("rate", [1.0, 20.0])
+def test_the_cheapest_fleet_has_no_worker_to_spare(rate: float) -> None:
+    """0.95 * capacity / rate >= 0.9: each stage needs 0.947 of the rate."""
+    found = planner(rate).cheapest()
+    needed = [math.ceil(0.9 / 0.95 * rate / each) for each in Known.each]
+    assert found.shape == Shape(*needed) and found.attained >= 0.9
+
+
+def test_around_it_fleets_with_one_worker_less_fail() -> None:
+    made = planner()
+    best = made.cheapest()
+    around = {trial.shape: trial.attained for trial in made.around(best.shape)}
+    smaller = [share for shape, share in around.items() if shape.total < best.shape.total]
+    assert len(smaller) == 3 and all(share < 0.9 for share in smaller)
+    curve = [trial.attained for trial in made.curve(best.shape, (0.5, 1.0, 2.0))]
+    assert curve == sorted(curve, reverse=True) and curve[0] == 1.0 and curve[2] < 0.6
+
+
+def test_a_fleet_is_simulated_once() -> None:
+    made = planner()
+    made.cheapest()
+    runs = made.bench.runs
+    made.cheapest()
+    assert made.bench.runs == runs
+
+
+def test_too_few_workers_are_said_to_be_too_few() -> None:
+    with pytest.raises(NoFleet, match=r"10 workers, keeps the objectives of \d+% of requests"):
+        planner(most=10).cheapest()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--slo", "ttft=1"], "--slo: tpot is missing"),
+        (["--slo", "ttft=1,tpot=fast"], "--slo: tpot: 'fast' is no number"),
+        (["--slo", "ttft=0,tpot=1"], "--slo: ttft: 0 is not positive"),
+        (["--slo", "ttft=nan,tpot=1"], "--slo: ttft: nan"),
+        (["--slo", "e2e=1"], "--slo: 'e2e' is none of"),
+        (["--costs", "encode=1"], "--costs: prefill, decode is missing"),
+        (["--rate", "0"], "--rate: 0.0 is not positive"),
+        (["--rate", "nan"], "--rate: nan is not positive"),
+        (["--share", "1.5"], "--share: 1.5"),
+        (["--model", "gpu"], "--model: 'gpu' is no file and none of calibrated, "),
+        (["--trace", "nothing"], "--trace: 'nothing' is no file"),
+        (["--seeds", "0"], "--seeds: 0 is not positive"),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    change: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse([*GIVEN, *change])
+    assert said in capsys.readouterr().err
+
+
+def test_rates_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"timing": {"prefill_token_ms": 0.5}, "hardware": "a test"}))
+    options = parse([*GIVEN, "--model", str(path)])
+    assert options.profile.timing.prefill_token_ms == 0.5
+    path.write_text("{}")
+    with pytest.raises(SystemExit, match="2"):
+        parse([*GIVEN, "--model", str(path)])
+
+
+def test_what_starts_the_fleet_is_valid(tmp_path: Path) -> None:
+    lines = deployment(Shape(2, 1, 3))
+    assert "  triptych serve --num-e 2 --num-p 1 --num-d 3" in lines
+    start = lines.index("  workers:")
+    values = yaml.safe_load("\n".join(lines[start : start + 4]))
+    assert values["workers"]["decode"] == {"replicas": 3}
+    services = yaml.safe_load("\n".join(lines[lines.index("  services:") :]))["services"]
+    assert set(services) == {"encode-plan-1", "decode-plan-1", "decode-plan-2"}
+    base = yaml.safe_load(Path(__file__).parents[3].joinpath("deploy/compose.yaml").read_text())
+    ports = {service["command"][3] for service in services.values()}
+    assert len(ports) == 3
+    for service in services.values():
+        extended = base["services"][service["extends"]["service"]]
+        assert extended["command"][:3] == service["command"][:3]
+        assert extended["command"][3] not in ports
+        assert extended["command"][4:] == service["command"][4:]
+
+
+def test_numbers_by_name() -> None:
+    assert named("b=2,a=1.5", ("a", "b"), "--x") == {"a": 1.5, "b": 2.0}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Short runs: what is planned is of no interest."""
+
+    def shorten() -> None:
+        monkeypatch.setattr("benchmarks.simulate.study._LEAST_REQUESTS", 40)
+
+    return shorten
+
+
+def test_a_plan_for_a_fleet_is_printed_and_written(
+    tmp_path: Path, small: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small()
+    file = tmp_path / "plan.json"
+    slo = ["--slo", "ttft=3,tpot=0.06", "--rate", "2", "--seeds", "1", "--trace", "pictures"]
+    assert main([*GIVEN, *slo, "--json", str(file)]) == 0
+    printed, plan = capsys.readouterr().out, json.loads(file.read_text())
+    fleet = plan["fleet"]
+    assert min(fleet["encode"], fleet["prefill"], fleet["decode"]) >= 1
+    assert fleet["attained"] >= 0.9
+    assert printed.startswith(f"{fleet['encode']}E{fleet['prefill']}P{fleet['decode']}D: ")
+    loads = [point["rate"] for point in plan["curve"]]
+    assert loads == sorted(loads) and 2.0 in loads
+
+
+def test_objectives_that_no_fleet_keeps_are_an_error(
+    small: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small()
+    slo = ["--slo", "ttft=0.001,tpot=0.0001", "--rate", "1", "--max-workers", "3", "--seeds", "1"]
+    assert main([*GIVEN, *slo]) == 1
+    assert "no fleet suffices" in capsys.readouterr().err
