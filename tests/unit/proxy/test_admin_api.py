@@ -75,7 +75,11 @@ async def test_a_worker_is_added_serves_and_is_removed_under_its_streams() -> No
 
 async def test_a_worker_that_is_not_well_is_added_and_waits_for_a_probe() -> None:
     async with relaying("D", "--admin-api-key", "secret") as proxy:
-        body = {**named(DEAD, "prefill_decode"), "ec_zmq_addrs": ["tcp://e:1"], "dp_size": 2}
+        body = {
+            **named(DEAD, "prefill_decode"),
+            "ec_zmq_addrs": ["tcp://e:1", "tcp://e:2"],
+            "dp_size": 2,
+        }
         answer = await call(proxy, "POST", "/instances", body)
         assert answer == (200, {"status": "added", "healthy": False})
         assert (await listed(proxy))[DEAD] is False
