@@ -78,7 +78,7 @@ class Fleet:
             ("decode", decode),
         )
         for role, urls in lists:
-            for url in _urls(role, urls):
+            for url in split_urls(f"--{role}-servers-urls", urls)[0]:
                 fleet.add(url, role).listed = True
         return fleet
 
@@ -246,7 +246,3 @@ def rendezvous(instances: Sequence[Instance], key: str) -> Instance:
     """The same one for the same key, as long as it is among them. Source: Thaler and Ravishankar,
     highest random weight."""
     return max(instances, key=lambda i: blake3(f"{i.url} {key}".encode()).digest())
-
-
-def _urls(role: Role, urls: str) -> list[str]:
-    return split_urls(f"--{role}-servers-urls", urls)[0]

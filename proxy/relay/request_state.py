@@ -9,6 +9,7 @@ from typing import Any
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.relay.bodies import RequestBody
+from proxy.relay.cached_tokens import telling
 from proxy.relay.consumer import Consumer
 from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
@@ -64,6 +65,17 @@ class RelayedRequest(RequestState):
         if self.consumer is None or self.consumer.instance.url != url:
             return self.fields
         return self.fields + self.consumer.header
+
+    def sinks(self) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
+        """What takes a stream's first events, and what takes the later ones."""
+        begin: Callable[[bytes], None] = self.response.begin
+        sink: Callable[[bytes], None] = self.response.forward
+        if self.recorder is not None:
+            begin = sink = self.recorder.feed
+        if self.cached_tokens is not None and self.body.fields.get("stream_options"):
+            # Only such streams tell a count; the others' events are not looked at.
+            return telling(self.cached_tokens, begin), telling(self.cached_tokens, sink)
+        return begin, sink
 
     @property
     def begun(self) -> bool:

@@ -10,7 +10,7 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
-from proxy.relay.cached_tokens import telling, with_cached_tokens
+from proxy.relay.cached_tokens import with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
 from proxy.relay.releases import Releases
@@ -146,7 +146,7 @@ class RelayStages:
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
-        begin, sink = _sinks(request) if stream else (None, None)
+        begin, sink = request.sinks() if stream else (None, None)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(
@@ -235,18 +235,6 @@ class RelayStages:
             if refused or not named or answer.status not in _REFUSALS:
                 return exchange, answer
             refused = True
-
-
-def _sinks(request: RelayedRequest) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
-    """What takes a stream's first events, and what takes the later ones."""
-    begin: Callable[[bytes], None] = request.response.begin
-    sink: Callable[[bytes], None] = request.response.forward
-    if request.recorder is not None:
-        begin = sink = request.recorder.feed
-    if request.cached_tokens is not None and request.body.fields.get("stream_options"):
-        # Only such streams tell a count; the others' events are not looked at.
-        return telling(request.cached_tokens, begin), telling(request.cached_tokens, sink)
-    return begin, sink
 
 
 def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEnd:

@@ -166,3 +166,39 @@ def test_a_worker_that_refuses_references_gets_the_media_with_the_transfers() ->
             assert kinds == ["image_embeds", "image_url"]
 
     run(work)
+
+
+@pytest.mark.parametrize("role", ["prefill_decode", "prefill"])
+def test_consumers_are_added_by_name(role: str) -> None:
+    """A prefill worker that has addresses gets the embeddings, and the rank; decode none of it."""
+
+    async def work() -> None:
+        network = PushNetwork(ADDRESSES, ranks=2)
+        apart = role == "prefill"
+        worker = network.worker("decode")  # a consumer, whatever stage it is for
+        server = await asyncio.start_server(worker.serve, "127.0.0.1", 0, limit=1 << 26)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        kinds = {"encode": network.worker, "decode": Worker}
+        key = {"x-api-key": "secret"}
+        async with relaying(
+            "ED" if apart else "E", "--admin-api-key", "secret", "--encode-timeout", "10",
+            kind=lambda kind: kinds[kind](kind),
+        ) as relayed, server:  # fmt: skip
+            named = {"role": role, "url": url, "ec_zmq_addrs": ADDRESSES[:2], "dp_size": 2}
+            status, answer = await relayed.post(named, key, "/instances")
+            assert status == 200, answer
+            for instance in relayed.gateway.fleet.all():
+                instance.answered()
+            relayed.gateway.fleet.news()
+            async with relayed.session.get(relayed.url + "/instances", headers=key) as response:
+                shown = {one["url"]: one for one in (await response.json())["instances"]}
+            assert shown[url]["ec_zmq_addrs"] == ADDRESSES[:2]
+            for number in range(2):
+                await check(relayed, pictures(data_url("A"), data_url(f"{number}")))
+            assert network.requests == dict.fromkeys(ADDRESSES[:2], 1)
+            (*_, asked) = worker.asked
+            assert ("kv_transfer_params" in asked.body) is apart
+            for decode in relayed.workers["decode"]:
+                assert all("x-data-parallel-rank" not in one.headers for one in decode.asked)
+
+    run(work)
