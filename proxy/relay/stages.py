@@ -86,7 +86,8 @@ class RelayStages:
             if request.body.items and self._fleet.encode and request.media is None:
                 await self._encode(request)
             try:
-                await self._prefill(request)
+                if self._fleet.prefill:
+                    await self._prefill(request)
                 end = await self._decode(request)
                 return True
             except TriptychError as error:
@@ -142,7 +143,10 @@ class RelayStages:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
         stream, plan = request.body.stream, request.plan
         limits = self._stream_limits if stream else self._decode_limits
-        instance = self._workers.of(request, "decode")
+        if plan is None and request.consumer is None:  # as for each text request without a master
+            instance = self._fleet.choose("decode", request.avoid, request.model)
+        else:
+            instance = self._workers.of(request, "decode")
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
