@@ -150,7 +150,7 @@ class ProxyConfig(
         minimum=0,
     )
     max_queue_wait: float = seconds(
-        5.0, "Predicted wait in the proxy's queue beyond which a request is answered with 503."
+        30.0, "Predicted wait in the proxy's queue beyond which a request is answered with 503."
     )
     queue_timeout: float = seconds(
         60.0, "How long a request may wait in the proxy's queue before it is answered with 503."

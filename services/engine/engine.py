@@ -195,7 +195,7 @@ class Engine:
         if not self._connectors.arm():
             return 0.0
         waiting = self.generate is not None and (
-            len(self.generate) or self.generate.transfers.active
+            len(self.generate) or self.generate.transfers.active or self.generate.tiers.active
         )
         if waiting or self.ec.active or (self.encode is not None and self.encode.blocked):
             return 0.001
@@ -231,6 +231,7 @@ class Engine:
     def reset_caches(self, *, prefix: bool, encoder: bool) -> None:
         if prefix and self.generate is not None:
             self.generate.scheduler.blocks.reset_prefix_cache()
+            self.generate.tiers.clear()
             if self._log is not None:
                 self._log.blocks_cleared()
         if encoder:

@@ -106,7 +106,7 @@ ENGINE = (
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
     ("services.engine.model",),
-    ("services.engine.hardware",),
+    ("services.engine.hardware", "services.engine.tier_stores"),
     ("services.engine.parts",),
     ("services.engine.engine",),
     ("services.engine.process",),

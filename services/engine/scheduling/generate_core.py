@@ -12,12 +12,14 @@ from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKey
 from services.engine.scheduling.chunks import Chunk, Work, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.endings import ending
+from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.scheduling.sibling_choices import SiblingChoices
 from services.engine.transfers.kv_fetches import KVFetches
+from services.engine.transfers.kv_tiers import KVTiers
 
 _COUNTED = (
     *("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps"),
@@ -44,13 +46,16 @@ class GenerateCore:
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_keys: MakeKeys | None = None,
         delay: DecodeDelay | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
-        without it they are named by the configuration. `delay` bounds prompts in time."""
+        without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
+        what the pool has no room for."""
         self._config = config
         self._meter = meter
         self.scheduler = scheduler
         self.transfers = transfers
+        self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
         self._runner = runner
         self._meanwhile = meanwhile
         self._clock = clock
@@ -115,12 +120,14 @@ class GenerateCore:
         self._live.remove(request)
         self.transfers.offers.abandon(request.source.request_id, "the request was aborted")
         self.transfers.abort(request)
+        self.tiers.forget(request)
 
     def close(self) -> None:
         """Give every request up, and all that is on its way to or from here for one: peers that
         hold something for them are told."""
         self.abort(self._live.names())
         self.transfers.offers.close()
+        self.tiers.close()
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
@@ -140,7 +147,9 @@ class GenerateCore:
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
         self._begun = self._clock()
-        chunks = self.scheduler.schedule(self.transfers.unplace, self._delay.prompt_tokens)
+        chunks = self.scheduler.schedule(
+            self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
+        )
         self._tell_of_preemptions()
         self._progressed = bool(chunks)
         if chunks:
@@ -180,8 +189,9 @@ class GenerateCore:
         return self._progressed
 
     def advance(self) -> list[RequestOutput]:
-        """All that time and peers have brought: deadlines, KV, embeddings."""
+        """All that time, peers and lower tiers have brought: deadlines, KV, embeddings."""
         outputs = self._expire()
+        self.tiers.advance()
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))
         for key, error in self.scheduler.embeddings.poll():
@@ -265,7 +275,8 @@ class GenerateCore:
     def check_integrity(self) -> list[str]:
         """Compare every book with every other; [] if all agree."""
         owners = [r.blocks for r in self.scheduler.all_requests()]
-        problems = self.scheduler.blocks.check_integrity([*owners, *self.transfers.owned_blocks()])
+        owners += [*self.transfers.owned_blocks(), *self.tiers.owned_blocks()]
+        problems = self.scheduler.blocks.check_integrity(owners) + self.tiers.check_integrity()
         known, queued = {r.key for r in self._live}, self.scheduler.keys()
         problems += self.scheduler.embeddings.check_integrity(known)
         problems += [f"request {key} is in no queue" for key in known - queued]

@@ -24,7 +24,7 @@ class Status(enum.Enum):
 
 
 RequestKey = tuple[str, int]
-Order = tuple[int, int, int]
+Order = tuple[float, int, int]
 
 
 class Constraint(Protocol):
@@ -52,6 +52,7 @@ class Request:
     positions: NDArray[np.int64]  # int64[1 or 3, num_prompt], rotary positions of the prompt
     rope_delta: int  # what to add to a later token's index for its position
     keys: BlockKeyChain  # names of its full blocks
+    rank: float = 0.0  # lower goes first, by --scheduling-policy; then the older one
     deadline: float | None = None  # of the engine's clock
     siblings: tuple[int, ...] = ()  # choices that share this one's prompt and have not begun
     status: Status = Status.WAITING  # which queue it is in
@@ -59,6 +60,7 @@ class Request:
     num_computed: int = 0  # tokens, from the first, that have KV in `blocks`
     num_stored: int = 0  # tokens of those in blocks that other requests may find
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
+    looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     # of the prompt's tokens from the second on, as far as they are scored
@@ -113,8 +115,8 @@ class Request:
 
     @property
     def order(self) -> Order:
-        """Who runs first: lower priority value, then the older, then the lower choice."""
-        return self.source.priority, self.arrival, self.index
+        """Which runs first: the lower rank, then the older, then the lower choice."""
+        return self.rank, self.arrival, self.index
 
     @property
     def num_left(self) -> int:
@@ -147,6 +149,7 @@ class Request:
         self.blocks = []
         self.num_computed = 0
         self.num_stored = 0
+        self.looked_below = False
 
 
 def choices_of(source: GenerateRequest) -> list[int]:
@@ -166,6 +169,7 @@ def sibling_of(request: Request, index: int) -> Request:
         positions=request.positions,
         rope_delta=request.rope_delta,
         keys=keys,
+        rank=request.rank,
         deadline=request.deadline,
         constraint=request.constraint and request.constraint.another(),
     )

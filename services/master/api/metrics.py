@@ -20,6 +20,7 @@ from services.master.replication.replicator import Replicator
 
 PREFIX = "triptych_master:"
 _SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
+_DELAYS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOTALS = MappingProxyType(
     {
         "placed": "Requests that were placed.",
@@ -43,6 +44,12 @@ class MasterMetrics:
             PREFIX + "schedule_seconds",
             "Seconds that placing one request takes.",
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.replication = Histogram(
+            PREFIX + "replication_delay_seconds",
+            "Seconds from a change at this master until Redis has told all masters of it.",
+            buckets=_DELAYS,
             registry=self.registry,
         )
         self.errors = Count(
