@@ -106,6 +106,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_endpoint: dict[str, Any] | None = None
     # entry of `ec_transfer_params` by which embeddings still being made are asked for
     ec_endpoint: dict[str, Any] | None = None
+    # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
+    ec_zmq_addrs: Annotated[list[str], Meta(max_length=4096)] = []
     # where it publishes cache events; empty: a master predicts its caches
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
     foreign: bool = False  # block hashes in its events are its engine's own, not our keys

@@ -13,6 +13,7 @@ from proxy.admission import Admission, InFlight, QueueLimits
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch, Retrying
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.consumers import name_consumers
 from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
@@ -146,6 +147,7 @@ def make_fleet(config: ProxyConfig) -> Fleet:
         config.decode_servers_urls,
         lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
     )
+    name_consumers(fleet, config)
     fleet.force_dialect(config.dialect)
     named = fleet.decode or any(name.role == "decode" for name in names_of(config))
     if not named and not config.master_url and not config.admin_api_key:

@@ -72,6 +72,20 @@ class ProxyConfig(
     decode_servers_urls: str = worker_urls(
         "Comma-separated URLs of decode workers, or of workers that serve all stages."
     )
+    ec_consumer_zmq_addrs: str = option(
+        "",
+        "Comma-separated ZMQ addresses, tcp://HOST:PORT, on which vLLM's decode workers with"
+        " ECMooncakeConnector receive the embeddings that encoders push; in the order of"
+        " --decode-servers-urls, the data-parallel ranks of a worker one after the other. Empty:"
+        " workers fetch embeddings themselves.",
+        "addresses",
+    )
+    ec_consumer_dp_size: int = count(
+        1,
+        "Data-parallel ranks of each decode worker in --ec-consumer-zmq-addrs.",
+        "ranks",
+        maximum=4096,
+    )
     dns_interval: float = seconds(
         5.0, "Time between two lookups of the names that dns+http:// URLs have.", minimum=0.1
     )
@@ -176,6 +190,7 @@ class ProxyConfig(
         "attempts",
         minimum=0,
         maximum=1000,
+        flags=("--decode-retries",),
     )
     failover_wait: float = seconds(
         30.0,

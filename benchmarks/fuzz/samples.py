@@ -24,6 +24,7 @@ from protocol.worker_views import SUSPECT_PATH, WORKERS_PATH
 
 TOKENS = 3
 UNREACHABLE = "http://127.0.0.1:9"  # no process listens on this port
+_CONSUMER = "tcp://127.0.0.1:9"
 _SAMPLED = {"max_tokens": TOKENS, "temperature": 0}
 _NAME = {"instance_id": "fuzz-1", "generation": "g"}
 _LOAD = {"queued": 1, "running": 1, "free_blocks": 9, "rates": {"decode_base_ms": 2.0}}
@@ -137,7 +138,7 @@ def _samples() -> dict[str, list[Any]]:
         "block_cache_keys": [1, -2], "seq_len": 128, "debug": True, "generate_timeout": 500,
         "request_priority": 50,
     }  # fmt: skip
-    named = [{"role": "decode", "url": UNREACHABLE, "dp_size": 1, "ec_zmq_addrs": ["a"]}]
+    named = [{"role": "decode", "url": UNREACHABLE, "dp_size": 1, "ec_zmq_addrs": [_CONSUMER]}]
     query = {"latest_cache_version": 1, "latest_finished_version": 1}
     return {
         CHAT_PATH: _chats(), COMPLETIONS_PATH: _completions(), GENERATE_PATH: _generate(),

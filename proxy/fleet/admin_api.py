@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 
 from protocol.decoding import accepted
+from protocol.ec_push import consumer_addresses
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.logs import worker_line
 from protocol.registry import Url
@@ -32,8 +33,9 @@ _MOST = 4096
 
 
 class NamedWorker(msgspec.Struct):
-    """Body of `POST` and `DELETE /instances`. `ec_zmq_addrs` and `dp_size` are taken from callers
-    made for vLLM's proxy; a worker is asked for what it needs to be known of it."""
+    """Body of `POST` and `DELETE /instances`. `ec_zmq_addrs`: where vLLM's encoders push embeddings
+    to, one address for each of the worker's `dp_size` data-parallel ranks; none: it fetches them. A
+    worker is asked for what else needs to be known of it."""
 
     role: WorkingRole
     url: Url
@@ -47,6 +49,7 @@ def decode_worker(data: bytes) -> NamedWorker:
     if not _can_be_asked(worker.url):
         raise InvalidRequest("url must be one that requests can be sent to", param="url")
     worker.url = worker.url.rstrip("/")
+    worker.ec_zmq_addrs = consumer_addresses(worker.ec_zmq_addrs, worker.dp_size, worker.role)
     return worker
 
 
@@ -109,6 +112,7 @@ def managing(
                 raise Unavailable("the proxy takes no more workers")
             instance = fleet.add(worker.url, stage_of(worker.role))
             instance.up = False
+            instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs or ())
             worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)
             await probe_one(fleet, client, instance)
         return {"status": "added", "healthy": instance.up}
@@ -136,4 +140,5 @@ def _shown(instance: Instance) -> dict[str, Any]:
         "in_flight": instance.in_flight,
         "dialect": instance.dialect,
         "resumes": instance.resumes,
+        "ec_zmq_addrs": list(instance.ec_zmq_addrs),
     }

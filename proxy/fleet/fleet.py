@@ -46,6 +46,7 @@ class Fleet:
     `watched`: a master says who is up, and only workers in doubt are probed.
     `models`: what they serve, as a master tells.
     `resumers`: how many decode workers could resume a stream that another one has begun.
+    `pushed_to`: whether there are workers that encoders push embeddings to.
     `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
     """
 
@@ -57,6 +58,7 @@ class Fleet:
     forced: Dialect | None = None
     watched: bool = False
     resumers: int = 0
+    pushed_to: bool = False
     models: ServedModels = field(default_factory=ServedModels)
     _leaving: list[Instance] = field(default_factory=list)
     _doubtful: list[Instance] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Fleet:
             ("decode", decode),
         )
         for role, urls in lists:
-            for url in _urls(role, urls):
+            for url in split_urls(f"--{role}-servers-urls", urls)[0]:
                 fleet.add(url, role).listed = True
         return fleet
 
@@ -139,6 +141,7 @@ class Fleet:
         self._choose_relayed()
         self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
+        self.pushed_to = any(i.ec_zmq_addrs for i in (*self.prefill, *self.decode))
         for observe in self._observers:
             observe()
 
@@ -243,7 +246,3 @@ def rendezvous(instances: Sequence[Instance], key: str) -> Instance:
     """The same one for the same key, as long as it is among them. Source: Thaler and Ravishankar,
     highest random weight."""
     return max(instances, key=lambda i: blake3(f"{i.url} {key}".encode()).digest())
-
-
-def _urls(role: Role, urls: str) -> list[str]:
-    return split_urls(f"--{role}-servers-urls", urls)[0]

@@ -139,6 +139,7 @@ class FleetWatcher:
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.vouched = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs
         known.max_running, known.block_size = info.max_running, info.block_size
         known.model, known.revision = info.model, info.revision
         known.models = frozenset((info.model, *info.aliases, *info.adapters))

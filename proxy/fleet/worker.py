@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,9 +58,13 @@ class Instance:
     kv_endpoint: dict[str, Any] | None = None
     # where a consumer asks for embeddings that it is still making, None if it cannot be asked
     ec_endpoint: dict[str, Any] | None = None
+    # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
+    ec_zmq_addrs: tuple[str, ...] = ()
     dialect: Dialect | None = None  # None until it has been asked for it
     resumes: bool = False  # it can resume a stream that another worker has begun
     fingerprint: str = ""  # its `system_fingerprint` in OpenAI's answers, "" if not seen yet
+    _at_rank: Counter[int] = field(default_factory=Counter)  # requests that were bound to each rank
+    _turn: int = 0  # the rank that comes first where several have as few
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
@@ -114,6 +119,19 @@ class Instance:
         self.vouched = False
         self.refused("no master knows it")
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
+
+    def enter_rank(self) -> int:
+        """Bind a request to the data-parallel rank that has the fewest, in turn if several do."""
+        size = len(self.ec_zmq_addrs)
+        ranks = ((self._turn + step) % size for step in range(size))
+        rank = min(ranks, key=lambda one: self._at_rank[one])
+        self._turn = rank + 1
+        self._at_rank[rank] += 1
+        return rank
+
+    def leave_rank(self, rank: int) -> None:
+        """A request that was bound to this rank is over."""
+        self._at_rank[rank] -= 1
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:

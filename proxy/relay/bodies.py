@@ -101,12 +101,17 @@ class RequestBody:
         parts = [(i, self._named(i, name)) for i, name in zip(self.items, names, strict=True)]
         self.fields["messages"], self.as_given = replaced(self.fields["messages"], parts), False
 
-    def encode_body(self, item: MediaItem, name: str = "") -> Body:
+    def encode_body(
+        self, item: MediaItem, name: str = "", push: dict[str, Any] | None = None
+    ) -> Body:
         """One item alone, without text, with what decides how it is processed. `name`: what its
-        embedding is to be called, where the client and its options leave that open."""
+        embedding is to be called, where the client and its options leave that open. `push`: where
+        the encoder is to send it."""
         body = {name: self.fields[name] for name in _FOR_ENCODERS if name in self.fields}
         message = {"role": "user", "content": [self._named(item, name) if name else item.content]}
         body |= {"messages": [message], "max_tokens": 1, "temperature": 0, "stream": False}
+        if push is not None:
+            body["ec_transfer_params"] = push
         return self.data_urls.fill(_encoded(body))
 
     def prefill_body(self, media: EncodedMedia | None, *, references: bool) -> Body:
@@ -155,7 +160,7 @@ class RequestBody:
     def _with_media(
         self, body: dict[str, Any], media: EncodedMedia | None, references: bool
     ) -> dict[str, Any]:
-        if media is None or not (media.references or media.names):
+        if media is None or not media.changes_body:
             return body
         given = body.get("ec_transfer_params")
         params = {**given, **media.params()} if isinstance(given, dict) else media.params()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from protocol.ec_push import ITEMS, TRANSFER_ID
+
 MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
 )
@@ -38,19 +40,38 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Pushed:
+    """An embedding on its way from an encoder to the request's consumer: its mm_hash as the encoder
+    has said it, and the transfer's id."""
+
+    mm_hash: str
+    id: str
+
+
+@dataclass(frozen=True)
 class EncodedMedia:
     """The items that encoders have, each with what they said of it; and of the others those that a
-    worker is to know by our name for their content."""
+    worker is to know by our name for their content. `pushed`: the embeddings that encoders push, in
+    the order of the items."""
 
     references: Sequence[tuple[MediaItem, Reference]]
     names: Sequence[tuple[MediaItem, str]] = ()
+    pushed: Sequence[Pushed] = ()
+
+    @property
+    def changes_body(self) -> bool:
+        """Whether the request goes on in another form than the client's."""
+        return bool(self.references or self.names or self.pushed)
 
     def params(self) -> dict[str, Any]:
-        """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request."""
+        """`ec_transfer_params`: one entry per mm_hash, with the item's places in this request, and
+        the transfers under way."""
         params: dict[str, Any] = {}
         for item, reference in self.references:
             entry = params.setdefault(reference.mm_hash, {**reference.entry, "item_indices": []})
             entry["item_indices"].append(item.index)
+        if self.pushed:
+            params[ITEMS] = [{"mm_hash": one.mm_hash, TRANSFER_ID: one.id} for one in self.pushed]
         return params
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.relay.bodies import RequestBody
+from proxy.relay.cached_tokens import telling
+from proxy.relay.consumer import Consumer
 from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
@@ -33,6 +35,7 @@ class RelayedRequest(RequestState):
     `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
     `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
+    `consumer`: who was chosen to have the embeddings before they were made, None if nobody.
     `recorder`: notes what it takes to resume the stream, None if that cannot be done.
     """
 
@@ -50,11 +53,29 @@ class RelayedRequest(RequestState):
     prefill: ConnectionPool | None = field(init=False, default=None)
     cached_tokens: int | None = field(init=False, default=None)
     decoder: Instance | None = field(init=False, default=None)
+    consumer: Consumer | None = field(init=False, default=None)
     recorder: Recorder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.fields = self.client.fields()
         self.model = self.body.model
+
+    def fields_at(self, url: str) -> bytes:
+        """Header lines for a worker: a consumer is told which of its ranks has the embeddings."""
+        if self.consumer is None or self.consumer.instance.url != url:
+            return self.fields
+        return self.fields + self.consumer.header
+
+    def sinks(self) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
+        """What takes a stream's first events, and what takes the later ones."""
+        begin: Callable[[bytes], None] = self.response.begin
+        sink: Callable[[bytes], None] = self.response.forward
+        if self.recorder is not None:
+            begin = sink = self.recorder.feed
+        if self.cached_tokens is not None and self.body.fields.get("stream_options"):
+            # Only such streams tell a count; the others' events are not looked at.
+            return telling(self.cached_tokens, begin), telling(self.cached_tokens, sink)
+        return begin, sink
 
     @property
     def begun(self) -> bool:

@@ -10,13 +10,14 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Calling, Dispatch
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import AttemptEnd, Plan, Planner
-from proxy.relay.cached_tokens import telling, with_cached_tokens
+from proxy.relay.cached_tokens import with_cached_tokens
 from proxy.relay.encode_stage import RelayEncodeStage
 from proxy.relay.needs import Needs
 from proxy.relay.releases import Releases
 from proxy.relay.request_state import RelayedRequest
 from proxy.relay.response_validation import check_stream, check_whole, prefilled
 from proxy.relay.resume.resume import Resumer
+from proxy.relay.stage_workers import StageWorkers
 from proxy.upstream.answer import Answer, AnswerLimits, Body
 from proxy.upstream.connection_pool import ConnectionPool
 from proxy.upstream.exchange import Exchange
@@ -45,6 +46,7 @@ class RelayStages:
         self._pools = pools
         self._needs = needs
         self._send_media = config.send_media
+        self._workers = StageWorkers(dispatch.fleet)
         self._encoding = RelayEncodeStage(config, metrics, planner, dispatch, pools)
         self._resumer = Resumer(config, metrics, dispatch, pools)
         self._releases = Releases()
@@ -82,10 +84,10 @@ class RelayStages:
         blamed = len(request.blamed)
         try:
             if request.body.items and self._fleet.encode and request.media is None:
-                with request.record.during("encode"):
-                    request.media = await self._encoding.run(request)
+                await self._encode(request)
             try:
-                await self._prefill(request)
+                if self._fleet.prefill:
+                    await self._prefill(request)
                 end = await self._decode(request)
                 return True
             except TriptychError as error:
@@ -103,19 +105,23 @@ class RelayStages:
                 end = end or AttemptEnd(aborted=True, failed=failed)
                 self._planner.over(request.placed_as, end)
                 request.plan = None
+            if request.consumer is not None:
+                self._workers.leave(request)
+
+    async def _encode(self, request: RelayedRequest) -> None:
+        if not self._fleet.pushed_to:
+            with request.record.during("encode"):
+                request.media = await self._encoding.run(request)
+            return
+        consumer = await self._dispatch.placed(request, lambda: self._workers.consumer(request))
+        request.consumer = consumer
+        with request.record.during("encode"), consumer.instance.serving():
+            request.media = await self._encoding.run(request)
 
     async def _prefill(self, request: RelayedRequest) -> None:
-        plan = request.plan
-        if request.prefill is not None or not self._fleet.prefill or request.body.scores_prompt:
+        if not self._workers.prefills_apart(request):
             return
-        if plan is None and not self._fleet.models.has_any(self._fleet.prefill, request.model):
-            return
-        if plan is not None and plan.prefill is None:
-            return
-        if plan is not None and plan.prefill is not None:
-            instance = plan.prefill
-        else:
-            instance = self._fleet.choose("prefill", request.avoid, request.model)
+        plan, instance = request.plan, self._workers.of(request, "prefill")
 
         def body(references: bool) -> Body:
             return request.body.prefill_body(request.media, references=references)
@@ -137,13 +143,14 @@ class RelayStages:
         """Ends when the client has all of its answer; how it went, if that is to be told."""
         stream, plan = request.body.stream, request.plan
         limits = self._stream_limits if stream else self._decode_limits
-        instance = (
-            plan.decode if plan else self._fleet.choose("decode", request.avoid, request.model)
-        )
+        if plan is None and request.consumer is None:  # as for each text request without a master
+            instance = self._fleet.choose("decode", request.avoid, request.model)
+        else:
+            instance = self._workers.of(request, "decode")
         recorder = self._resumer.recorder(request, instance) if self._fleet.resumers else None
         request.decoder, request.recorder = instance, recorder
         ids = recorder is not None and not recorder.asked
-        begin, sink = _sinks(request) if stream else (None, None)
+        begin, sink = request.sinks() if stream else (None, None)
 
         def body(references: bool) -> Body:
             return request.body.decode_body(
@@ -220,30 +227,18 @@ class RelayStages:
         sink: Callable[[bytes], None] | None,
     ) -> tuple[Exchange, Answer]:
         """With media by reference, or with their bytes if the worker refuses that."""
-        media, path = request.media, request.client.path
+        media, path, fields = request.media, request.client.path, request.fields_at(pool.url)
         named = media is not None and bool(media.references) and not self._send_media
         named = named and pool.takes_references(time.monotonic())
         refused = False
         while True:
             data = body(named and not refused)
-            exchange, answer = await pool.ask(path, request.fields, data, limits, sink)
+            exchange, answer = await pool.ask(path, fields, data, limits, sink)
             if refused and answer.status == 200:
                 pool.refuses_references(time.monotonic())
             if refused or not named or answer.status not in _REFUSALS:
                 return exchange, answer
             refused = True
-
-
-def _sinks(request: RelayedRequest) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
-    """What takes a stream's first events, and what takes the later ones."""
-    begin: Callable[[bytes], None] = request.response.begin
-    sink: Callable[[bytes], None] = request.response.forward
-    if request.recorder is not None:
-        begin = sink = request.recorder.feed
-    if request.cached_tokens is not None and request.body.fields.get("stream_options"):
-        # Only such streams tell a count; the others' events are not looked at.
-        return telling(request.cached_tokens, begin), telling(request.cached_tokens, sink)
-    return begin, sink
 
 
 def _end_of(request: RelayedRequest, call: Calling, first_s: float) -> AttemptEnd:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.decoding import accepted
+from protocol.ec_push import consumer_addresses
 from protocol.errors import InvalidRequest, Unavailable
 from protocol.kv_events import EventSource
 from protocol.registry import InstanceInfo, InstanceName, InstanceRole, Load, Url
@@ -27,7 +28,9 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
 
     `role`: the stage that the worker serves.
     `url`: where it answers.
-    `ec_zmq_addrs`, `dp_size`: read because vLLM's clients send them; nothing follows from them.
+    `ec_zmq_addrs`: where encoders push embeddings to, for each of its data-parallel ranks; none: it
+    fetches them.
+    `dp_size`: how many ranks it has.
     `model`: "" for what the worker's `/v1/models` says.
     `revision`: the proxy's name for the weights, or its block keys meet none of this worker's.
     `block_size`: tokens of a KV block, 0 for what its metrics say, or 16.
@@ -55,6 +58,7 @@ class ProbedInstance(msgspec.Struct, omit_defaults=True):
             self.name, role, self.url.rstrip("/"), model, revision=self.revision,
             dialect="openai", block_size=self.block_size or block_size or _BLOCK_SIZE,
             events=self.events, foreign=True, encodes=self.encodes,
+            ec_zmq_addrs=consumer_addresses(self.ec_zmq_addrs, self.dp_size, role),
         )  # fmt: skip
 
 
@@ -67,6 +71,7 @@ def decode_probed(data: bytes) -> ProbedInstance:
     if found.encodes and found.role != "prefill":
         message = f"encodes: only a worker of the role prefill may have it, not {found.role}"
         raise InvalidRequest(message, param="encodes")
+    consumer_addresses(found.ec_zmq_addrs, found.dp_size, found.role)
     return found
 
 

@@ -17,6 +17,7 @@ from tests.support.relay_workers import CHAT, Relayed, relaying, text
 
 KEY = {"x-api-key": "secret"}
 DEAD = "http://127.0.0.1:9"
+CONSUMERS = ["tcp://127.0.0.1:7001", "tcp://[::1]:7002"]
 
 
 async def call(
@@ -75,7 +76,11 @@ async def test_a_worker_is_added_serves_and_is_removed_under_its_streams() -> No
 
 async def test_a_worker_that_is_not_well_is_added_and_waits_for_a_probe() -> None:
     async with relaying("D", "--admin-api-key", "secret") as proxy:
-        body = {**named(DEAD, "prefill_decode"), "ec_zmq_addrs": ["tcp://e:1"], "dp_size": 2}
+        body = {
+            **named(DEAD, "prefill_decode"),
+            "ec_zmq_addrs": CONSUMERS,
+            "dp_size": 2,
+        }
         answer = await call(proxy, "POST", "/instances", body)
         assert answer == (200, {"status": "added", "healthy": False})
         assert (await listed(proxy))[DEAD] is False
@@ -109,6 +114,11 @@ async def test_without_a_key_nobody_may() -> None:
                                           "http://a?b=c", "http://a@b@c/", "http://a@b/",
                                           "http://" + "a" * 70, "http://a\n")),
         ({**named(DEAD), "dp_size": 0}, "dp_size"),
+        *(({**named(DEAD), **more}, "ec_zmq_addrs") for more in (
+            {"ec_zmq_addrs": CONSUMERS}, {"ec_zmq_addrs": CONSUMERS, "dp_size": 3},
+            {"ec_zmq_addrs": ["http://a:1"]}, {"ec_zmq_addrs": ["tcp://a"]},
+            {"ec_zmq_addrs": ["tcp://a:0"]}, {"ec_zmq_addrs": ["tcp://a\r\nb:1"]})),
+        ({**named(DEAD, "encode"), "ec_zmq_addrs": ["tcp://a:1"]}, "ec_zmq_addrs"),
         (b"{", None),
         (b'{"role": "\xff"}', None),
         (b'{"x":' * 100_000, None),

@@ -4,6 +4,7 @@ only told of, unless they are asked how they are."""
 import asyncio
 import time
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
+from services.master.fleet.added_workers import decode_probed
 from tests.support.live_masters import running
 from tests.support.probed_workers import OURS, Worker, serving
 
@@ -71,6 +73,21 @@ async def test_a_worker_that_a_new_master_does_not_hear_of_is_probed_then_forgot
         monkeypatch.setattr("proxy.fleet.fleet_watcher._ORPHAN_S", 0.0)
         await following.once(0.0)
         assert fleet.all() == [] and not following.by_id
+
+
+async def test_where_embeddings_are_pushed_to_is_as_the_master_says_or_as_a_flag_does() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet.from_urls("", "", DECODER)
+        fleet.decode[0].ec_zmq_addrs = ("tcp://flag:1",)
+        following = FleetWatcher(link, fleet, ["m"])
+        master.tell_of("d1", "decode", DECODER)
+        body = {"role": "prefill_decode", "url": "http://d2:1", "ec_zmq_addrs": "tcp://d2:1"}
+        added = decode_probed(msgspec.json.encode(body)).info("m", 16)
+        master.service.register(added)
+        await following.once(0.0)
+        told = {worker.url: worker.ec_zmq_addrs for worker in fleet.decode}
+        assert told == {DECODER: ("tcp://flag:1",), "http://d2:1": ("tcp://d2:1",)}
+        assert fleet.pushed_to
 
 
 async def test_a_listed_worker_stays_whatever_a_master_says() -> None:

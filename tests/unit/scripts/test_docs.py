@@ -28,6 +28,7 @@ def text(name: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_exist(page: str) -> None:
     ours = set(re.findall(r"^\| `(--[a-z-]+)`", text("flags.md"), re.MULTILINE))
+    ours |= set(re.findall(r"Also `(--[a-z-]+)`", text("flags.md")))  # names of other systems
     ours |= {flag.replace("--", "--no-", 1) for flag in ours}
     found = set(FLAG.findall(text(page)))
     assert found - ours - OF_OTHERS.get(page, set()) == set()

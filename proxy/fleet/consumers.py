@@ -1,0 +1,45 @@
+"""Workers that encoders push embeddings to, as flags name them."""
+
+from __future__ import annotations
+
+from protocol.ec_push import is_consumer_address, split_addresses
+from protocol.errors import ConfigError
+from protocol.settings import NO_URLS
+from proxy.config import ProxyConfig
+from proxy.fleet.fleet import Fleet
+from proxy.worker_urls import split_urls
+
+_ADDRESSES, _SIZE = "--ec-consumer-zmq-addrs", "--ec-consumer-dp-size"
+
+
+def name_consumers(fleet: Fleet, config: ProxyConfig) -> None:
+    """Give each decode worker of the flags its addresses, one for each data-parallel rank. Raises
+    `ConfigError`."""
+    addresses, ranks = split_addresses(config.ec_consumer_zmq_addrs), config.ec_consumer_dp_size
+    if not addresses:
+        if ranks > 1:
+            raise ConfigError(f"{_SIZE}: it counts the ranks in {_ADDRESSES}, which is empty")
+        return
+    urls, names = split_urls("--decode-servers-urls", config.decode_servers_urls)
+    if names:
+        raise ConfigError(
+            f"{_ADDRESSES}: the addresses follow --decode-servers-urls, and how many workers"
+            f" dns+http://{names[0][0]}:{names[0][1]} stands for is not known"
+        )
+    if config.prefill_servers_urls.strip().lower() not in NO_URLS:
+        raise ConfigError(
+            f"{_ADDRESSES}: only decode workers that prefill too can be named so; set"
+            " --prefill-servers-urls none, or add prefill workers through POST /instances"
+        )
+    if len(addresses) != len(urls) * ranks:
+        raise ConfigError(
+            f"{_ADDRESSES}: {len(addresses)} addresses, but {len(urls)} decode workers of {ranks}"
+            f" ranks ({_SIZE}) need {len(urls) * ranks}"
+        )
+    for address in addresses:
+        if not is_consumer_address(address):
+            raise ConfigError(f"{_ADDRESSES}: '{address}' is not tcp://HOST:PORT")
+    for number, url in enumerate(urls):
+        worker = fleet.find("decode", url)
+        assert worker is not None
+        worker.ec_zmq_addrs = tuple(addresses[number * ranks : (number + 1) * ranks])
