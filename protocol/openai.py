@@ -195,6 +195,11 @@ _CHAT = RequestParser.of(ChatCompletionRequest, FIELDS, "chat", messages=list[_M
 _COMPLETION = RequestParser.of(CompletionRequest, FIELDS, "completions")
 
 
+CHAT_BODY = _CHAT.described(messages=list[ChatMessage])
+COMPLETION_BODY = _COMPLETION.described()
+"""Bodies of the two routes as /openapi.json describes them."""
+
+
 def decode_chat(data: bytes) -> ChatCompletionRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
     request = _checked(_CHAT.parsed(data))

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
-from starlette.routing import Route
+from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp
 
 from protocol.anthropic import MESSAGES_PATH
@@ -15,6 +15,7 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
+from proxy.api_routes import bodies_of
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
@@ -64,7 +65,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         async with gateway.beside():
             yield
 
-    app = described("Triptych proxy", version(), lifespan=lifespan)
+    bodies = bodies_of(renders=gateway.frontend is not None)
+    app = described("Triptych proxy", version(), bodies, lifespan)
     if gateway.frontend is not None:
         service = service_of(gateway, gateway.frontend)
         app.include_router(generating(service))
@@ -76,7 +78,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))
     if gateway.config.dialect != "tokens":
-        taken = {route.path for route in app.routes if isinstance(route, Route)}
+        taken = {route.path or "" for route in iter_route_contexts(app.routes)}
         app.include_router(passthrough.passing(gateway, taken))
     app.include_router(operating(gateway))
     app.include_router(_status(gateway))
