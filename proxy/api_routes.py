@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from protocol.anthropic import MESSAGES_PATH
+from protocol.anthropic import MESSAGES_PATH, CountRequest, MessagesRequest
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH, ChatCompletionRequest, CompletionRequest
+from protocol.responses import RESPONSES_PATH, ResponsesRequest
 from protocol.rtp_status import CACHE_PATHS, WORK_PATHS
 from proxy.fleet.admin_api import NamedWorker
 from proxy.page import routes as page
-from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
+from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 from services.http.api_bodies import OBJECT, Bodies, Table
 from services.http.api_routes import GENERATING, INFORMING, SERVING
 
@@ -70,8 +71,10 @@ def _passed(route: PassedRoute) -> Bodies:
 _RELAYED: Table = MappingProxyType(
     {
         **{f"{route.method} {route.path}": _passed(route) for route in PASSED},
-        f"POST {MESSAGES_PATH}": Bodies(Any, OBJECT, error=Any),
-        f"POST {MESSAGES_PATH}/count_tokens": Bodies(Any, OBJECT, error=Any),
+        f"POST {MESSAGES_PATH}": Bodies(Any, MessagesRequest, Any, error=Any),
+        f"POST {MESSAGES_PATH}/count_tokens": Bodies(Any, CountRequest, error=Any),
+        f"POST {RESPONSES_PATH}": Bodies(Any, ResponsesRequest, Any),
+        **{f"{route.method} {route.path}": Bodies(OBJECT) for route in STORED},
         f"POST {CHAT_PATH}": Bodies(
             RelayedCompletion, ChatCompletionRequest, RelayedCompletion, fields="chat"
         ),

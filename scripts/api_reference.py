@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
-from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
+from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
 _ROUTES: dict[Route, str] = {"chat": "chat", "completions": "completions"}
@@ -54,6 +54,11 @@ requests: admitted, placed, tried again elsewhere where a worker fails. A worker
 Where a master knows workers of several models, a request goes to those of its `model` (a `GET`: of
 the parameter `model`), and `/v1/models` lists all models, aliases and LoRA adapters.
 """
+_STORED = """\
+Requests that name a stored response go to the worker that answered with it, and so does one whose
+`previous_response_id` names it. The proxy remembers the last 65,536 responses and whose they are.
+Another one is looked for at up to 32 workers, unless the proxy has API keys: then it is 404.
+"""
 _OPERATED = """\
 With the admin key in `X-API-Key` alone (`--admin-api-key`), and sent to every worker, or to the one
 that the parameter `worker` names by its URL. The answer has each worker's status and answer; its
@@ -67,7 +72,19 @@ def render() -> str:
         _section(state, (row for row in FIELDS if row.state == state)) for state in _SECTIONS
     ]
     return "\n".join(
-        [_HEAD, *sections, _PASSED, *_rows(PASSED), "", _OPERATED, *_rows(OPERATED), ""]
+        [
+            _HEAD,
+            *sections,
+            _PASSED,
+            *_rows(PASSED),
+            "",
+            _STORED,
+            *_rows(STORED),
+            "",
+            _OPERATED,
+            *_rows(OPERATED),
+            "",
+        ]
     )
 
 

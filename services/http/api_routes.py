@@ -44,6 +44,7 @@ GENERATING: Table = MappingProxyType(
         f"POST {RESPONSES_PATH}": Bodies(ResponseAnswer, ResponsesRequest, ResponseEvent),
         f"GET {_RESPONSE}": Bodies(ResponseAnswer),
         f"DELETE {_RESPONSE}": Bodies(DeletedResponse),
+        f"POST {_RESPONSE}/cancel": Bodies(ResponseAnswer),
         f"GET {_RESPONSE}/input_items": Bodies(InputItems),
         f"POST {RAW_PATH}": Bodies(OBJECT, OBJECT, OBJECT),
         "POST /chat/render": _RENDERED,
