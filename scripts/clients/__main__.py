@@ -42,6 +42,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
     {
         "openai-python": Client("openai", "openai_python.py"),
         "anthropic": Client("openai", "anthropic_python.py"),
+        "schemathesis": Client("openai", "api_document.py"),
         "langchain": Client("openai", "langchain_python.py"),
         "litellm": Client("litellm", "litellm_python.py"),
         "instructor": Client("litellm", "instructor_python.py"),

@@ -17,6 +17,8 @@ TEXT = "text/plain; version=0.0.4"
 EVENTS = "text/event-stream"
 FORM = "multipart/form-data"
 OBJECT = dict[str, Any]
+ENDS = ("[DONE]", "[done]")
+"""Data of the event that ends a stream; RTP-LLM's spelling is the second."""
 _REF = "#/components/schemas/{name}"
 _Json = dict[str, Any]
 
@@ -75,7 +77,7 @@ def _describe(operation: _Json, row: Bodies, shape_of: Mapping[Any, _Json]) -> N
     if row.answer is not None:
         content[row.media] = {"schema": shape_of[row.answer]}
     if row.events is not None:
-        content[EVENTS] = {"schema": _stream(shape_of[row.events])}
+        content[EVENTS] = {"schema": _stream(shape_of[row.events], shape_of[row.error])}
     whole = {"description": "The answer.", **({"content": content} if content else {})}
     failed = {"description": "An error.", "content": {JSON: {"schema": shape_of[row.error]}}}
     operation["responses"] = {"200": whole, "default": failed}
@@ -87,20 +89,24 @@ def _describe(operation: _Json, row: Bodies, shape_of: Mapping[Any, _Json]) -> N
         operation["requestBody"] = {"content": body, "required": not row.optional}
 
 
-def _stream(event: _Json) -> _Json:
-    does = "Server-sent events; the data of each is JSON, but for a last one that may be [DONE]."
+def _stream(event: _Json, error: _Json) -> _Json:
+    """Each of the events: OpenAPI 3.1 has no words for a whole stream."""
+    told = {"contentMediaType": JSON, "contentSchema": {"anyOf": [event, error]}}
     return {
-        "type": "string",
-        "description": does,
-        "contentMediaType": JSON,
-        "contentSchema": event,
+        "type": "object",
+        "description": "Server-sent events, each of which looks so.",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"enum": ENDS}, told]}},
+        "required": ["data"],
     }
 
 
 def _explain(properties: _Json, route: Route) -> None:
-    """What becomes of each field, as docs/api.md tells it."""
+    """What becomes of each field, as docs/api.md tells it. Of one that is refused, only the values
+    that ask for nothing are left."""
     for row in FIELDS:
         if route in row.routes and row.name in properties:
+            if row.state == "refused":
+                properties[row.name] = {"enum": [None, *row.neutral]}
             properties[row.name]["description"] = _said(row)
 
 
