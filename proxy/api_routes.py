@@ -71,9 +71,11 @@ def _passed(route: PassedRoute) -> Bodies:
 _RELAYED: Table = MappingProxyType(
     {
         **{f"{route.method} {route.path}": _passed(route) for route in PASSED},
-        f"POST {MESSAGES_PATH}": Bodies(Any, MessagesRequest, Any, error=Any),
-        f"POST {MESSAGES_PATH}/count_tokens": Bodies(Any, CountRequest, error=Any),
-        f"POST {RESPONSES_PATH}": Bodies(Any, ResponsesRequest, Any),
+        f"POST {MESSAGES_PATH}": Bodies(Any, MessagesRequest, Any, error=Any, fields="messages"),
+        f"POST {MESSAGES_PATH}/count_tokens": Bodies(
+            Any, CountRequest, error=Any, fields="messages"
+        ),
+        f"POST {RESPONSES_PATH}": Bodies(Any, ResponsesRequest, Any, fields="responses"),
         **{f"{route.method} {route.path}": Bodies(OBJECT) for route in STORED},
         f"POST {CHAT_PATH}": Bodies(
             RelayedCompletion, ChatCompletionRequest, RelayedCompletion, fields="chat"

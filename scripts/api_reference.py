@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from protocol.agent_fields import MESSAGES, RESPONSES
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
-_ROUTES: dict[Route, str] = {"chat": "chat", "completions": "completions"}
+_ROUTES: dict[Route, str] = {
+    "chat": "chat",
+    "completions": "completions",
+    "responses": "responses",
+    "messages": "messages",
+}
+_AGENTS = (
+    ("`POST /v1/responses`", RESPONSES),
+    ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES),
+)
 _SECTIONS: dict[State, tuple[str, str]] = {
     "works": ("Honoured", "What it does"),
     "refused": (
@@ -25,9 +35,9 @@ _HEAD = """\
 <!-- Made by `python -m scripts.api_reference` from protocol/request_table.py: do not edit. -->
 
 What becomes of every field of `POST /v1/chat/completions` and `POST /v1/completions`, those of
-OpenAI and of vLLM. No field is ignored in silence. One that stands in none of these tables is
-refused as OpenAI does it: 400, code `unknown_parameter`, the field in `param`. `null` is as good as
-leaving a field out.
+OpenAI and of vLLM; further down of `/v1/responses` and `/v1/messages`. No field is ignored in
+silence. One that stands in none of its request's tables is refused as OpenAI does it: 400, code
+`unknown_parameter`, the field in `param`. `null` is as good as leaving a field out.
 
 That is what our own workers and a proxy that renders requests do (dialect `tokens`). A proxy that
 relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 
 from protocol.openai_answers import ErrorAnswer
 from protocol.request_fields import RequestField, Route
-from protocol.request_table import FIELDS
+from protocol.request_table import ALL_FIELDS
 
 JSON = "application/json"
 TEXT = "text/plain; version=0.0.4"
@@ -54,8 +55,9 @@ def add_bodies(document: _Json, table: Table) -> None:
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     }
-    for operation in found.values():
+    for name, operation in found.items():
         operation["responses"].pop("422", None)  # FastAPI's own, which no route answers
+        _name_parameters(operation, name)
     rows = [(operation, table[name]) for name, operation in found.items() if name in table]
     kinds = list(dict.fromkeys(kind for _, row in rows for kind in row.types()))
     shapes, components = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -70,6 +72,15 @@ def add_bodies(document: _Json, table: Table) -> None:
         if shape.get("title") == "ContentPart":
             shape["properties"].pop("others", None)
     document["components"] = {"schemas": dict(sorted(components.items()))}
+
+
+def _name_parameters(operation: _Json, name: str) -> None:
+    """Those of the path that the route reads by itself."""
+    known = operation.setdefault("parameters", [])
+    for found in re.findall(r"{(\w+)}", name):
+        if not any(one["name"] == found for one in known):
+            shape = {"type": "string"}
+            known.append({"name": found, "in": "path", "required": True, "schema": shape})
 
 
 def _describe(operation: _Json, row: Bodies, shape_of: Mapping[Any, _Json]) -> None:
@@ -103,7 +114,7 @@ def _stream(event: _Json, error: _Json) -> _Json:
 def _explain(properties: _Json, route: Route) -> None:
     """What becomes of each field, as docs/api.md tells it. Of one that is refused, only the values
     that ask for nothing are left."""
-    for row in FIELDS:
+    for row in ALL_FIELDS:
         if route in row.routes and row.name in properties:
             if row.state == "refused":
                 properties[row.name] = {"enum": [None, *row.neutral]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from protocol.anthropic import MESSAGES_PATH, CountRequest, MessagesRequest
+from protocol.anthropic import COUNT_BODY, MESSAGES_BODY, MESSAGES_PATH
 from protocol.anthropic_answers import CountAnswer, MessageAnswer, MessageError, MessageEvent
 from protocol.generate import GenerateBody
 from protocol.openai import CHAT_BODY, CHAT_PATH, COMPLETION_BODY, COMPLETIONS_PATH
@@ -15,7 +15,7 @@ from protocol.openai_answers import (
     ModelList,
     TextCompletion,
 )
-from protocol.responses import RESPONSES_PATH, ResponsesRequest
+from protocol.responses import RESPONSES_BODY, RESPONSES_PATH
 from protocol.responses_answers import DeletedResponse, InputItems, ResponseAnswer, ResponseEvent
 from protocol.rtp_requests import RAW_PATH
 from services.http.admin import LOG_LEVEL_PATH, LogLevel
@@ -38,10 +38,14 @@ GENERATING: Table = MappingProxyType(
             TextCompletion, COMPLETION_BODY, TextCompletion, fields="completions"
         ),
         f"POST {MESSAGES_PATH}": Bodies(
-            MessageAnswer, MessagesRequest, MessageEvent, error=MessageError
+            MessageAnswer, MESSAGES_BODY, MessageEvent, error=MessageError, fields="messages"
         ),
-        f"POST {MESSAGES_PATH}/count_tokens": Bodies(CountAnswer, CountRequest, error=MessageError),
-        f"POST {RESPONSES_PATH}": Bodies(ResponseAnswer, ResponsesRequest, ResponseEvent),
+        f"POST {MESSAGES_PATH}/count_tokens": Bodies(
+            CountAnswer, COUNT_BODY, error=MessageError, fields="messages"
+        ),
+        f"POST {RESPONSES_PATH}": Bodies(
+            ResponseAnswer, RESPONSES_BODY, ResponseEvent, fields="responses"
+        ),
         f"GET {_RESPONSE}": Bodies(ResponseAnswer),
         f"DELETE {_RESPONSE}": Bodies(DeletedResponse),
         f"POST {_RESPONSE}/cancel": Bodies(ResponseAnswer),
