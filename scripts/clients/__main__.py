@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.common.pictures import sample
+from scripts.clients.likelihoods import likelihoods
 from scripts.interop.table import Table
 from tests.support.stack import call, running
 
@@ -43,6 +44,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         "openai-python": Client("openai", "openai_python.py"),
         "anthropic": Client("openai", "anthropic_python.py"),
         "schemathesis": Client("openai", "api_document.py"),
+        "lm-eval": Client("lmeval", "lm_eval_python.py"),
         "langchain": Client("openai", "langchain_python.py"),
         "litellm": Client("litellm", "litellm_python.py"),
         "instructor": Client("litellm", "instructor_python.py"),
@@ -82,6 +84,8 @@ def site_of(url: str) -> str:
             "answer": plain(url, TEXT.messages()),
             "messages": PICTURE.openai_messages(),
             "seen": plain(url, PICTURE.openai_messages()),
+            "folder": str(DEMO.absolute()),
+            "likelihoods": likelihoods(DEMO, url),
         }
     )
 
