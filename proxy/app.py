@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
-from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from proxy.api_routes import bodies_of
@@ -52,7 +52,7 @@ _PAGE = page_files.paths() | {page_routes.ABOUT}
 OPENED = STATUS_PATHS | _OPERATORS | _PAGE
 """What needs no API key; the operators' routes need the admin key."""
 GENERATING_PATHS = (
-    CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
+    CHAT_PATH, BATCH_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
 )  # fmt: skip
 """Routes whose requests are recorded."""
 

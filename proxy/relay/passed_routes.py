@@ -43,6 +43,7 @@ PASSED = (
     PassedRoute("/v1/audio/transcriptions", "The text of a recording.", form=True),
     PassedRoute("/v1/audio/translations", "The text of a recording, in English.", form=True),
     PassedRoute("/v1/audio/speech", "A recording of a text."),
+    PassedRoute("/v1/chat/completions/batch", "Several chats, answered together."),
     _cheap("/v1/chat/completions/render", "The prompt of a chat request."),
     _cheap("/v1/completions/render", "The prompt of a completion request."),
     _cheap("/tokenize", "Token ids of a text or of a chat."),

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import AsyncGenerator, Collection
+from types import MappingProxyType
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -36,6 +37,7 @@ from services.http.responses import no_response
 from services.http.streams import EventStream, error_event, sse, while_connected
 
 _RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
+_NOTHING = MappingProxyType({"GET": b"", "DELETE": b"", "POST": b"{}"})
 _LOOKED_AT = 32  # workers that one request is sent to at most
 # Of a form: the field's value up to the next boundary, which follows in a line of its own.
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
@@ -72,7 +74,7 @@ class Passing:
             raise no_response(name)
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            passed = self._read(route, request, body or b"{}", deadline)
+            passed = self._read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
             for worker in [known] if known else self._asked(passed.model):

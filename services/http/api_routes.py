@@ -7,7 +7,14 @@ from types import MappingProxyType
 from protocol.anthropic import COUNT_BODY, MESSAGES_BODY, MESSAGES_PATH
 from protocol.anthropic_answers import CountAnswer, MessageAnswer, MessageError, MessageEvent
 from protocol.generate import GenerateBody
-from protocol.openai import CHAT_BODY, CHAT_PATH, COMPLETION_BODY, COMPLETIONS_PATH
+from protocol.openai import (
+    BATCH_BODY,
+    BATCH_PATH,
+    CHAT_BODY,
+    CHAT_PATH,
+    COMPLETION_BODY,
+    COMPLETIONS_PATH,
+)
 from protocol.openai_answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -33,6 +40,7 @@ GENERATING: Table = MappingProxyType(
     {
         f"POST {CHAT_PATH}": _CHAT,
         f"POST {ALIAS_PATH}": _CHAT,
+        f"POST {BATCH_PATH}": Bodies(ChatCompletion, BATCH_BODY, fields="chat"),
         f"POST {CHAT_PATH}/render": Bodies(GenerateBody, CHAT_BODY, fields="chat"),
         f"POST {COMPLETIONS_PATH}": Bodies(
             TextCompletion, COMPLETION_BODY, TextCompletion, fields="completions"
