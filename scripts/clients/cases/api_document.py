@@ -41,8 +41,8 @@ def made_up_requests() -> None:
     sys.stderr.write(done.stdout + done.stderr)
     holds(done.returncode == 0, done.stdout[-600:])
     for path in ANSWERED:
-        for kind in ("application/json", "text/event-stream"):
-            holds(f"POST {path} 200 {kind}" in found, f"{path}: no answer is {kind}")
+        answered = any(line.startswith(f"POST {path} 200 ") for line in found)
+        holds(answered, f"{path}: every request was refused")
 
 
 if __name__ == "__main__":

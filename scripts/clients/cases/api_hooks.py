@@ -42,8 +42,8 @@ def _answerable(body: dict[str, Any], turn: int) -> dict[str, Any]:
         return body
     others = sorted(name for name in body if name not in (*PROMPTS, "stream", "stream_options"))
     kept = {name: body[name] for name in others[turn % (len(others) + 1) :][:1]}
-    limits = {name: 4 for name in TOKENS[:3] if name in body} or {"max_tokens": 4}
-    return {**kept, **limits, asked[0]: PROMPTS[asked[0]], "stream": turn % 2 == 0}
+    limit = "max_output_tokens" if asked[0] == "input" else "max_tokens"
+    return {**kept, limit: 4, asked[0]: PROMPTS[asked[0]], "stream": turn % 2 == 0}
 
 
 @schemathesis.hook
