@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from protocol.agent_fields import MESSAGES
 from protocol.bounds import Positive, Temperature, TopK, TopP
-from protocol.decoding import accepted
+from protocol.request_parser import RequestParser
 
 MESSAGES_PATH = "/v1/messages"
 Json = dict[str, Any]
@@ -41,6 +42,13 @@ class Thinking(msgspec.Struct):
     budget_tokens: Positive | None = None
 
 
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """`format`: `{"type": "json_schema", "schema": …}`."""
+
+    effort: str | None = None
+    format: Json | None = None
+
+
 class CountRequest(msgspec.Struct, kw_only=True):
     """What a prompt is made of."""
 
@@ -50,6 +58,9 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Json | None = None
+    chat_template_kwargs: Json | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -59,20 +70,19 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
-    # They name or mark a request and change nothing in its answer.
-    metadata: Json | None = None
-    service_tier: str | None = None
 
 
-_MESSAGES = msgspec.json.Decoder(MessagesRequest)
-_COUNT = msgspec.json.Decoder(CountRequest)
+_MESSAGES = RequestParser.of(MessagesRequest, MESSAGES, "messages")
+_COUNT = RequestParser.of(CountRequest, MESSAGES, "messages")
+MESSAGES_BODY, COUNT_BODY = _MESSAGES.described(), _COUNT.described()
+"""The bodies as /openapi.json describes them."""
 
 
 def decode_messages(data: bytes) -> MessagesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return accepted(_MESSAGES.decode, data)
+    return _MESSAGES.parsed(data)
 
 
 def decode_count(data: bytes) -> CountRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return accepted(_COUNT.decode, data)
+    return _COUNT.parsed(data)

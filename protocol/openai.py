@@ -8,12 +8,13 @@ out. Answers are in `protocol.openai_answers`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from protocol.bounds import (
+    MAX_CHOICES,
     Alternatives,
     Choices,
     Int64,
@@ -37,6 +38,7 @@ from protocol.request_table import FIELDS
 from protocol.rtp_config import fields_of, name_in
 
 CHAT_PATH = "/v1/chat/completions"
+BATCH_PATH = CHAT_PATH + "/batch"
 COMPLETIONS_PATH = "/v1/completions"
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -191,8 +193,21 @@ class _Message(ChatMessage):
     content: str | list[str | dict[str, Any]] | None = None  # type: ignore[assignment]
 
 
+class _Batch(msgspec.Struct):
+    messages: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_CHOICES)]
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    n: int | None = None
+
+
 _CHAT = RequestParser.of(ChatCompletionRequest, FIELDS, "chat", messages=list[_Message])
 _COMPLETION = RequestParser.of(CompletionRequest, FIELDS, "completions")
+
+
+CHAT_BODY = _CHAT.described(messages=list[ChatMessage])
+BATCH_BODY = _CHAT.described("ChatBatchRequest", messages=list[list[ChatMessage]])
+COMPLETION_BODY = _COMPLETION.described()
+"""Bodies of the routes as /openapi.json describes them."""
 
 
 def decode_chat(data: bytes) -> ChatCompletionRequest:
@@ -205,6 +220,29 @@ def decode_chat(data: bytes) -> ChatCompletionRequest:
             where = f"messages[{number}].content"
             message.content = [_part(p, f"{where}[{i}]") for i, p in enumerate(message.content)]
     return request
+
+
+def decode_batch(data: bytes) -> list[ChatCompletionRequest]:
+    """The chats of a batch: `messages` has the conversations, the other fields are all of theirs.
+    `InvalidRequest` names the field at fault."""
+    fields = accepted(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, data)
+    body = accepted(msgspec.json.Decoder(_Batch).decode, data)
+    if body.stream or body.tools or (body.n or 1) > 1:
+        name = "stream" if body.stream else "tools" if body.tools else "n"
+        raise InvalidRequest(
+            f"{name}: a batch is answered whole, without tools and with one choice of each chat",
+            param=name,
+            code="unsupported_parameter",
+        )
+    chats = []
+    for number, messages in enumerate(body.messages):
+        try:
+            chats.append(decode_chat(msgspec.json.encode({**fields, "messages": messages})))
+        except InvalidRequest as error:
+            if error.param is not None and error.param.startswith("messages"):
+                error.param = f"messages[{number}]{error.param.removeprefix('messages')}"
+            raise
+    return chats
 
 
 def decode_completion(data: bytes) -> CompletionRequest:

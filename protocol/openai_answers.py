@@ -183,6 +183,21 @@ class TextCompletion(_Answer, kw_only=True):
 Answer = ChatCompletion | ChatCompletionChunk | TextCompletion
 
 
+class Fault(msgspec.Struct):
+    """What is wrong; `param` is the field at fault, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """What a request that failed is answered with."""
+
+    error: Fault
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """An entry of /v1/models: OpenAI's fields, then `root`, the model's folder or name, `parent`,
     what an adapter belongs to, and `max_model_len`, tokens of prompt and output, as vLLM has them.

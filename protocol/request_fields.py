@@ -1,7 +1,7 @@
-"""What becomes of each field of a chat or completion request: one row a field.
+"""What becomes of each field of a client's request: one row a field.
 
-The parser (`protocol.openai`) takes no field that is not in `protocol.request_table`; docs/api.md
-is made from the same rows.
+The parser (`protocol.openai`) takes no field that is not in `protocol.request_table`, and those of
+agents' APIs none that is not in `protocol.agent_fields`; docs/api.md is made from the same rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from protocol.errors import InvalidRequest
 
-Route = Literal["chat", "completions"]
+Route = Literal["chat", "completions", "responses", "messages"]
 State = Literal["works", "refused", "harmless"]
 BOTH: tuple[Route, ...] = ("chat", "completions")
 

@@ -51,6 +51,14 @@ class RequestParser(Generic[_S]):
             msgspec.json.Decoder(wire), refused, {f.name: f.default for f in nullable}
         )
 
+    def described(self, name: str = "", **overridden: Any) -> type[msgspec.Struct]:
+        """What is decoded, as /openapi.json describes it, by its struct's name or another.
+        `overridden`: types of fields that are looked at once they are decoded."""
+        wire = self.decoder.type
+        return msgspec.defstruct(
+            name or wire.__name__, [*overridden.items()], bases=(wire,), kw_only=True
+        )
+
     def parsed(self, data: bytes) -> _S:
         """`InvalidRequest` names the field that is not what it must be, that the table does not
         list, or that changes the answer and is not honoured."""

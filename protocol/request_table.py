@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.agent_fields import AGENT_FIELDS
 from protocol.request_fields import RequestField, Route, harmless, refused, works
 
 _CHAT: tuple[Route, ...] = ("chat",)
@@ -239,3 +240,5 @@ HARMLESS = (
 )
 
 FIELDS: tuple[RequestField, ...] = (*WORKS, *REFUSED, *HARMLESS)
+"""Of chats and completions."""
+ALL_FIELDS = (*FIELDS, *AGENT_FIELDS)

@@ -6,8 +6,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from protocol.bounds import Int64, MinP, Positive, RepetitionPenalty, Temperature, TopK, TopP
-from protocol.decoding import accepted
+from protocol.agent_fields import RESPONSES
+from protocol.bounds import (
+    Int64,
+    MinP,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
+from protocol.request_parser import RequestParser
 
 RESPONSES_PATH = "/v1/responses"
 Json = dict[str, Any]
@@ -35,7 +45,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: Json | None = None
     max_output_tokens: Positive | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -46,32 +55,34 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
-    # They name or mark a request and change nothing in its answer.
     metadata: dict[str, str] | None = None
     user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
-    # Further sampling parameters, as in chats.
+    # Further parameters, as in chats.
     top_k: TopK | None = None
     min_p: MinP | None = None
     seed: Int64 | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: Any = None
+    mm_processor_kwargs: Json | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
+    request_id: str | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Json | None = None
-    # They change the answer and are not served: anything but the default is refused.
-    background: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: Any = None
-    top_logprobs: Any = None
 
 
-_RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+_RESPONSES = RequestParser.of(ResponsesRequest, RESPONSES, "responses")
+RESPONSES_BODY = _RESPONSES.described()
+"""The body as /openapi.json describes it."""
 
 
 def decode_responses(data: bytes) -> ResponsesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return accepted(_RESPONSES.decode, data)
+    return _RESPONSES.parsed(data)

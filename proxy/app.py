@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import JSONResponse
-from starlette.routing import Route
+from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp
 
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
-from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
+from proxy.api_routes import bodies_of
 from proxy.fleet.admin_api import managing
 from proxy.fleet.mistakes import mistakes_of
 from proxy.gateway import Gateway
@@ -52,7 +53,7 @@ _PAGE = page_files.paths() | {page_routes.ABOUT}
 OPENED = STATUS_PATHS | _OPERATORS | _PAGE
 """What needs no API key; the operators' routes need the admin key."""
 GENERATING_PATHS = (
-    CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
+    CHAT_PATH, BATCH_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
 )  # fmt: skip
 """Routes whose requests are recorded."""
 
@@ -65,7 +66,8 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         async with gateway.beside():
             yield
 
-    app = described("Triptych proxy", version(), lifespan=lifespan)
+    bodies = bodies_of(renders=gateway.frontend is not None)
+    app = described("Triptych proxy", version(), bodies, lifespan)
     if gateway.frontend is not None:
         service = service_of(gateway, gateway.frontend)
         app.include_router(generating(service))
@@ -77,7 +79,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         app.include_router(passthrough.relayed())
         app.include_router(listing(gateway))
     if gateway.config.dialect != "tokens":
-        taken = {route.path for route in app.routes if isinstance(route, Route)}
+        taken = {route.path or "" for route in iter_route_contexts(app.routes)}
         app.include_router(passthrough.passing(gateway, taken))
     app.include_router(operating(gateway))
     app.include_router(_status(gateway, siblings))

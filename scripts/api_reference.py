@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from protocol.agent_fields import MESSAGES, RESPONSES
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
-from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
+from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
-_ROUTES: dict[Route, str] = {"chat": "chat", "completions": "completions"}
+_ROUTES: dict[Route, str] = {
+    "chat": "chat",
+    "completions": "completions",
+    "responses": "responses",
+    "messages": "messages",
+}
+_AGENTS = (
+    ("`POST /v1/responses`", RESPONSES),
+    ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES),
+)
 _SECTIONS: dict[State, tuple[str, str]] = {
     "works": ("Honoured", "What it does"),
     "refused": (
@@ -25,9 +35,9 @@ _HEAD = """\
 <!-- Made by `python -m scripts.api_reference` from protocol/request_table.py: do not edit. -->
 
 What becomes of every field of `POST /v1/chat/completions` and `POST /v1/completions`, those of
-OpenAI and of vLLM. No field is ignored in silence. One that stands in none of these tables is
-refused as OpenAI does it: 400, code `unknown_parameter`, the field in `param`. `null` is as good as
-leaving a field out.
+OpenAI and of vLLM; further down of `/v1/responses` and `/v1/messages`. No field is ignored in
+silence. One that stands in none of its request's tables is refused as OpenAI does it: 400, code
+`unknown_parameter`, the field in `param`. `null` is as good as leaving a field out.
 
 That is what our own workers and a proxy that renders requests do (dialect `tokens`). A proxy that
 relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the
@@ -54,6 +64,11 @@ requests: admitted, placed, tried again elsewhere where a worker fails. A worker
 Where a master knows workers of several models, a request goes to those of its `model` (a `GET`: of
 the parameter `model`), and `/v1/models` lists all models, aliases and LoRA adapters.
 """
+_STORED = """\
+Requests that name a stored response go to the worker that answered with it, and so does one whose
+`previous_response_id` names it. The proxy remembers the last 65,536 responses and whose they are.
+Another one is looked for at up to 32 workers, unless the proxy has API keys: then it is 404.
+"""
 _OPERATED = """\
 With the admin key in `X-API-Key` alone (`--admin-api-key`), and sent to every worker, or to the one
 that the parameter `worker` names by its URL. The answer has each worker's status and answer; its
@@ -67,7 +82,19 @@ def render() -> str:
         _section(state, (row for row in FIELDS if row.state == state)) for state in _SECTIONS
     ]
     return "\n".join(
-        [_HEAD, *sections, _PASSED, *_rows(PASSED), "", _OPERATED, *_rows(OPERATED), ""]
+        [
+            _HEAD,
+            *sections,
+            _PASSED,
+            *_rows(PASSED),
+            "",
+            _STORED,
+            *_rows(STORED),
+            "",
+            _OPERATED,
+            *_rows(OPERATED),
+            "",
+        ]
     )
 
 

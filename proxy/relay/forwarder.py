@@ -35,6 +35,13 @@ class PassedRequest(RequestState):
     model: str = ""  # that the client names
     stream: bool = False  # whether the client asks for one
     started: bool = False  # whether the client has had any of the answer
+    path: str = ""  # the worker's own, with the query, where it is not the route's
+    only: Instance | None = None  # the worker that must answer; None: any that has the route
+    worker: Instance | None = None  # the one that was asked last
+
+    @property
+    def target(self) -> str:
+        return self.path or self.route.asked_as or self.route.path
 
     @property
     def begun(self) -> bool:
@@ -81,6 +88,8 @@ class Forwarder:
             *self._fleet.usable("decode", (), request.model),
             *self._fleet.usable("prefill", (), request.model),
         ]
+        if request.only is not None:
+            able = [request.only]
         if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
             raise NoRoute(f"no worker here has {request.route.path}")
         request.avoid = lacking
@@ -94,6 +103,7 @@ class Forwarder:
     async def _attempt(self, request: PassedRequest) -> AsyncGenerator[Answer, None]:
         name = f"{request.request_id}-{random.getrandbits(64):016x}"
         plan = await self._placed(request, name)
+        request.worker = plan.decode
         end, blamed = None, len(request.blamed)
         try:
             with self._dispatch.calling(request, plan.decode, "decode") as call:
@@ -107,22 +117,30 @@ class Forwarder:
                 self._planner.over(name, end or AttemptEnd(aborted=True, failed=failed))
 
     async def _placed(self, request: PassedRequest, name: str) -> Plan:
+        if request.only is not None:
+            return Plan(request.only)
         if not request.route.computes:
             return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
         tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
         need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
-        return await self._dispatch.placed(request, lambda: self._planner.place(request, need))
+        plan = await self._dispatch.placed(request, lambda: self._planner.place(request, need))
+        if plan.decode not in self._lacking.of(request.route.path):
+            return plan
+        # A master has no other worker that decodes; one that prefills may have the route.
+        return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
 
     async def _call(
         self, request: PassedRequest, instance: Instance
     ) -> AsyncGenerator[Answer, None]:
-        config, route = self._config, request.route
+        config = self._config
         answer_s = config.first_token_timeout if request.stream else config.decode_timeout
         patience = Patience(
             request.deadline, answer_s, config.stall_timeout, lambda: not instance.lost
         )
-        url = instance.url + (route.asked_as or route.path)
-        opened = self._client.opened(route.method, url, request.body, request.headers, patience)
+        url = instance.url + request.target
+        opened = self._client.opened(
+            request.route.method, url, request.body, request.headers, patience
+        )
         async with opened as answer:
             if answer.head.status == 200 and answer.head.is_stream:
                 async with contextlib.aclosing(answer.events()) as pieces:
@@ -133,7 +151,7 @@ class Forwarder:
 
     async def _whole(self, request: PassedRequest, instance: Instance, answer: RawAnswer) -> Answer:
         whole = await answer.whole(self._config.max_answer_bytes)
-        if lacks_route(whole, request.route.method, request.route.path):
+        if lacks_route(whole, request.route.method, request.target.partition("?")[0]):
             self._lacking.add(instance, request.route.path)
             raise WorkerLacksRoute(f"{instance.url} has no {request.route.path}")
         if not 200 <= whole.status < 300:

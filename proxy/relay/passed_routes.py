@@ -12,7 +12,7 @@ class PassedRoute:
 
     path: str
     does: str  # a sentence for the API's documentation
-    method: Literal["GET", "POST"] = "POST"
+    method: Literal["GET", "POST", "DELETE"] = "POST"
     computes: bool = True  # takes a place among the requests that workers compute
     form: bool = False  # the body is multipart/form-data, not JSON
     optional: bool = False  # of all workers: those that lack it do no harm
@@ -43,6 +43,7 @@ PASSED = (
     PassedRoute("/v1/audio/transcriptions", "The text of a recording.", form=True),
     PassedRoute("/v1/audio/translations", "The text of a recording, in English.", form=True),
     PassedRoute("/v1/audio/speech", "A recording of a text."),
+    PassedRoute("/v1/chat/completions/batch", "Several chats, answered together."),
     _cheap("/v1/chat/completions/render", "The prompt of a chat request."),
     _cheap("/v1/completions/render", "The prompt of a completion request."),
     _cheap("/tokenize", "Token ids of a text or of a chat."),
@@ -55,6 +56,16 @@ PASSED = (
     _cheap("/tokenizer_info", "The tokenizer's configuration.", "GET"),
 )
 """Placed on one worker each, like a chat request."""
+
+_RESPONSE = "/v1/responses/{response_id}"
+
+STORED = (
+    PassedRoute(_RESPONSE, "A response that is stored.", "GET", computes=False),
+    PassedRoute(_RESPONSE, "Forget a stored response.", "DELETE", computes=False),
+    PassedRoute(f"{_RESPONSE}/input_items", "What a response answers.", "GET", computes=False),
+    _cheap(f"{_RESPONSE}/cancel", "Stop a response that is made in the background."),
+)
+"""Sent to the worker that has the response."""
 
 
 def _profile(path: str, does: str) -> PassedRoute:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import AsyncGenerator, Collection
+from types import MappingProxyType
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,12 +14,15 @@ from fastapi import APIRouter, Request, Response
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.responses import RESPONSES_PATH
+from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.forwarder import Forwarder, PassedRequest
 from proxy.relay.lacking import NoRoute
 from proxy.relay.own_names import OwnNames
-from proxy.relay.passed_routes import PASSED, PassedRoute
+from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
+from proxy.relay.stored_responses import StoredResponses, previous_of
 from proxy.relay.worker_headers import for_worker
 from proxy.request_state import Caller
 from proxy.upstream.answer import Answer
@@ -29,8 +33,12 @@ from services.http.callers import MAX_SESSION, SESSION_HEADER, caller_of, deadli
 from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON
+from services.http.responses import no_response
 from services.http.streams import EventStream, error_event, sse, while_connected
 
+_RESPONSE_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
+_NOTHING = MappingProxyType({"GET": b"", "DELETE": b"", "POST": b"{}"})
+_LOOKED_AT = 32  # workers that one request is sent to at most
 # Of a form: the field's value up to the next boundary, which follows in a line of its own.
 _MODEL_FIELD = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n--')
 
@@ -44,16 +52,71 @@ class Passing:
         self._forwarder = Forwarder(gateway)
         self._names = OwnNames(gateway.fleet, gateway.config.served_model_name)
         self._keyed = gateway.config.asks_for_api_keys
+        self._stored = StoredResponses()
 
     async def answer(self, route: PassedRoute, request: Request) -> Response:
         """The worker's answer, whole or as a stream whose first events are there already."""
         deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
         async with self._gateway.bodies.read(request) as body:
-            answers = self._forwarder.run(self._read(route, request, body, deadline))
+            passed = self._read(route, request, body, deadline)
+            if route.path == RESPONSES_PATH and (previous := previous_of(body)):
+                passed.only = self._having(previous, passed.caller.tenant)
             try:
-                first = await while_connected(request, anext(answers), deadline)
+                return await self._answer(request, passed, deadline)
             except Refused as refused:
                 return self._refused(refused)
+
+    async def answer_stored(self, route: PassedRoute, request: Request) -> Response:
+        """What the worker that has a stored response says. One that this proxy does not remember
+        is looked for at a few workers, one after the other."""
+        name: str = request.path_params["response_id"]
+        if _RESPONSE_ID.fullmatch(name) is None:
+            raise no_response(name)
+        deadline = deadline_of(request.headers, self._gateway.config.request_timeout)
+        async with self._gateway.bodies.read(request) as body:
+            passed = self._read(route, request, body or _NOTHING[route.method], deadline)
+            passed.path = _with_query(route.path.format(response_id=name), request)
+            known = self._having(name, passed.caller.tenant)
+            for worker in [known] if known else self._asked(passed.model):
+                passed.only = worker
+                try:
+                    found = await self._answer(request, passed, deadline)
+                except NoRoute:
+                    continue
+                except Refused as refused:
+                    if refused.answer.status != 404:
+                        return self._refused(refused)
+                else:
+                    if route.method == "DELETE":
+                        self._stored.forget(name)
+                    return found
+        raise no_response(name)
+
+    def _having(self, name: str, tenant: str) -> Instance | None:
+        """The worker that has a response, None if it is not known; `NoResponse` if it is another
+        client's, or could be."""
+        worker = self._stored.worker_of(name, tenant)
+        if worker is None and (self._keyed or self._stored.known(name)):
+            raise no_response(name)  # workers do not tell the clients of this proxy apart
+        return worker
+
+    def _asked(self, model: str) -> list[Instance]:
+        """The workers at which a response is looked for."""
+        fleet = self._gateway.fleet
+        named = model or None
+        return [*fleet.usable("decode", (), named), *fleet.usable("prefill", (), named)][
+            :_LOOKED_AT
+        ]
+
+    async def _answer(
+        self, request: Request, passed: PassedRequest, deadline: Deadline
+    ) -> Response:
+        """Raises `Refused` with what a worker has said."""
+        route, answers = passed.route, self._forwarder.run(passed)
+        first = await while_connected(request, anext(answers), deadline)
+        if route.path == RESPONSES_PATH and first.status == 200 and passed.worker is not None:
+            tenant = passed.caller.tenant
+            self._stored.note(first.body, passed.worker, tenant, streamed=first.is_stream)
         if first.is_stream and first.status == 200:
             failed = functools.partial(_failed, route.path)
             events = self._events(first, answers, route.path)
@@ -128,17 +191,24 @@ def passing(gateway: Gateway, taken: Collection[str] = ()) -> APIRouter:
     routes, work = APIRouter(), Passing(gateway)
 
     def add(route: PassedRoute) -> None:
+        answer = work.answer_stored if route in STORED else work.answer
+
         @counted(gateway.in_flight.counted)
         async def passed(request: Request) -> Response:
-            return await work.answer(route, request)
+            return await answer(route, request)
 
         does = f"{route.does} Answered by a worker that has the route."
         routes.add_api_route(route.path, passed, methods=[route.method], description=does)
 
-    for route in PASSED:
+    for route in (*PASSED, *STORED):
         if route.path not in taken:
             add(route)
     return routes
+
+
+def _with_query(path: str, request: Request) -> str:
+    query = request.url.query
+    return f"{path}?{query}" if query and query.isascii() and query.isprintable() else path
 
 
 def _whole(answer: Answer) -> Response:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.common.pictures import sample
+from scripts.clients.likelihoods import likelihoods
 from scripts.interop.table import Table
 from tests.support.stack import call, running
 
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 DEMO = Path("models/demo")
 TEXT = sample("text", 0)
 PICTURE = sample("describe", 0)
-CLIENT_S = 300.0
+CLIENT_S = 420.0
 DIALECTS = ("tokens", "openai")
 
 
@@ -30,6 +31,7 @@ class Client:
 
     venv: str
     file: str
+    large: bool = False  # runs only if it is named
 
     def command(self, venv: Path) -> list[str]:
         if self.file.endswith(".mjs"):
@@ -42,6 +44,9 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
     {
         "openai-python": Client("openai", "openai_python.py"),
         "anthropic": Client("openai", "anthropic_python.py"),
+        "schemathesis": Client("openai", "api_document.py"),
+        "lm-eval": Client("lmeval", "lm_eval_python.py"),
+        "guidellm": Client("guidellm", "guidellm_bench.py", large=True),
         "langchain": Client("openai", "langchain_python.py"),
         "litellm": Client("litellm", "litellm_python.py"),
         "instructor": Client("litellm", "instructor_python.py"),
@@ -81,6 +86,8 @@ def site_of(url: str) -> str:
             "answer": plain(url, TEXT.messages()),
             "messages": PICTURE.openai_messages(),
             "seen": plain(url, PICTURE.openai_messages()),
+            "folder": str(DEMO.absolute()),
+            "likelihoods": likelihoods(DEMO, url),
         }
     )
 
@@ -114,20 +121,23 @@ def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m scripts.clients")
     arguments.add_argument("--venv", type=Path, default=Path(".venv-clients"))
     arguments.add_argument("--json", type=Path, help="write the cases here too")
-    arguments.add_argument("clients", nargs="*", help=f"some of {', '.join(CLIENTS)}; all if none")
+    arguments.add_argument(
+        "clients", nargs="*", help=f"some of {', '.join(CLIENTS)}; all but guidellm if none"
+    )
     given = arguments.parse_args()
     unknown = set(given.clients) - set(CLIENTS)
     if unknown:
         arguments.error(f"no such client: {', '.join(unknown)}")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the stack is ended even then
+    usual = [name for name, client in CLIENTS.items() if not client.large]
     table, venv = Table(), given.venv.absolute()
     for file in (HERE / "node").glob("*.mjs"):
         (venv / "node" / file.name).write_bytes(file.read_bytes())
     with fleet() as fronts:
         for dialect, url in fronts.items():
             site = site_of(url)
-            for name in given.clients or CLIENTS:
+            for name in given.clients or usual:
                 with table.under(f"{name}, {dialect}"):
                     check(table, name, venv, site)
     return table.report("case", given.json)

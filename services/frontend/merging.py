@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocol.openai_answers import Answer, PromptTokensDetails, TextCompletion, Usage
+from protocol.openai_answers import (
+    Answer,
+    ChatCompletion,
+    PromptTokensDetails,
+    TextCompletion,
+    Usage,
+)
 
 
 def merge(answers: Sequence[Answer]) -> Answer:
@@ -14,6 +20,16 @@ def merge(answers: Sequence[Answer]) -> Answer:
     usages = [answer.usage for answer in texts if isinstance(answer.usage, Usage)]
     first.choices = [choice for answer in texts for choice in answer.choices]
     first.usage = total_usage(usages)
+    return first
+
+
+def merge_chats(answers: Sequence[Answer]) -> Answer:
+    """The answer to a batch of chats, a choice of each in their order."""
+    chats = [answer for answer in answers if isinstance(answer, ChatCompletion)]
+    first, choices = chats[0], [choice for answer in chats for choice in answer.choices]
+    for number, choice in enumerate(choices):
+        choice.index = number
+    first.choices, first.usage = choices, total_usage([answer.usage for answer in chats])
     return first
 
 

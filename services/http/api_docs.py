@@ -10,10 +10,13 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse
 from starlette.types import Lifespan
+
+from services.http.api_bodies import Table, add_bodies
 
 PATH = "/docs"
 _PACKAGE = "fastapi_swagger.resources"
@@ -52,9 +55,27 @@ _START = """SwaggerUIBundle({url: "openapi.json", dom_id: "#docs", deepLinking: 
 """
 
 
-def described(title: str, version: str, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+class _Described(FastAPI):
+    """`bodies`: what its routes take and answer."""
+
+    def __init__(self, bodies: Table, **options: Any) -> None:
+        super().__init__(docs_url=None, redoc_url=None, **options)
+        self._bodies = bodies
+        self._document: dict[str, Any] | None = None
+
+    def openapi(self) -> dict[str, Any]:
+        """Made when it is first asked for: most processes are never asked."""
+        if self._document is None:
+            self._document = super().openapi()
+            add_bodies(self._document, self._bodies)
+        return self._document
+
+
+def described(
+    title: str, version: str, bodies: Table, lifespan: Lifespan[FastAPI] | None = None
+) -> FastAPI:
     """An application whose routes are described at /docs."""
-    app = FastAPI(title=title, version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _Described(bodies, title=title, version=version, lifespan=lifespan)
     html = _HTML.format(title=escape(title))
 
     @app.get(PATH, include_in_schema=False)

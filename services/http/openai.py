@@ -12,15 +12,17 @@ from fastapi import APIRouter, Request, Response
 
 from protocol.generate import encode_generate
 from protocol.openai import (
+    BATCH_PATH,
     CHAT_PATH,
     COMPLETIONS_PATH,
     ChatCompletionRequest,
+    decode_batch,
     decode_chat,
     decode_completion,
 )
 from protocol.openai_answers import Answer, encode
 from services.frontend.answering import Answering, Steps
-from services.frontend.merging import merge
+from services.frontend.merging import merge, merge_chats
 from services.frontend.render import Frontend, RenderedRequest
 from services.http.bodies import Bodies
 from services.http.callers import caller_of, deadline_of, with_caller
@@ -64,6 +66,23 @@ class Service:
                 rendered = await while_connected(request, render, deadline)
         return with_caller(rendered, request, deadline)
 
+    async def rendered_batch(self, request: Request) -> list[RenderedRequest]:
+        """The chats of a batch."""
+        deadline = deadline_of(request.headers, self.timeout_s)
+        async with self._body(request, deadline) as body:
+            wanted, caller = decode_batch(body), caller_of(request)
+            name = request_id(request, wanted[0].request_id)
+            with record_of(request.scope).during("render"):
+                chats = [
+                    await while_connected(
+                        request,
+                        self.frontend.render_chat(chat, request_id=f"{name}-{i}", caller=caller),
+                        deadline,
+                    )
+                    for i, chat in enumerate(wanted)
+                ]
+        return [with_caller(chat, request, deadline) for chat in chats]
+
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         deadline = deadline_of(request.headers, self.timeout_s)
         async with self._body(request, deadline) as body:
@@ -102,6 +121,12 @@ class Service:
             return await self._stream_all(request, prompts, deadline)
         answers = await while_connected(request, self._wholes(prompts, deadline), deadline)
         return Response(encode(merge(answers)), media_type=JSON)
+
+    async def answer_batch(self, request: Request, chats: list[RenderedRequest]) -> Response:
+        """One answer to several chats, which share one deadline."""
+        deadline = Deadline.after(chats[0].generate.deadline_s)
+        answers = await while_connected(request, self._wholes(chats, deadline), deadline)
+        return Response(encode(merge_chats(answers)), media_type=JSON)
 
     async def _stream_all(
         self, request: Request, prompts: list[RenderedRequest], deadline: Deadline
@@ -165,6 +190,13 @@ def generating(service: Service) -> APIRouter:
         rendered = await service.rendered_chat(request)
         body = encode_generate(rendered.generate, stream=rendered.output.stream)
         return Response(body, media_type=JSON)
+
+    @routes.post(BATCH_PATH)
+    @counted(service.admitted)
+    async def batch(request: Request) -> Response:
+        """Several chats at once, without streams and tools: `messages` is a list of conversations,
+        and the answer has a choice for each."""
+        return await service.answer_batch(request, await service.rendered_batch(request))
 
     @routes.post(COMPLETIONS_PATH)
     @counted(service.admitted)

@@ -33,6 +33,10 @@ class NoResponse(TriptychError):
     type = "invalid_request_error"
 
 
+def no_response(response_id: str) -> NoResponse:
+    return NoResponse(f"there is no response '{response_id[:64]}' here")
+
+
 class Responses:
     """Of one server. `store`: what later requests may go on from."""
 
@@ -66,12 +70,12 @@ class Responses:
     def find(self, response_id: str, tenant: str) -> Stored:
         stored = self._store.get(response_id, tenant)
         if stored is None:
-            raise NoResponse(f"there is no response '{response_id[:64]}' here")
+            raise no_response(response_id)
         return stored
 
     def forget(self, request: Request, response_id: str) -> None:
         if not self._store.delete(response_id, caller_of(request).tenant):
-            raise NoResponse(f"there is no response '{response_id[:64]}' here")
+            raise no_response(response_id)
 
     def keep(self, whole: Json, given: list[Json], before: list[Json], tenant: str) -> None:
         self._store.put(whole, given, before, tenant)
@@ -135,6 +139,16 @@ def responding(service: Service, max_bytes: int) -> APIRouter:
         data = msgspec.Raw(responses.stored(request, response_id).input)
         listed = {"object": "list", "data": data, "has_more": False}
         return Response(msgspec.json.encode(listed), media_type=JSON)
+
+    @routes.post(RESPONSES_PATH + "/{response_id}/cancel")
+    async def cancel(request: Request, response_id: str) -> Response:
+        """Refused, as by OpenAI: only what is made in the background can be cancelled so."""
+        responses.stored(request, response_id)
+        raise InvalidRequest(
+            "a response that is not made in the background cannot be cancelled: close the"
+            " connection instead",
+            param="response_id",
+        )
 
     @routes.delete(RESPONSES_PATH + "/{response_id}")
     async def delete(request: Request, response_id: str) -> Response:

@@ -20,20 +20,20 @@ ALIAS_PATH = "/chat/completions"
 _MAX_BODY = 16 << 20
 
 
-class _Encode(msgspec.Struct):
+class Encode(msgspec.Struct):
     """Body of `/tokenizer/encode`."""
 
     prompt: str
     return_offsets_mapping: bool = False
 
 
-class _Encoded(msgspec.Struct, omit_defaults=True):
+class Encoded(msgspec.Struct, omit_defaults=True):
     token_ids: list[int]
     offset_mapping: list[list[int]] | None = None
     tokens: list[str] | None = None
 
 
-class _Rendered(msgspec.Struct):
+class RenderedChat(msgspec.Struct):
     """Answer of `/chat/render`: what the model is asked."""
 
     input_prompt: str
@@ -72,26 +72,26 @@ def rtp_frontend(service: Service) -> APIRouter:
     async def encode(request: Request) -> Response:
         """Tokens of a text, and with `return_offsets_mapping` where each begins and ends."""
         async with service.bodies.read(request, _MAX_BODY) as body:
-            wanted = converted(json_object(body), _Encode, "prompt")
+            wanted = converted(json_object(body), Encode, "prompt")
             told = await asyncio.to_thread(_encoded, frontend.tokenizer, wanted)
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     return routes
 
 
-def _encoded(tokenizer: Tokenizer, wanted: _Encode) -> _Encoded:
+def _encoded(tokenizer: Tokenizer, wanted: Encode) -> Encoded:
     encoding = tokenizer.encode_with_offsets(wanted.prompt)
     ids: list[int] = list(encoding.ids)
     if wanted.return_offsets_mapping:
-        return _Encoded(ids, offset_mapping=[list(pair) for pair in encoding.offsets])
-    return _Encoded(ids, tokens=[tokenizer.decode([i], skip_special_tokens=False) for i in ids])
+        return Encoded(ids, offset_mapping=[list(pair) for pair in encoding.offsets])
+    return Encoded(ids, tokens=[tokenizer.decode([i], skip_special_tokens=False) for i in ids])
 
 
-def _shown(service: Service, rendered: RenderedRequest) -> _Rendered:
+def _shown(service: Service, rendered: RenderedRequest) -> RenderedChat:
     frontend, generate = service.frontend, rendered.generate
     sampling = generate.sampling
     eos = sorted(frontend.info.eos_token_ids)
-    return _Rendered(
+    return RenderedChat(
         input_prompt=frontend.tokenizer.decode(generate.token_ids, skip_special_tokens=False),
         input_ids=list(generate.token_ids),
         input_urls=[item.mm_hash for item in generate.mm_items],

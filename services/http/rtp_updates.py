@@ -20,17 +20,17 @@ Adapters = dict[str, str]
 Load = Callable[[Request, Adapters], Awaitable[Response]]
 
 
-class _Peft(msgspec.Struct):
+class Peft(msgspec.Struct):
     lora_info: Adapters
 
 
-class _Update(msgspec.Struct):
-    peft_info: _Peft | None = None
+class Update(msgspec.Struct):
+    peft_info: Peft | None = None
     models_info: dict[str, Any] | None = None
     sampler_info: dict[str, Any] | None = None
 
 
-class _Eplb(msgspec.Struct):
+class Eplb(msgspec.Struct):
     mode: Literal["NONE", "STATS", "EPLB", "ALL"]
     update_time: Annotated[int, Meta(ge=0)] = 0
 
@@ -54,7 +54,7 @@ def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> A
     async def update_eplb_config(request: Request) -> dict[str, str]:
         """RTP-LLM's balancing of experts, of which there is none here: only NONE is taken."""
         check(request)
-        wanted = converted(json_object(await read_body(request, _MAX_BODY)), _Eplb, "mode")
+        wanted = converted(json_object(await read_body(request, _MAX_BODY)), Eplb, "mode")
         if wanted.mode != "NONE":
             raise _refused("mode", "experts are not balanced here; only NONE is taken")
         return {"status": "ok"}
@@ -68,7 +68,7 @@ def no_adapters() -> InvalidRequest:
 
 
 def _adapters(body: bytes) -> Adapters:
-    wanted = converted(json_object(body), _Update, "peft_info")
+    wanted = converted(json_object(body), Update, "peft_info")
     for name in ("models_info", "sampler_info"):
         if getattr(wanted, name):
             raise _refused(name, "start other workers with what is to be served")

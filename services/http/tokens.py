@@ -34,7 +34,7 @@ class _Hidden(TriptychError):
     type = "invalid_request_error"
 
 
-class _Tokenize(msgspec.Struct):
+class Tokenize(msgspec.Struct):
     """Of a text, or of a chat, which has its own fields beside these."""
 
     prompt: str | None = None
@@ -43,7 +43,7 @@ class _Tokenize(msgspec.Struct):
     return_token_strs: bool | None = None
 
 
-class _Tokenized(msgspec.Struct):
+class Tokenized(msgspec.Struct):
     """`token_ids` are the `tokens` under the name that RTP-LLM's clients read."""
 
     tokens: list[int]
@@ -53,11 +53,11 @@ class _Tokenized(msgspec.Struct):
     token_ids: list[int] = []
 
 
-class _Detokenize(msgspec.Struct):
+class Detokenize(msgspec.Struct):
     tokens: list[Int64]
 
 
-class _Detokenized(msgspec.Struct):
+class Detokenized(msgspec.Struct):
     prompt: str
 
 
@@ -100,7 +100,7 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
     async def tokenize(request: Request) -> Response:
         """Token ids of a text, or of a chat as its template writes it, pictures included."""
         async with bodies.read(request, MAX_BODY) as body:
-            wanted = _decoded(body, _Tokenize)
+            wanted = _decoded(body, Tokenize)
             if (wanted.prompt is None) == (wanted.messages is None):
                 raise InvalidRequest("either prompt or messages must be given", param="prompt")
             if wanted.prompt is None:
@@ -116,13 +116,13 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
         async with bodies.read(request, MAX_BODY) as body:
-            wanted = _decoded(body, _Detokenize)
+            wanted = _decoded(body, Detokenize)
             return await answered(lambda: _detokenized(frontend, wanted), len(wanted.tokens))
 
     return routes
 
 
-def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
+def _tokenized(frontend: Frontend, wanted: Tokenize) -> Tokenized:
     text, special = wanted.prompt or "", wanted.add_special_tokens
     try:
         ids = frontend.tokenizer.encode(text, add_special_tokens=special)
@@ -132,19 +132,19 @@ def _tokenized(frontend: Frontend, wanted: _Tokenize) -> _Tokenized:
     return _shown(frontend, wanted, ids)
 
 
-def _shown(frontend: Frontend, wanted: _Tokenize, ids: list[int]) -> _Tokenized:
+def _shown(frontend: Frontend, wanted: Tokenize, ids: list[int]) -> Tokenized:
     """Tokens, as the tokenizer's vocabulary spells them if that is asked for."""
     spelled = None
     if wanted.return_token_strs:
         spelled = [frontend.tokenizer.token(token) or "" for token in ids]
-    return _Tokenized(ids, len(ids), frontend.info.max_model_len, spelled, ids)
+    return Tokenized(ids, len(ids), frontend.info.max_model_len, spelled, ids)
 
 
-def _detokenized(frontend: Frontend, wanted: _Detokenize) -> _Detokenized:
+def _detokenized(frontend: Frontend, wanted: Detokenize) -> Detokenized:
     tokens = wanted.tokens
     most = max(frontend.info.vocab_size, frontend.tokenizer.size)
     check_token_ids(tokens, "tokens", most)
-    return _Detokenized(frontend.tokenizer.decode(tokens))
+    return Detokenized(frontend.tokenizer.decode(tokens))
 
 
 def _chat_of(body: bytes) -> bytes:

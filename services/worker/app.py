@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -9,10 +10,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from protocol.errors import RequestAborted, TriptychError
-from protocol.generate import ABORT_PATH, decode_abort
+from protocol.generate import ABORT_PATH, GENERATE_PATH, GenerateBody, decode_abort
+from protocol.generate_answers import GenerateAnswer
 from services.http import errors
 from services.http.admin import log_levels
+from services.http.api_bodies import OBJECT, Bodies, Table
 from services.http.api_docs import described
+from services.http.api_routes import GENERATING, INFORMING, SERVING
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
@@ -24,11 +28,22 @@ from services.worker.profiling import profiling
 from services.worker.worker import Worker
 
 _MAX_CONTROL_BODY = 16 << 20
+_BODIES: Table = MappingProxyType(
+    {
+        **GENERATING,
+        **INFORMING,
+        **SERVING,
+        f"POST {GENERATE_PATH}": Bodies(GenerateAnswer, GenerateBody, GenerateAnswer),
+        "GET /health": Bodies(str, media="text/plain", unwell=True),
+        "GET /ready": Bodies(str, media="text/plain", unwell=True),
+        "GET /server_info": Bodies(OBJECT),
+    }
+)
 
 
 def create_app(worker: Worker) -> FastAPI:
     """The application; `worker` is its only state."""
-    app = described(f"Triptych {worker.role.name} worker", version())
+    app = described(f"Triptych {worker.role.name} worker", version(), _BODIES)
     app.include_router(_status(worker))
     app.include_router(rtp_health(lambda: not (worker.leaving or worker.engine.outage)))
     app.include_router(_control(worker))

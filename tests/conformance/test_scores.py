@@ -1,27 +1,16 @@
 """Log-likelihoods as evaluation harnesses ask for them, equal to transformers'."""
 
 import pytest
-import torch
 
 from tests.conformance.asking import Door
 from tests.conftest import ModelDir
-from tests.support.reference import load
+from tests.support.reference import likelihood, load
 
 CASES = [
     ("How many circles are there?", " There are three circles."),
     ("What colour is the square?", " The square is blue."),
     ("Tell me a story.", " Once upon a time there was a small server."),
 ]
-
-
-def likelihood(model: torch.nn.Module, ids: list[int], context: int) -> tuple[float, bool]:
-    """(log-likelihood of the tokens after `context`, whether each is the likeliest one)."""
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([ids])).logits[0, context - 1 : -1]
-    logprobs = torch.log_softmax(logits.double(), dim=-1)
-    tokens = torch.tensor(ids[context:])
-    chosen = logprobs.gather(1, tokens[:, None])
-    return float(chosen.sum()), bool((logprobs.argmax(-1) == tokens).all())
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])

@@ -110,6 +110,14 @@ def test_the_master_sees_what_is_under_way_and_what_is_over(site: Site) -> None:
     until(lambda: metric(site.master, "master:requests_in_flight") == 0)
 
 
+@pytest.mark.parametrize("kind", ["without", "with"])
+def test_a_route_that_no_worker_has_is_not_asked_for_again_and_again(site: Site, kind: str) -> None:
+    """A master places by role: it names a decode worker again, however many lack the route."""
+    url = f"{site.proxies[kind].url}/v1/embeddings"
+    status, answer = call(url, {"model": "tiny", "input": "x"})
+    assert status == 404 and "no worker here has" in answer["error"]["message"]
+
+
 def test_streams_are_placed_too(site: Site) -> None:
     proxy = site.proxies["without"]
     before = metric(proxy, 'proxy:placements_total{by="master"}')

@@ -128,6 +128,16 @@ def load(model_dir: Path) -> Reference:
     return Reference(config, tokenizer, model, image_processor, processor, eos)
 
 
+def likelihood(model: torch.nn.Module, ids: list[int], context: int) -> tuple[float, bool]:
+    """(log-likelihood of the tokens after `context`, whether each is the likeliest one)."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, context - 1 : -1]
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    tokens = torch.tensor(ids[context:])
+    chosen = logprobs.gather(1, tokens[:, None])
+    return float(chosen.sum()), bool((logprobs.argmax(-1) == tokens).all())
+
+
 def reference_generate(
     model_dir: Path,
     messages: Messages,

@@ -91,6 +91,7 @@ PROXY = (
     ("proxy.gateway",),
     ("proxy.relay",),
     ("proxy.fleet.admin_api", "proxy.page", "proxy.rtp_status"),
+    ("proxy.api_routes",),
     ("proxy.app", "proxy.assembly"),
     ("proxy.grpc_door",),
     ("proxy.__main__",),

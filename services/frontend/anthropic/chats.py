@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from protocol.anthropic import CountRequest, Message, MessagesRequest, Tool, ToolChoice
+from protocol.anthropic import (
+    CountRequest,
+    Message,
+    MessagesRequest,
+    OutputConfig,
+    Tool,
+    ToolChoice,
+)
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from services.frontend.content import content_of, string_of
@@ -33,9 +40,16 @@ def chat_of(request: CountRequest) -> ChatCompletionRequest:
     if request.tool_choice is not None:
         fields["tool_choice"] = _choice(request.tool_choice)
         fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
+    told = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
-        thinks = request.thinking.type != "disabled"
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+        told = {"enable_thinking": request.thinking.type != "disabled", **told}
+    fields["chat_template_kwargs"] = told or None
+    config = request.output_config or OutputConfig()
+    fields["reasoning_effort"] = config.effort
+    if config.format is not None:
+        fields["response_format"] = _format(config.format, "output_config.format")
+    elif request.output_format is not None:
+        fields["response_format"] = _format(request.output_format, "output_format")
     return decode_chat(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
 
 
@@ -147,6 +161,17 @@ def _tool(tool: Tool, where: str) -> Json:
     }
     given = {name: value for name, value in function.items() if value is not None}
     return {"type": "function", "function": given}
+
+
+def _format(form: Json, where: str) -> Json:
+    """A schema that the answer keeps to."""
+    schema = form.get("schema")
+    if form.get("type") != "json_schema" or not isinstance(schema, dict):
+        raise InvalidRequest(
+            f'{where} must be {{"type": "json_schema", "schema": an object}}', param=where
+        )
+    named = {"name": "output", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _choice(choice: ToolChoice) -> str | Json:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,11 +15,11 @@ from services.frontend.content import content_of, string_of
 Json = dict[str, Any]
 _SAME = (
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p", "seed",
-    "repetition_penalty", "stop", "priority", "cache_salt", "chat_template_kwargs", "user",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop",
+    "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "structured_outputs",
+    "mm_processor_kwargs", "priority", "cache_salt", "request_id", "chat_template",
+    "chat_template_kwargs", "user",
 )  # fmt: skip
-_REFUSED: Mapping[str, object] = MappingProxyType(
-    {"background": False, "conversation": None, "prompt": None, "top_logprobs": 0}
-)
 # What an answer has anyway, or never has.
 _INCLUDED = ("reasoning.encrypted_content",)
 _RENAMED = (
@@ -29,6 +28,7 @@ _RENAMED = (
     ("reasoning_effort", "reasoning.effort"),
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
+    ("verbosity", "text.verbosity"),
 )
 
 
@@ -41,8 +41,10 @@ def chat_of(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletion
     fields["max_completion_tokens"] = request.max_output_tokens
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
-    if request.text is not None and request.text.format is not None:
-        fields["response_format"] = _format(request.text.format)
+    if request.text is not None:
+        fields["verbosity"] = request.text.verbosity
+        if request.text.format is not None:
+            fields["response_format"] = _format(request.text.format)
     fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or ())]
     fields["tool_choice"] = _choice(request.tool_choice)
     return decode_chat(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
@@ -60,11 +62,6 @@ def as_of_response(error: InvalidRequest) -> InvalidRequest:
 
 
 def _check(request: ResponsesRequest) -> None:
-    for name, default in _REFUSED.items():
-        if getattr(request, name) not in (None, default):
-            raise _unsupported(f"{name} is not supported by this server", name)
-    if request.max_tool_calls is not None:
-        raise _unsupported("max_tool_calls: this server runs no tools itself", "max_tool_calls")
     if request.truncation == "auto":
         raise _unsupported("truncation must be 'disabled' on this server", "truncation")
     for i, name in enumerate(request.include or ()):

@@ -38,7 +38,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
         async with service.running():
             yield
 
-    app = described("Triptych master", version(), lifespan=lifespan)
+    app = described("Triptych master", version(), {}, lifespan)
     app.include_router(_status(service))
     app.include_router(rtp_health(lambda: not service.life.draining))
     app.include_router(_instances(service))

@@ -1,5 +1,8 @@
 """Anthropic's Messages API over HTTP."""
 
+from msgspec import convert, to_builtins
+
+from protocol.anthropic_answers import MessageAnswer
 from services.frontend.render import Frontend
 from tests.support.listening import run
 from tests.support.openai_server import Server, asking
@@ -13,6 +16,7 @@ def test_a_message_and_what_it_costs(front: Frontend) -> None:
         async with asking(Server(front)) as (ask, _):
             status, message = await ask(PATH, ASKED)
             assert status == 200 and message["stop_reason"] == "max_tokens"
+            assert to_builtins(convert(message, MessageAnswer)) == message
             assert message["usage"]["output_tokens"] == 2
             counted = {key: value for key, value in ASKED.items() if key != "max_tokens"}
             told = await ask(f"{PATH}/count_tokens", counted)

@@ -8,7 +8,7 @@ from services.http.api_docs import described
 
 
 def test_the_description_needs_nothing_from_elsewhere() -> None:
-    client = TestClient(described("A <b> server", "1"))
+    client = TestClient(described("A <b> server", "1", {}))
     page = client.get("/docs")
     assert page.status_code == 200 and "A &lt;b&gt; server" in page.text
     assert not re.search(r"https?://|<script(?![^>]*src=)", page.text)

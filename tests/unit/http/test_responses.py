@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import aiohttp
+from msgspec import convert, to_builtins
 
+from protocol.responses_answers import ResponseAnswer
 from services.frontend.render import Frontend
 from tests.support.listening import run
 from tests.support.openai_server import Server, asking
@@ -19,6 +21,7 @@ def test_a_response_goes_on_from_one_that_was_stored(front: Frontend) -> None:
             status, first = await ask(PATH, {**TOLD, "instructions": "Be brief."})
             assert status == 200 and first["status"] == "incomplete"
             assert await ask(f"{PATH}/{first['id']}", method="GET") == (200, first)
+            assert to_builtins(convert(first, ResponseAnswer)) == first
             status, second = await ask(PATH, {**TOLD, "previous_response_id": first["id"]})
             spelled = [
                 {"role": "user", "content": "Hi"},

@@ -1,46 +1,62 @@
 """Every field of a request has a row, and the parser does what the row says."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from protocol.anthropic import MessagesRequest, decode_messages
 from protocol.errors import InvalidRequest
 from protocol.openai import (
     ChatCompletionRequest,
     CompletionRequest,
     ContentPart,
-    SharedFields,
     decode_chat,
     decode_completion,
 )
 from protocol.request_fields import RequestField, Route
-from protocol.request_table import FIELDS, HARMLESS, REFUSED
+from protocol.request_table import ALL_FIELDS
+from protocol.responses import ResponsesRequest, decode_responses
 
+TURNS = [{"role": "user", "content": "x"}]
 BODIES: dict[Route, dict[str, Any]] = {
-    "chat": {"messages": [{"role": "user", "content": "x"}]},
+    "chat": {"messages": TURNS},
     "completions": {"prompt": "x"},
+    "responses": {"input": "x"},
+    "messages": {"messages": TURNS, "max_tokens": 4},
 }
-STRUCTS: dict[Route, type[SharedFields]] = {
+STRUCTS: dict[Route, type[msgspec.Struct]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+DECODERS: dict[Route, Callable[[bytes], msgspec.Struct]] = {
+    "chat": decode_chat,
+    "completions": decode_completion,
+    "responses": decode_responses,
+    "messages": decode_messages,
 }
 
 
-def decode(route: Route, **fields: Any) -> SharedFields:
-    body = msgspec.json.encode({**BODIES[route], **fields})
-    return decode_chat(body) if route == "chat" else decode_completion(body)
+def decode(route: Route, **fields: Any) -> msgspec.Struct:
+    return DECODERS[route](msgspec.json.encode({**BODIES[route], **fields}))
 
 
 def of_routes(rows: tuple[RequestField, ...]) -> list[Any]:
     return [pytest.param(row, r, id=f"{row.name}-{r}") for row in rows for r in row.routes]
 
 
+REFUSED = tuple(row for row in ALL_FIELDS if row.state == "refused")
+HARMLESS = tuple(row for row in ALL_FIELDS if row.state == "harmless")
+
+
 @pytest.mark.parametrize("route", STRUCTS)
 def test_what_works_is_what_the_struct_has(route: Route) -> None:
-    rows = [row.name for row in FIELDS if row.state == "works" and route in row.routes]
+    rows = [row.name for row in ALL_FIELDS if row.state == "works" and route in row.routes]
     assert sorted(rows) == sorted(STRUCTS[route].__struct_fields__)
-    everything = [row.name for row in FIELDS if route in row.routes]
+    everything = [row.name for row in ALL_FIELDS if route in row.routes]
     assert len(everything) == len(set(everything))
 
 
@@ -89,7 +105,7 @@ def test_null_is_as_good_as_nothing(route: Route) -> None:
         ({"use_beam_search": 0}, "use_beam_search", "unsupported_parameter"),
     ],
 )
-@pytest.mark.parametrize("route", STRUCTS)
+@pytest.mark.parametrize("route", ["chat", "completions"])
 def test_errors_have_openais_codes(
     route: Route, fields: dict[str, Any], param: str, code: str
 ) -> None:
@@ -97,6 +113,18 @@ def test_errors_have_openais_codes(
         decode(route, **fields)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert param in caught.value.message and "$" not in caught.value.message
+
+
+@pytest.mark.parametrize("route", ["responses", "messages"])
+def test_errors_of_agents_requests_have_them_too(route: Route) -> None:
+    for fields, param, code in (
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"top_p": 2}, "top_p", "decimal_above_max_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            decode(route, **fields)
+        assert (caught.value.param, caught.value.code) == (param, code)
 
 
 def test_a_missing_field_has_openais_code() -> None:

@@ -1,0 +1,80 @@
+"""Which worker has a stored response, for the requests that name it."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.fleet.worker import Instance
+
+_MOST = 65536  # responses that are remembered: 15 MB
+_LONGEST = 128
+# In the first event of a stream, `response.created`, no other id comes before.
+_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,123})"')
+
+
+class _Named(msgspec.Struct):
+    """An answer, or a request that goes on from one."""
+
+    id: str = ""
+    previous_response_id: str | None = None
+
+
+@dataclass(frozen=True)
+class _Held:
+    worker: Instance
+    tenant: str  # whose response it is
+
+
+class StoredResponses:
+    """The worker of each response; those that were not named for longest are forgotten."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._held = OrderedDict[str, _Held]()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def note(self, answer: bytes, worker: Instance, tenant: str, *, streamed: bool) -> None:
+        """A worker has answered with a response: the whole of it, or a stream's first events."""
+        name = _first_id(answer) if streamed else _named(answer).id
+        if not name or len(name) > _LONGEST:
+            return
+        self._held[name] = _Held(worker, tenant)
+        if len(self._held) > self._most:
+            self._held.popitem(last=False)
+
+    def known(self, name: str) -> bool:
+        return name in self._held
+
+    def worker_of(self, name: str, tenant: str) -> Instance | None:
+        """None if the response is not known, is another client's, or went with its worker."""
+        held = self._held.get(name)
+        if held is None or held.tenant != tenant or held.worker.departed:
+            return None
+        self._held.move_to_end(name)
+        return held.worker
+
+    def forget(self, name: str) -> None:
+        self._held.pop(name, None)
+
+
+def previous_of(body: bytes) -> str:
+    """The response that a request goes on from, "" if none."""
+    return _named(body).previous_response_id or ""
+
+
+def _named(data: bytes) -> _Named:
+    try:
+        return msgspec.json.decode(data, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Named()
+
+
+def _first_id(events: bytes) -> str:
+    found = _ID.search(events)
+    return "" if found is None else found[1].decode()

@@ -1,0 +1,126 @@
+"""Stored responses behind a relaying proxy: asked of the worker that has them."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.relay.passed_routes import STORED
+from tests.support.relay_workers import (
+    DONE,
+    Asked,
+    Relayed,
+    Worker,
+    begin,
+    chunk,
+    relaying,
+    run,
+    send,
+)
+
+RESPONSES = "/v1/responses"
+LOST = b'{"error":{"message":"Response with id not found.","code":404}}'
+LACKING = b'{"detail":"Not Found"}'
+OTHER = {"authorization": "Bearer other"}
+
+
+@dataclass
+class Storing(Worker):
+    """Numbers its responses; knows them by their ids."""
+
+    lacks: bool = False  # whether it has no routes for stored responses
+    held: set[str] = field(default_factory=set)
+
+    async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        name = asked.path.removeprefix(f"{RESPONSES}/").partition("/")[0].partition("?")[0]
+        if asked.path != RESPONSES:
+            if name in self.held:
+                await send(writer, b"{}")
+            else:
+                await send(writer, LACKING if self.lacks else LOST, status=404)
+            return
+        name = f"resp_{len(self.held)}-{self.url.rpartition(':')[2]}"
+        self.held.add(name)
+        if not (asked.body or {}).get("stream"):
+            await send(writer, json.dumps({"id": name}).encode())
+            return
+        await begin(writer)
+        told = {"type": "response.created", "response": {"id": name, "output": [{"id": "msg"}]}}
+        await chunk(writer, b"data: %b\n\n" % json.dumps(told).encode())
+        await chunk(writer, DONE)
+        writer.write(b"0\r\n\r\n")
+
+
+def workers_of(relayed: Relayed) -> list[Storing]:
+    return [one for one in relayed.workers["decode"] if isinstance(one, Storing)]
+
+
+async def ask(relayed: Relayed, method: str, path: str, **more: Any) -> tuple[int, Any]:
+    async with relayed.session.request(method, relayed.url + path, **more) as response:
+        return response.status, await response.json(content_type=None)
+
+
+async def made(relayed: Relayed, **body: Any) -> tuple[str, Storing]:
+    """A new response, and the worker that has it."""
+    before = {name for worker in workers_of(relayed) for name in worker.held}
+    status, _ = await relayed.post({"input": "x", **body}, path=RESPONSES)
+    assert status == 200
+    ((name, worker),) = [(n, w) for w in workers_of(relayed) for n in w.held - before]
+    return name, worker
+
+
+def test_the_worker_that_answered_is_asked() -> None:
+    async def work() -> None:
+        async with relaying("DDD", kind=Storing) as relayed:
+            some = [await made(relayed, stream=stream) for stream in (False, True) * 3]
+            assert len({worker.url for _, worker in some}) == 3
+            for name, worker in some:
+                for route in STORED:
+                    path = route.path.format(response_id=name) + "?include=x"
+                    assert (await ask(relayed, route.method, path))[0] == 200
+                    assert worker.asked[-1].path == path
+            assert relayed.in_flight == 0
+
+    run(work)
+
+
+def test_a_response_goes_on_where_the_one_before_is() -> None:
+    async def work() -> None:
+        async with relaying("DDD", kind=Storing) as relayed:
+            name, first = await made(relayed)
+            for _ in range(4):
+                name, worker = await made(relayed, previous_response_id=name)
+                assert worker is first
+
+    run(work)
+
+
+def test_a_response_that_another_proxy_relayed_is_looked_for() -> None:
+    async def work() -> None:
+        async with relaying("DDD", kind=Storing) as relayed:
+            last = workers_of(relayed)[-1]
+            last.held.add("resp_elsewhere")
+            workers_of(relayed)[0].lacks = True
+            assert (await ask(relayed, "GET", f"{RESPONSES}/resp_elsewhere"))[0] == 200
+            status, answer = await ask(relayed, "GET", f"{RESPONSES}/resp_nowhere")
+            assert (status, answer["error"]["code"]) == (404, "response_not_found")
+            assert (await ask(relayed, "GET", f"{RESPONSES}/a%20b"))[0] == 404
+
+    run(work)
+
+
+def test_a_response_is_there_for_its_client_alone() -> None:
+    async def work() -> None:
+        async with relaying("D", kind=Storing) as relayed:
+            name, worker = await made(relayed)
+            count = len(worker.asked)
+            assert (await ask(relayed, "GET", f"{RESPONSES}/{name}", headers=OTHER))[0] == 404
+            body = {"input": "x", "previous_response_id": name}
+            assert (await relayed.post(body, OTHER, RESPONSES))[0] == 404
+            assert len(worker.asked) == count
+        async with relaying("D", "--api-key", "k", kind=Storing) as keyed:
+            workers_of(keyed)[0].held.add("resp_anybodys")
+            assert (await ask(keyed, "GET", f"{RESPONSES}/resp_anybodys"))[0] == 404
+            assert not workers_of(keyed)[0].asked
+
+    run(work)

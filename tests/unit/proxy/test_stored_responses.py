@@ -1,0 +1,43 @@
+"""Which worker has a response."""
+
+from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.worker import Instance
+from proxy.relay.stored_responses import StoredResponses, previous_of
+
+
+def worker(name: str) -> Instance:
+    return Instance(f"http://{name}", "decode", Breaker())
+
+
+def test_the_ones_not_named_for_longest_are_forgotten() -> None:
+    stored, one = StoredResponses(most=2), worker("d0")
+    for name in (b"resp_a", b"resp_b"):
+        stored.note(b'{"id":"%b"}' % name, one, "t", streamed=False)
+    assert stored.worker_of("resp_a", "t") is one
+    stored.note(b'{"id":"resp_c"}', one, "t", streamed=False)
+    assert len(stored) == 2 and stored.known("resp_a") and not stored.known("resp_b")
+    stored.forget("resp_a")
+    assert stored.worker_of("resp_a", "t") is None
+
+
+def test_a_response_is_its_clients_and_goes_with_its_worker() -> None:
+    stored, one = StoredResponses(), worker("d0")
+    created = b'event: response.created\ndata: {"response": {"id" : "resp_x", "output": []}}\n\n'
+    stored.note(created, one, "t", streamed=True)
+    assert stored.worker_of("resp_x", "t") is one
+    assert stored.known("resp_x") and stored.worker_of("resp_x", "u") is None
+    one.departed = True
+    assert stored.worker_of("resp_x", "t") is None
+
+
+def test_what_is_no_response_is_not_noted() -> None:
+    stored = StoredResponses()
+    for answer in (b"", b"[1]", b'{"id": 1}', b'{"id":"%b"}' % (b"x" * 129), b"\xff"):
+        stored.note(answer, worker("d0"), "t", streamed=False)
+        stored.note(answer, worker("d0"), "t", streamed=True)
+    assert len(stored) == 0
+
+
+def test_the_response_before() -> None:
+    assert previous_of(b'{"previous_response_id": "resp_a"}') == "resp_a"
+    assert previous_of(b'{"previous_response_id": null}') == previous_of(b"[") == ""
