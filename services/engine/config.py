@@ -39,6 +39,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # s that pictures and prompts may add to a step in which requests decode, 0: no bound
     max_decode_delay_s: float = 0.1
     speculation: Speculation | None = None  # how tokens are guessed ahead, None: not at all
+    served_names: tuple[str, ...] = ()  # by which requests mean the model itself
+    max_loras: int = 0  # LoRA adapters that may be loaded, 0: none
+    max_lora_rank: int = 16  # largest rank of one
+    lora_modules: dict[str, str] = {}  # name → folder of those loaded at the start
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine
