@@ -142,6 +142,7 @@ class Engine:
             if blocks is not None
             else 0,
             events=self._events.sources if self._events is not None else [],
+            adapters=self.adapters.revisions if self.adapters is not None else {},
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:

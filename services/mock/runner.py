@@ -82,7 +82,7 @@ class TimedAdmission:
     def constraint(self, sampling: SamplingParams) -> None:
         return None
 
-    def adapter(self, model: str) -> None:
+    def adapter(self, source: GenerateRequest) -> None:
         return None
 
 

@@ -24,6 +24,7 @@ from protocol.settings import urls
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
+from services.worker.lora_modules import parse_modules
 
 _DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
 
@@ -40,6 +41,10 @@ def _check_kv(text: str) -> None:
 
 def _check_speculation(text: str) -> None:
     parse_speculation(text)
+
+
+def _check_modules(text: str) -> None:
+    parse_modules(text)
 
 
 def _check_events(text: str) -> None:
@@ -137,6 +142,24 @@ class WorkerConfig(
         " guessed). Answers stay the same. Empty: no guesses.",
         "json",
         check=_check_speculation,
+    )
+    enable_lora: bool = option(
+        False,
+        "Take LoRA adapters in PEFT's form: a request names one as its model, and one batch may mix"
+        " several. They are given by --lora-modules or loaded by POST /v1/load_lora_adapter.",
+        section="LoRA",
+    )
+    lora_modules: str = option(
+        "",
+        "Comma-separated LoRA adapters to load at the start, each as name=folder.",
+        "name=folder",
+        check=_check_modules,
+    )
+    max_loras: int = count(
+        4, "LoRA adapters that may be loaded at the same time.", "adapters", maximum=4096
+    )
+    max_lora_rank: int = count(
+        16, "Largest rank of a LoRA adapter; one of a larger rank is refused.", "rank", maximum=4096
     )
     max_num_queued: int = count(
         1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"

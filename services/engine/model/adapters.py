@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from protocol.errors import ConfigError, InvalidRequest, ModelNotFound
+from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
 from protocol.keys import model_revision
 from services.engine.model.adapter_files import Layer, Pair, read_adapter
 from services.engine.model.packed_linear import plain
 
 logger = logging.getLogger(__name__)
+_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +107,17 @@ class Adapters:
         width = sum(layer.inputs + layer.outputs for layer in self._layers.values())
         return self._most * self._max_rank * width * self._dtype.itemsize
 
-    def find(self, name: str) -> Adapter:
-        """`ModelNotFound` if it is not loaded."""
+    def find(self, name: str, revision: str = "") -> Adapter:
+        """`ModelNotFound` if it is not loaded, `Unavailable` if it has other weights."""
         if (adapter := self._loaded.get(name)) is None:
             raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
+        if revision and revision != adapter.revision:
+            raise Unavailable(
+                f"LoRA adapter '{name}' has other weights on this worker than elsewhere: load the"
+                " same files on all workers",
+                code="adapter_mismatch",
+                retry_after_s=_RETRY_AFTER_S,
+            )
         return adapter
 
     def load_all(self, folders: Mapping[str, str]) -> None:

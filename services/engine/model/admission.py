@@ -35,9 +35,9 @@ class ModelAdmission:
         grammar = self._grammars.constraint(sampling.grammar)
         return restricted(grammar, sampling, self.vocabulary)
 
-    def adapter(self, model: str) -> Adapter | None:
+    def adapter(self, source: GenerateRequest) -> Adapter | None:
         """See `Adapters.find`; None without adapters, whatever the name."""
-        adapters = self._model.adapters
-        if adapters is None or not model or model in self._names:
+        adapters, name = self._model.adapters, source.model
+        if adapters is None or not name or name in self._names:
             return None
-        return adapters.find(model)
+        return adapters.find(name, source.adapter_revision)

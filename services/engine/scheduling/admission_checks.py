@@ -76,7 +76,7 @@ class AdmissionChecks:
 
     def _make(self, source: GenerateRequest) -> Request:
         positions, delta = self._model.positions(source)
-        adapter = self._model.adapter(source.model)
+        adapter = self._model.adapter(source)
         first, *others = choices_of(source)
         deadline = source.deadline_s
         return Request(

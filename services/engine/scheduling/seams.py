@@ -70,8 +70,9 @@ class Admission(Protocol):
         """For a request's first choice, None if any token may come next. `InvalidRequest` or
         `Unavailable` if there cannot be one."""
 
-    def adapter(self, model: str) -> Adapter | None:
-        """What a request's `model` names beside the model itself; `ModelNotFound` if nothing."""
+    def adapter(self, source: GenerateRequest) -> Adapter | None:
+        """The LoRA adapter that a request's `model` names, None for the model itself;
+        `ModelNotFound` or `Unavailable` if it is not here, or has other weights."""
 
 
 class Meter(Protocol):
