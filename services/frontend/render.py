@@ -125,9 +125,14 @@ class Frontend:
             ]
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call: the model by its names, its adapters."""
+        return (*self.config.names, *self.adapters)
+
     def serves(self, name: str) -> bool:
-        """Whether this names the model or an adapter of it; the empty name is the model's."""
-        return not name or name in self.config.names or name in self.adapters
+        """Whether a client may call this; the empty name is the model's."""
+        return not name or name in self.names
 
     @property
     def media_store(self) -> MediaStore:

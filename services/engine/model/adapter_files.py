@@ -147,8 +147,8 @@ def _checked(
     if a is None or b is None:
         raise _refused(name, f"{WEIGHTS}: '{path[:200]}' has only one of lora_A and lora_B")
     shapes = tuple(a.shape), tuple(b.shape)
-    rank = len(a)
-    if shapes != ((rank, layer.inputs), (layer.outputs, rank)):
+    rank = shapes[0][0] if shapes[0] else 0
+    if not rank or shapes != ((rank, layer.inputs), (layer.outputs, rank)):
         raise _refused(
             name,
             f"it is of another model: '{path[:200]}' takes {layer.inputs} inputs and gives"
@@ -156,7 +156,7 @@ def _checked(
         )
     if rank > max_rank:
         raise _refused(name, f"its rank {rank} is above --max-lora-rank {max_rank}")
-    return a, b
+    return a.float(), b.float()
 
 
 def _refused(name: str, why: str) -> InvalidRequest:

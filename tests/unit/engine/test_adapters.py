@@ -14,6 +14,7 @@ from tests.support.conversations import LONG, asking, picture, picture_cases, te
 from tests.support.engines import engine, request_of, run
 from tests.support.lora import merged_generate, write_adapter
 from tests.support.reference import Messages, reference_generate
+from tests.support.replayed_steps import Rerun, use
 from tests.support.tiny_models import TEXT_FAMILIES
 
 TOKENS = 10
@@ -110,6 +111,36 @@ def test_a_preempted_request_keeps_its_adapter(two: tuple[Path, dict[str, Path]]
     answers = served(worker, path, asked)
     assert answers == expected(path, folders, asked)
     assert worker.counters()["preemptions"] > 0
+    worker.close()
+
+
+def test_steps_with_an_adapter_are_not_replayed(
+    two: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, folders = two
+    capture = Rerun()
+    use(monkeypatch, capture)
+    worker = serving(path, folders)
+    adapted = [(text_cases()[0], "a"), (text_cases()[0], "")]
+    assert served(worker, path, adapted) == expected(path, folders, adapted)
+    assert not capture.replayed
+    plain = [(text_cases()[1], "")]
+    assert served(worker, path, plain) == expected(path, folders, plain)
+    assert capture.replayed
+    worker.close()
+
+
+def test_other_weights_than_where_a_request_was_rendered(
+    two: tuple[Path, dict[str, Path]],
+) -> None:
+    path, folders = two
+    worker = serving(path, folders)
+    generate, _ = request_of(path, text_cases()[0], "r", max_tokens=1)
+    generate.model, generate.adapter_revision = "a", "of another day"
+    assert worker.generate is not None
+    (refused,) = worker.generate.add(generate)
+    assert refused.error is not None
+    assert refused.error.code == "adapter_mismatch"
     worker.close()
 
 
