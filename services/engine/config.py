@@ -25,6 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     enforce_eager: bool = False  # whether a GPU decodes without CUDA graphs
     fused_kernels: bool = True  # whether a GPU runs layers by fused kernels where they suit
+    quantization: str = ""  # int8, int4 or fp8 weights of the language model, "" for none
     weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 0  # KV blocks, 0 to size the pool by bytes

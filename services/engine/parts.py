@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -94,6 +95,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         fused=config.fused_kernels and runs_triton(config.device),
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
+        quantization=config.quantization,
     )
     layout = model.kv_layout(config.block_size)
     capture = capture_on(config.device, enforce_eager=config.enforce_eager)
@@ -249,5 +251,8 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
 
 def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
     """What two engines must share for the KV of one to mean anything to the other."""
-    digest = blake3(canonical_json(msgspec.to_builtins(layout))).hexdigest()[:16]
+    form: dict[str, Any] = msgspec.to_builtins(layout)
+    if config.quantization:
+        form["quantization"] = config.quantization
+    digest = blake3(canonical_json(form)).hexdigest()[:16]
     return f"{config.model}@{config.revision[:12]}:{digest}"

@@ -79,6 +79,13 @@ class WorkerConfig(
         choices=("auto", "float32", "float16", "bfloat16"),
         section="Engine",
     )
+    quantization: str = option(
+        "none",
+        "Store the language model's linear weights in fewer bits, by torchao (extra quant): int8 or"
+        " fp8 with a scale for each output, int4 (GPU with bfloat16 alone) with one for each group"
+        " of inputs. Workers that share KV need the same. none: as the files have them.",
+        choices=("none", "int8", "fp8", "int4"),
+    )
     weight_layout: str = option(
         "auto",
         "Order of the weights in memory. packed: as oneDNN reads them on a CPU,"

@@ -153,6 +153,15 @@ def side_channels(
     ]
 
 
+def _quantization(role: RoleSpec, config: WorkerConfig) -> str:
+    """Of the language model's weights: an encode worker takes the flag and has none."""
+    if config.quantization == "none" or "language" not in role.parts:
+        return ""
+    if config.weight_layout == "packed":
+        raise ConfigError("--weight-layout packed: weights with --quantization are not packed")
+    return config.quantization
+
+
 def _lora(role: RoleSpec, config: WorkerConfig) -> dict[str, Any]:
     """Adapters are the language model's: an encode worker takes the flags and loads none."""
     modules = parse_modules(config.lora_modules)
@@ -186,6 +195,7 @@ def engine_config(
         device=config.device,
         enforce_eager=config.enforce_eager,
         fused_kernels=config.fused_kernels,
+        quantization=_quantization(role, config),
         weight_layout=config.weight_layout,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,

@@ -32,6 +32,7 @@ from services.engine.model.loader import (
 )
 from services.engine.model.packed_linear import InputsSeen, pack, packs
 from services.engine.model.probe import LayerShape, Recording
+from services.engine.model.quantization import quantize
 from services.engine.model.trial import TOLERANCE, prompts, worst_error
 from services.engine.model.vouching import refused_by_name
 
@@ -71,10 +72,12 @@ class LanguageModel:
         fused: bool = False,
         max_loras: int = 0,
         max_lora_rank: int = 16,
+        quantization: str = "",
     ) -> None:
         """`weight_layout`: plain, packed or auto, see `packed_linear.packs`. `fused`: layers use
         the kernels of `fused_layers` where they suit; needs Triton. `max_loras`: LoRA adapters
-        that may be loaded, of up to `max_lora_rank`."""
+        that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
+        quantized weights are not packed."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
@@ -88,6 +91,9 @@ class LanguageModel:
             getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
+        if quantization:
+            quantize(self._text_model, quantization, dtype, device)
+            weight_layout = "plain"
         self.parameter_bytes = parameter_bytes(self._model)
         layers = adaptable_layers(self._text_model) if max_loras else {}
         inputs = InputsSeen(self._model)

@@ -15,7 +15,7 @@ FLAG = re.compile(r"`(--[a-z][a-z-]+)")
 OF_OTHERS = {
     "from-vllm.md": {
         "--enable-auto-tool-choice", "--tensor-parallel-size", "--pipeline-parallel-size",
-        "--data-parallel-size", "--quantization",
+        "--data-parallel-size",
         "--profiler-config",
     },
 }  # fmt: skip
