@@ -91,11 +91,11 @@ class LanguageModel:
             getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
+        layers = adaptable_layers(self._text_model) if max_loras else {}
         if quantization:
             quantize(self._text_model, quantization, dtype, device)
             weight_layout = "plain"
         self.parameter_bytes = parameter_bytes(self._model)
-        layers = adaptable_layers(self._text_model) if max_loras else {}
         inputs = InputsSeen(self._model)
         with refused_by_name(self.config.model_type), inputs.recording():
             self.shapes = self._probe()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from services.engine.model.packed_linear import plain
 
 logger = logging.getLogger(__name__)
 INT4_GROUP = 128  # inputs that share a scale, fewer where a layer's inputs are not so many
+_FEW_ROWS = 16  # from about 30 rows on the copy is faster
 _GROUPS = (INT4_GROUP, 64, 32)
 
 
@@ -40,8 +42,40 @@ def quantize(model: nn.Module, scheme: str, dtype: torch.dtype, device: str) -> 
         raise ConfigError(
             f"--quantization {scheme}: torchao cannot do it here: {reason}"
         ) from error
+    if scheme == "int8" and device == "cpu" and dtype is torch.bfloat16:
+        _read_directly(model, chosen)
     logger.info("quantized %d linear layers to %s", len(layers), scheme)
     return len(layers)
+
+
+class Int8Linear(nn.Module):
+    """A layer of torchao's int8 weights on a CPU in bfloat16. For few rows PyTorch has a kernel
+    that reads the integers as they are: of 2048 × 2048 it takes one row in 0.11 ms where torchao,
+    which makes a bfloat16 copy first, takes 0.8 ms. For many rows the copy pays."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self._base = base
+        weight: Any = base.weight
+        self._integers: torch.Tensor = weight.qdata
+        self._scales: torch.Tensor = weight.scale.flatten().to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] → [..., out]"""
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > _FEW_ROWS:
+            return self._base(x)  # type: ignore[no-any-return]
+        out = torch._weight_int8pack_mm(rows, self._integers, self._scales)
+        if self._base.bias is not None:
+            out += self._base.bias
+        return out.view(*x.shape[:-1], -1)
+
+
+def _read_directly(model: nn.Module, layers: Collection[nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in layers and isinstance(child, nn.Linear):
+                setattr(parent, name, Int8Linear(child))
 
 
 def stored_bytes(weight: torch.Tensor) -> int:

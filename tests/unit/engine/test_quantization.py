@@ -6,12 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from protocol.errors import ConfigError
-from services.engine.model.quantization import quantize, stored_bytes
+from services.engine.model.quantization import Int8Linear, quantize, stored_bytes
 from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
@@ -64,6 +65,37 @@ def test_an_adapter_beside_quantized_weights(model_dir: ModelDir, tmp_path: Path
         generate, encode = request_of(path, case, "r", max_tokens=1, ignore_eos=True)
         generate.model = "a"
         assert run(worker, [(generate, encode)])["r", 0] == merged_generate(path, folder, case, 1)
+    worker.close()
+
+
+@with_torchao
+@pytest.mark.parametrize("rows", [1, 16, 17])
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_by_the_integers_themselves(rows: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96, bias=bias, dtype=torch.bfloat16))
+    whole = copy.deepcopy(model)
+    quantize(model, "int8", torch.bfloat16, "cpu")
+    assert isinstance(model[0], Int8Linear)
+    x = torch.randn(1, rows, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), whole(x), atol=0.03, rtol=0.03)
+
+
+@with_torchao
+def test_an_engine_in_bfloat16(model_dir: ModelDir, tmp_path: Path) -> None:
+    """Its start compares logits; adapters find the layers."""
+    path = model_dir("qwen3")
+    folder = write_adapter(path, tmp_path / "a", seed=1, strength=1.0)
+    options: dict[str, Any] = {"max_loras": 1, "lora_modules": {"a": str(folder)}}
+    worker = engine(path, quantization="int8", dtype="bfloat16", **options)
+    answers = {}
+    for name in ("", "a"):
+        generate, encode = request_of(path, text_cases()[0], "r", max_tokens=4, ignore_eos=True)
+        generate.model = name
+        answers[name] = run(worker, [(generate, encode)])["r", 0]
+    assert answers["a"] != answers[""]
+    assert answers["a"][0] == merged_generate(path, folder, text_cases()[0], 1)[0]
     worker.close()
 
 
