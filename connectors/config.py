@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import ConfigError
+from protocol.plugins import Group, plugin_names
 
-TransportName = Literal["local", "shm", "shared_storage", "nixl", "ucx"]
-_EC_NAMES: dict[str, TransportName] = {
+TRANSPORTS: Group = "transports"
+_EC_NAMES: dict[str, str] = {
     "local": "local",
     "shm": "shm",
     "shared_storage": "shared_storage",
@@ -27,7 +28,7 @@ _EC_NAMES: dict[str, TransportName] = {
     "ucx": "ucx",
     "ECUcxConnector": "ucx",
 }
-_KV_NAMES: dict[str, TransportName] = {
+_KV_NAMES: dict[str, str] = {
     "local": "local",
     "shm": "shm",
     "KVShmConnector": "shm",
@@ -55,7 +56,7 @@ class ECConfig(msgspec.Struct, frozen=True):
     stays where it landed while it is in use.
     """
 
-    transport: TransportName = "local"  # how embeddings move
+    transport: str = "local"  # how embeddings move
     # ec_producer, ec_consumer or ec_both, as vLLM names them
     role: Literal["ec_producer", "ec_consumer", "ec_both"] = "ec_both"
     ec_buffer_size: _Bytes = 1_000_000_000  # bytes of a producer's store
@@ -75,7 +76,7 @@ class ECConfig(msgspec.Struct, frozen=True):
 class KVConfig(msgspec.Struct, frozen=True):
     """`--kv-transfer-config`."""
 
-    transport: TransportName = "local"  # how KV blocks move
+    transport: str = "local"  # how KV blocks move
     role: str = "kv_both"  # kv_producer, kv_consumer or kv_both, as vLLM names them
     host: str = "127.0.0.1"  # address that the side channel listens on
     port: _Port = 0  # TCP port of the side channel, 0 for any free one
@@ -162,7 +163,7 @@ def parse_kv(text: str) -> KVConfig:
     return _convert("--kv-transfer-config", values, KVConfig)
 
 
-def _side_channel(variable: str, transport: TransportName) -> tuple[str, int]:
+def _side_channel(variable: str, transport: str) -> tuple[str, int]:
     """(address, port) of a NIXL side channel, as vLLM's variables say where the flag does not."""
     if transport != "nixl":
         return "127.0.0.1", 0
@@ -188,10 +189,14 @@ def _extra(flag: str, fields: dict[str, Any], name: str) -> dict[str, Any]:
     return extra or {}
 
 
-def _transport(flag: str, name: object, names: dict[str, TransportName]) -> TransportName:
-    if not isinstance(name, str) or name not in names:
-        raise ConfigError(f"{flag}: connector {name!r} is not one of {', '.join(names)}")
-    return names[name]
+def _transport(flag: str, name: object, names: dict[str, str]) -> str:
+    """What a connector's name means; the transport of a package has one name for both."""
+    if isinstance(name, str) and name in names:
+        return names[name]
+    known = [*names, *plugin_names(TRANSPORTS)]
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(f"{flag}: connector {name!r} is not one of {', '.join(known)}")
+    return name
 
 
 _T = TypeVar("_T")

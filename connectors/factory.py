@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from connectors.base import Changed, ECConnector, nobody_listens
-from connectors.config import ECConfig, KVConfig
+from connectors.config import TRANSPORTS, ECConfig, KVConfig
 from connectors.ec.arena import ArenaEC, ArenaOptions
 from connectors.ec.files import FileEC, FileStoreOptions
 from connectors.ec.local import LocalEC
@@ -23,6 +23,7 @@ from connectors.transports.shm import ShmTransport
 from connectors.transports.staged import StagedTransport
 from protocol.curve import Curve
 from protocol.errors import ConfigError
+from protocol.plugins import find_class
 
 
 class Connectors:
@@ -128,7 +129,7 @@ class Connectors:
 
 
 def _transport(config: ECConfig | KVConfig, instance_id: str) -> Transport:
-    """NIXL and UCX are loaded only where they are used."""
+    """NIXL, UCX and those of other packages are loaded only where they are used."""
     if config.transport == "nixl":
         from connectors.transports.nixl import NixlTransport
 
@@ -139,4 +140,9 @@ def _transport(config: ECConfig | KVConfig, instance_id: str) -> Transport:
         return UcxTransport(config.host, read_timeout_s=config.timeout_s)
     if config.transport == "shared_storage":
         return FilesTransport(Path(config.path))
-    return ShmTransport(Path(config.path), instance_id)
+    if config.transport == "shm":
+        return ShmTransport(Path(config.path), instance_id)
+    kind = find_class(TRANSPORTS, config.transport, Transport)
+    if kind is None:
+        raise ConfigError(f"no package offers the transport '{config.transport}'")
+    return kind(instance_id, config)  # type: ignore[no-any-return]

@@ -40,7 +40,8 @@ class CacheEvent(msgspec.Struct, tag_field="type", tag=True):
 
 
 class BlockStored(CacheEvent):
-    """KV blocks that can be reused, in prompt order.
+    """KV blocks that can be reused, in prompt order. Below the pool the order means nothing, and
+    neither tokens nor parents are told, as in vLLM.
 
     An entry of `extra_keys` is None, or what else the block's values depend on: `[mm_hash, offset]`
     of an item that overlaps it, offset in tokens from the block's start to the item's; or a string
@@ -53,7 +54,8 @@ class BlockStored(CacheEvent):
     token_ids: list[int] = []  # `block_size` for each block
     block_size: int = 0  # tokens in one block
     lora_id: int | None = None  # vLLM's; not used
-    medium: str | None = None  # where the blocks lie, None for the worker's own cache
+    # where the blocks lie: GPU or None for the pool, on whatever device; CPU or DISK below it
+    medium: str | None = None
     lora_name: str | None = None  # vLLM's; not used
     extra_keys: list[list[Any] | None] | None = None  # one entry per block, None for no entries
 

@@ -10,6 +10,7 @@ from typing import Any
 from protocol.types import MMItem
 
 _SERVED = 400  # a status from here on is no success
+_LONGEST = 128  # characters that a client chooses
 
 
 class Call:
@@ -38,7 +39,7 @@ class RequestRecord:
     each placement, which `reasons` then has, newest last.
 
     `kept`: whether the log, the page or an answer shows the record; the relay notes nothing in
-    others.
+    others. `shown`: whether the page does.
     Stages are summed when the log line is made, as every relayed request has a record. Class
     attributes are the values of what is not known.
     """
@@ -50,11 +51,11 @@ class RequestRecord:
     first_at = 0.0
     status = media = retries = bytes_in = bytes_out = embedded = 0
     items: Sequence[MMItem] = ()
-    explained = False
+    explained = shown = False
     reasons: tuple[dict[str, Any], ...] = ()
-    _plain = True  # whether each stage was one call's, as in nearly all requests
     prompt_tokens = cached_tokens = completion_tokens = -1
     trace: Any = None  # what the process's tracer notes of the request, if it is traced
+    _used: tuple[tuple[str, str], ...] = ()
     traceparent = ""  # what calls for the request bring, "" if it is not traced
 
     def __init__(self, path: str = "", request_id: str = "", *, kept: bool = True) -> None:
@@ -62,13 +63,9 @@ class RequestRecord:
         self.start = time.monotonic()
         self.path, self.request_id = path, request_id
         self.calls: list[Call] = []
-        self._used: list[tuple[str, str]] = []
 
     def begin(self, stage: str, now: float, worker: str = "") -> Call:
         """A call of `stage` begins, at the URL `worker` ("" for none). The caller sets `end`."""
-        for other in self.calls:
-            if other.stage == stage:
-                self._plain = False
         call = Call(stage, now, worker)
         self.calls.append(call)
         return call
@@ -85,8 +82,17 @@ class RequestRecord:
     def used(self, stage: str, worker: str) -> None:
         """`worker` has done some of the stage's work, which it may have begun for another."""
         if worker:
-            self._used.append((stage, worker))
-            self._plain = False
+            self._used = (*self._used, (stage, worker))
+
+    @property
+    def _plain(self) -> bool:
+        """Whether each stage was one call's, as in nearly all requests."""
+        calls = self.calls
+        if self._used:
+            return False
+        if len(calls) == 2:  # a relayed text's: nearly all
+            return calls[0].stage != calls[1].stage
+        return len({call.stage for call in calls}) == len(calls)
 
     def workers(self, stage: str) -> list[str]:
         """Those that worked on a stage, in the order of their calls."""
@@ -113,15 +119,16 @@ class RequestRecord:
     def server_timing(self) -> bytes:
         """Value of the header `Server-Timing` (https://www.w3.org/TR/server-timing/): what is known
         when an answer begins."""
-        now = time.monotonic()
-        said = ""
-        if self._plain:
-            for call in self.calls:
-                said += f"{call.stage};dur={((call.end or now) - call.start) * 1e3:.2f}, "
-        else:
-            for stage, ms in self.stages_ms(now).items():
-                said += f"{stage};dur={ms:.2f}, "
-        return f"{said}total;dur={(now - self.start) * 1e3:.2f}".encode()
+        now, calls = time.monotonic(), self.calls
+        total = (now - self.start) * 1e3
+        if len(calls) == 2 and self._plain:  # as most are: numbers are formatted at once
+            one, two = calls
+            return b"%b;dur=%.2f, %b;dur=%.2f, total;dur=%.2f" % (
+                one.stage.encode(), ((one.end or now) - one.start) * 1e3,
+                two.stage.encode(), ((two.end or now) - two.start) * 1e3, total,
+            )  # fmt: skip
+        said = "".join(f"{stage};dur={ms:.2f}, " for stage, ms in self.stages_ms(now).items())
+        return f"{said}total;dur={total:.2f}".encode()
 
     def result(self) -> str:
         """How the request ended, in one word."""
@@ -132,12 +139,13 @@ class RequestRecord:
         return "ok" if self.status < _SERVED else "refused"
 
     def fields(self) -> dict[str, object]:
-        """The parts of the request's log line; what is not known is left out."""
+        """The parts of the request's log line; what is not known is left out. What the client has
+        chosen is cut."""
         now = self.ended_at or time.monotonic()
         line: dict[str, object] = {
-            "id": self.request_id, "path": self.path, "model": self.model, "status": self.status,
-            "outcome": self.result(), "stream": self.streamed, "media": self.media,
-            "ms": _ms(now - self.start), "retries": self.retries,
+            "id": self.request_id[:_LONGEST], "path": self.path, "model": self.model[:_LONGEST],
+            "status": self.status, "outcome": self.result(), "stream": self.streamed,
+            "media": self.media, "ms": _ms(now - self.start), "retries": self.retries,
             "bytes_in": self.bytes_in, "bytes_out": self.bytes_out,
         }  # fmt: skip
         if self.first_at:
@@ -150,7 +158,7 @@ class RequestRecord:
             line["completion_tokens"] = self.completion_tokens
         if self._plain:
             for call in self.calls:
-                line[call.stage + "_ms"] = _ms((call.end or now) - call.start)
+                line[call.stage + "_ms"] = int(((call.end or now) - call.start) * 1e5) / 100
                 if call.worker:
                     line[call.stage + "_worker"] = call.worker
         else:

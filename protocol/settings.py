@@ -124,13 +124,13 @@ def _add_flag(
     group: argparse._ActionsContainer, name: str, field: dataclasses.Field[Any], kind: Any
 ) -> None:
     rule = rule_of(field)
-    text = _help(name, field, rule).replace("%", "%%")
+    text, flags = _help(name, field, rule).replace("%", "%%"), (flag_of(name), *rule.flags)
     if kind is bool:
-        group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, help=text)
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(*flags, dest=name, action=switch, help=text)
     else:
         metavar = "|".join(rule.choices) or rule.unit.upper().replace(" ", "_") or None
         action = "append" if rule.repeated else "store"
-        flags = (flag_of(name), *rule.flags)
         group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
 
 

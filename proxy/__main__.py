@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
+import os
+import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
+from starlette.types import ASGIApp
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetKey
@@ -19,9 +26,11 @@ from proxy.assembly import make_gateway
 from proxy.config import ProxyConfig
 from proxy.gateway import Gateway
 from proxy.grpc_door import grpc_doors
+from proxy.processes import BAD_CONFIGURATION, Processes
 from proxy.relay import serving
 from proxy.relay.entry import Entry
 from proxy.relay.relay import Relay
+from proxy.siblings import Siblings
 from proxy.upstream.client import UpstreamClient
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys, check_reach
@@ -29,6 +38,7 @@ from services.http.open_files import raise_limit
 from services.http.server import bind, inherited, serve
 
 logger = logging.getLogger("proxy")
+_LAST_WORDS_S = 10.0  # beyond the time that a process itself takes to end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,16 +48,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(config))
+        config.check_workers()
+        with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
+            return _process(config, listener) if config.workers == 1 else _all(config, listener)
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        return 2
+        return BAD_CONFIGURATION
+
+
+def _all(config: ProxyConfig, listener: socket.socket) -> int:
+    """As many processes as there are to be; a response that one stores another would not find."""
+    config = dataclasses.replace(config, response_store_bytes=0)
+    end_s = config.drain_delay + config.shutdown_timeout + _LAST_WORDS_S
+    with tempfile.TemporaryDirectory(prefix="triptych-proxy-") as folder:
+
+        def work(number: int, parent: int) -> int:
+            return _process(
+                config, listener, Siblings(Path(folder), number, config.workers), parent
+            )
+
+        return Processes(work, config.workers, end_s).run()
+
+
+def _process(
+    config: ProxyConfig,
+    listener: socket.socket,
+    siblings: Siblings | None = None,
+    parent: int | None = None,
+) -> int:
+    """One process; its exit status. It ends once `parent`, a pipe, has no other end."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if parent is not None:
+                runner.get_loop().add_reader(parent, os.kill, os.getpid(), signal.SIGTERM)
+            runner.run(run(config, listener, siblings))
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return BAD_CONFIGURATION
     return 0
 
 
-async def run(config: ProxyConfig) -> None:
-    """Serve until told to stop. Workers need not be up yet."""
+async def run(
+    config: ProxyConfig, listener: socket.socket, siblings: Siblings | None = None
+) -> None:
+    """Serve on `listener` until told to stop. Workers need not be up yet."""
     key, tls = config.read_fleet_key(), config.client_context()
     clients = ApiKeys(config.read_api_keys())
     access = Access(clients=clients, opened=OPENED, protect_metrics=config.protect_metrics)
@@ -56,24 +100,24 @@ async def run(config: ProxyConfig) -> None:
     check_reach(
         logger, "--api-key", authenticated, [("--host", config.host)], config.allow_unprotected
     )
-    with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
-        frontend = _frontend(config)
-        connect_s = config.connect_timeout
-        client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
-        masters = UpstreamClient(
-            connect_s, key=key, tls=tls
-        )  # the workers' API key is not for them
-        gateway = make_gateway(config, frontend, client, masters)
-        try:
-            await _serve(gateway, listener, key, access)
-        finally:
-            gateway.log.flush()
-            if gateway.tracer is not None:
-                await asyncio.to_thread(gateway.tracer.close)
-            await masters.close()
-            await client.close()
-            if frontend is not None:
-                await frontend.close()
+    frontend = _frontend(config)
+    connect_s = config.connect_timeout
+    client = UpstreamClient(connect_s, authorization=config.authorization, key=key, tls=tls)
+    masters = UpstreamClient(connect_s, key=key, tls=tls)  # the workers' API key is not for them
+    gateway = make_gateway(config, frontend, client, masters)
+    app = served(gateway, access, siblings)
+    beside = siblings.answered(gateway.metrics.render) if siblings else contextlib.nullcontext()
+    try:
+        async with beside:
+            await _serve(gateway, app, listener, key, access)
+    finally:
+        gateway.log.flush()
+        if gateway.tracer is not None:
+            await asyncio.to_thread(gateway.tracer.close)
+        await masters.close()
+        await client.close()
+        if frontend is not None:
+            await frontend.close()
 
 
 def _frontend(config: ProxyConfig) -> Frontend | None:
@@ -87,9 +131,10 @@ def _frontend(config: ProxyConfig) -> Frontend | None:
         raise ConfigError(f"{error.message} ({hint})") from None
 
 
-async def _serve(gateway: Gateway, listener: socket.socket, key: FleetKey, access: Access) -> None:
+async def _serve(
+    gateway: Gateway, app: ASGIApp, listener: socket.socket, key: FleetKey, access: Access
+) -> None:
     config, share, life = gateway.config, serving.CLIENT_SHARE, gateway.life
-    app = served(gateway, access)
     async with grpc_doors(gateway, access):
         if config.dialect == "tokens":
             await serve(app, listener, "proxy", client_share=share, tls=config, life=life)

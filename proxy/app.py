@@ -25,6 +25,7 @@ from proxy.relay.model_list import listing
 from proxy.relay.operating import operating
 from proxy.relay.passed_routes import OPERATED
 from proxy.rtp_status import rtp_status
+from proxy.siblings import Siblings
 from services.frontend.render import Frontend
 from services.http import errors
 from services.http.access import STATUS_PATHS, Access, gated
@@ -56,8 +57,8 @@ GENERATING_PATHS = (
 """Routes whose requests are recorded."""
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application; `gateway` is its only state."""
+def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
+    """The application; `gateway` is its only state. `siblings`: further processes of the proxy."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -79,13 +80,14 @@ def create_app(gateway: Gateway) -> FastAPI:
         taken = {route.path for route in app.routes if isinstance(route, Route)}
         app.include_router(passthrough.passing(gateway, taken))
     app.include_router(operating(gateway))
-    app.include_router(_status(gateway))
+    app.include_router(_status(gateway, siblings))
     app.include_router(page_files.showing(page=gateway.config.page))
     if gateway.config.page:
         app.include_router(page_routes.telling(gateway))
     app.include_router(rtp_health(lambda: able(gateway) and not gateway.life.draining, home=False))
     app.include_router(rtp_status(gateway))
-    app.include_router(managing(gateway.fleet, gateway.client, gateway.config))
+    tell = siblings.tell_level if siblings is not None else lambda level: None
+    app.include_router(managing(gateway.fleet, gateway.client, gateway.config, tell))
 
     def observe(error: TriptychError) -> None:
         if isinstance(error, RequestAborted):
@@ -97,10 +99,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def served(gateway: Gateway, access: Access) -> ASGIApp:
+def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -> ASGIApp:
     """The application behind its keys and the rules for browsers; whatever it answers, refusals
     too, has an id and is recorded."""
-    app = for_browsers(gated(create_app(gateway), access), gateway.config)
+    app = for_browsers(gated(create_app(gateway, siblings), access), gateway.config)
     return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.over, gateway.begun))
 
 
@@ -122,7 +124,7 @@ def able(gateway: Gateway) -> bool:
     return gateway.fleet.able(pictures=frontend is None or frontend.info.has_media)
 
 
-def _status(gateway: Gateway) -> APIRouter:
+def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/live")
@@ -165,6 +167,9 @@ def _status(gateway: Gateway) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
+        text = gateway.metrics.render()
+        if siblings is not None:
+            text = await siblings.metrics(text)
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     return routes

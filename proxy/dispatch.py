@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from protocol.errors import RateLimited, TriptychError, Unavailable
+from protocol.request_record import Call
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
@@ -189,31 +190,38 @@ class Dispatch:
         await asyncio.sleep(min(longest * self._random.uniform(0.5, 1.0), tries.left_s))
 
 
-class Calling:
-    """One call while it lasts. A class of its own, as every relayed request passes through three:
-    a generator's context takes three times as long."""
+class Calling(Call):
+    """One call while it lasts, and what the request's record keeps of it. A class of its own, as
+    every relayed request passes through three: a generator's context takes three times as long."""
 
-    __slots__ = ("_dispatch", "_instance", "_noted", "_stage", "_start", "_tries", "elapsed_s")
+    __slots__ = ("_dispatch", "_instance", "_stage", "_tries")
 
     def __init__(self, dispatch: Dispatch, tries: Tries, instance: Instance, stage: Role) -> None:
         self._dispatch = dispatch
         self._tries = tries
         self._instance = instance
         self._stage: Role = stage
-        self._start = self.elapsed_s = 0.0
+        self.stage, self.worker = stage, instance.url
+        self.start = self.end = 0.0
 
     def __enter__(self) -> Calling:
-        self._start = now = time.monotonic()
+        self.start = now = time.monotonic()
         self._instance.breaker.started(now)
         self._instance.in_flight += 1
         record = self._tries.record
-        self._noted = record.begin(self._stage, now, self._instance.url) if record.kept else None
+        if record.kept:
+            record.calls.append(self)
         return self
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that it took, once it is over."""
+        return self.end - self.start
 
     @property
     def so_far_s(self) -> float:
         """Seconds since it began, while it lasts."""
-        return time.monotonic() - self._start
+        return time.monotonic() - self.start
 
     def __exit__(
         self,
@@ -223,14 +231,13 @@ class Calling:
     ) -> None:
         instance = self._instance
         instance.in_flight -= 1
-        now = time.monotonic()
-        self.elapsed_s = elapsed_s = now - self._start
-        if self._noted is not None:
-            self._noted.end = now
+        self.end = now = time.monotonic()
+        tries = self._tries
+        del self._tries  # the record that keeps this outlives the request and its body
         # A reader that leaves between two outputs has what it needs: a stop string, for one.
         if error is None or isinstance(error, GeneratorExit):
             instance.breaker.succeeded()
             instance.heard = now
-            self._dispatch.seconds[self._stage].observe(elapsed_s)
+            self._dispatch.seconds[self._stage].observe(now - self.start)
         elif isinstance(error, TriptychError):
-            self._dispatch.failed(self._tries, instance, error)
+            self._dispatch.failed(tries, instance, error)

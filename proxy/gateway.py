@@ -85,7 +85,8 @@ class Gateway:
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up."""
         self.log.over(record)
-        self.recent.over(record)
+        if record.shown:
+            self.recent.over(record)
         if record.trace is not None and self.tracer is not None:
             note_usage(record)
             self.tracer.end(record)

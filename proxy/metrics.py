@@ -15,6 +15,7 @@ from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.histogram import LightHistogram, Series
 from proxy.upstream.traffic import Traffic
+from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
 PREFIX = "triptych_proxy:"
@@ -41,6 +42,7 @@ class ProxyMetrics:
     ) -> None:
         """`vllm_model`: the model's name in metrics under vLLM's names, None for none of these."""
         self.registry = CollectorRegistry()
+        describe_process(self.registry)
         self._aliases: VllmAliases | None = None
         if vllm_model is not None:
             self._aliases = VllmAliases(self.registry, PREFIX, OF_PROXIES, vllm_model)

@@ -55,12 +55,12 @@ class RecentRequests:
     def begun(self, record: RequestRecord) -> None:
         """A request has come."""
         if self._on:
-            record.explained = self._watched
+            record.explained, record.shown = self._watched, True
             self._records.append(record)
 
     def over(self, record: RequestRecord) -> None:
         """It has been answered, or given up. The end of its answer is not kept."""
-        if self._on:
+        if record.shown:
             record.ended_at = record.ended_at or time.monotonic()
             note_usage(record)
             record.tail = (b"", b"")

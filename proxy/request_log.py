@@ -11,8 +11,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,8 +21,8 @@ from proxy.answer_usage import note_usage
 logger = logging.getLogger(__name__)
 _FLUSH_S = 0.25
 _MOST = 256  # requests whose lines wait
-_LONGEST = 128  # characters that a client chooses
 _ENCODER = msgspec.json.Encoder()
+_TEXT = b"%b,%03d INFO proxy: request %b\n"
 _JSON = (
     b'{"time":"%b.%03dZ","level":"info","process":"proxy","logger":"proxy.request_log",'
     b'"message":"request",%b\n'
@@ -39,9 +38,9 @@ class RequestLog:
 
     def __init__(self, on: bool, form: str, write: Callable[[str], object] | None = None) -> None:
         self._on = on
-        self._line = _json if form == "json" else _text
+        self._json = form == "json"
         self._write = write or _to_stderr
-        self._waiting: list[tuple[float, RequestRecord]] = []
+        self._waiting: list[RequestRecord] = []
 
     @property
     def writes(self) -> bool:
@@ -50,49 +49,41 @@ class RequestLog:
 
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up. Called on the event loop."""
-        if not self.writes:
+        if not self._on:
             return
         record.ended_at = time.monotonic()
-        if not self._waiting:
+        waiting = self._waiting
+        waiting.append(record)
+        if len(waiting) == 1:
             asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
-        self._waiting.append((time.time(), record))
-        if len(self._waiting) >= _MOST:
+        elif len(waiting) >= _MOST:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            lines = [self._line(now, _fields(record)) for now, record in waiting]
+        if waiting and self.writes:
+            lines = self._lines(waiting, time.time() - time.monotonic())
             self._write(b"".join(lines).decode())
 
-
-def _fields(record: RequestRecord) -> dict[str, object]:
-    note_usage(record)
-    fields = record.fields()
-    fields["id"] = record.request_id[:_LONGEST]
-    fields["model"] = record.model[:_LONGEST]
-    return fields
-
-
-def _text(now: float, fields: dict[str, object]) -> bytes:
-    """The fields as JSON: quoting each by itself takes three times as long."""
-    second = int(now)
-    stamp = _stamp("%Y-%m-%d %H:%M:%S", time.localtime, second)
-    said = _ENCODER.encode(fields)
-    return b"%b,%03d INFO proxy: request %b\n" % (stamp, int((now - second) * 1e3), said)
+    def _lines(self, records: Sequence[RequestRecord], offset_s: float) -> Iterator[bytes]:
+        """`offset_s`: from monotonic times to the time of day."""
+        json, last, stamp = self._json, 0, b""
+        for record in records:
+            note_usage(record)
+            now = record.ended_at + offset_s
+            second = int(now)
+            if second != last:  # it takes as long as all the rest of a line
+                last, stamp = second, _stamp(second, utc=json)
+            # JSON in both forms: quoting each field by itself takes three times as long.
+            said, millis = _ENCODER.encode(record.fields()), int((now - second) * 1e3)
+            yield _JSON % (stamp, millis, said[1:]) if json else _TEXT % (stamp, millis, said)
 
 
-def _json(now: float, fields: dict[str, object]) -> bytes:
-    second = int(now)
-    stamp = _stamp("%Y-%m-%dT%H:%M:%S", time.gmtime, second)
-    millis = int((now - second) * 1e3)
-    return _JSON % (stamp, millis, _ENCODER.encode(fields)[1:])
-
-
-@lru_cache(maxsize=1)
-def _stamp(form: str, parts: Callable[[float], time.struct_time], second: int) -> bytes:
-    """Made once a second: it takes as long as all the rest of a line."""
+def _stamp(second: int, *, utc: bool) -> bytes:
+    form, parts = (
+        ("%Y-%m-%dT%H:%M:%S", time.gmtime) if utc else ("%Y-%m-%d %H:%M:%S", time.localtime)
+    )
     return time.strftime(form, parts(second)).encode()
 
 

@@ -173,7 +173,7 @@ SLO = Dashboard("slo", "Triptych: objectives", (
         _quantiles(f"{_PROXY}e2e_request_latency_seconds")),
     Panel("Requests", "ops", "Ended well, and ended with an error or left by the client.", (
         Query(_rate(f"{_PROXY}e2e_request_latency_seconds_count"), "ok"),
-        Query(_rate(f"{_PROXY}request_errors_total"), "error"),
+        Query(_rate(f"{_PROXY}request_errors_total") + " or vector(0)", "error"),
         Query(_rate(f"{_PROXY}request_aborted_total"), "client left"))),
     Panel("Errors by code", "ops", "docs/troubleshooting.md has the codes.", (
         Query(_rate(f"{_PROXY}request_errors_total", "code"), "{{code}}"),)),

@@ -1,39 +1,42 @@
-"""The master at a thousand workers and a million blocks, on one core.
+"""The master at a thousand workers and a million blocks.
 
     python -m benchmarks.bench_master [--quick] [--json FILE]
 
-Placement and ingestion run in this process; the HTTP rows start `python -m services.master` and
-drive it from this process over kept connections, so both share the machine. `peer` is what the row
-is held against: a figure that is required, or a plain dictionary of sets filled in the same run. A
+In this process, on one core: placement, ingestion, and the index's memory at 10,000 workers beside
+a dictionary of sets. Against a master of its own process: a closed loop over 32 connections without
+other load; an open loop at growing rates while 1,000 workers beat and publish what the placements
+make them store and lose; a master that starts beside 1,000 full workers; two masters that share a
+Redis. `peer` is what the row is held against: a figure that is required, or the plain structure. A
 row holds if `ratio`, ours / peer, is at least `bar` where more is better, at most `bar` where less
-is. The HTTP rows are a closed loop over 32 connections, without heartbeats or events; no peer
-publishes a figure taken that way, so they stand alone.
+is. Master and load share the machine, so that latencies need it idle; processor time does not.
 """
 
-import gc
 import random
 import sys
 import time
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import uvloop
 
+from benchmarks.bench_master.agreement import agreement_rows
 from benchmarks.bench_master.http import drive, serving
 from benchmarks.bench_master.load import BLOCK_SIZE, SEED, chains, requests_of, workers
+from benchmarks.bench_master.memory import memory_rows
+from benchmarks.bench_master.open_loop import open_loop_rows
+from benchmarks.bench_master.restart import restart_rows
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
 from protocol.kv_events import BlockStored, Encoding, EventBatch, decode_batch, encode_batch
 from protocol.registry import Finished, InstanceRole
 from services.master.collector import calm
 from services.master.config import MasterConfig
-from services.master.index.prefix_index import HolderIndex
 from services.master.master import Master
 
 WORKERS: dict[InstanceRole, int] = {"encode": 200, "prefill": 400, "decode": 400}
 BLOCKS = 1_000_000
 UNDER_WAY = 2000
+RATES = (250.0, 500.0, 750.0, 1000.0, 1500.0, 2000.0, 3000.0)
 
 
 def filled(master: Master, prompts: list[list[int]]) -> float:
@@ -71,44 +74,6 @@ def placement_rows(count: int) -> list[Row]:
     ]
 
 
-def traced(fill: Callable[[], object]) -> float:
-    """Bytes that what `fill` returns keeps alive."""
-    gc.collect()
-    tracemalloc.start()
-    kept = fill()
-    gc.collect()
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    del kept
-    return size
-
-
-def memory_row(blocks: int) -> Row:
-    """The same events into our index and into a dictionary of sets. Keys are decoded anew."""
-    payload = msgspec.msgpack.encode(chains(random.Random(SEED), blocks))
-    holders = WORKERS["prefill"] + WORKERS["decode"]
-
-    def ours() -> HolderIndex[int]:
-        index: HolderIndex[int] = HolderIndex(blocks)
-        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
-            index.add(i % holders, keys)
-            if i % 4 == 0:  # a hand-over: prefill and decode hold the same blocks
-                index.add((i + 1) % holders, keys)
-        return index
-
-    def plain() -> dict[int, set[int]]:
-        index: dict[int, set[int]] = {}
-        for i, keys in enumerate(msgspec.msgpack.decode(payload)):
-            for key in keys:
-                index.setdefault(key, set()).add(i % holders)
-                if i % 4 == 0:
-                    index[key].add((i + 1) % holders)
-        return index
-
-    name = "index bytes/block, prompts in a row, 5 in 4 held once (peer: dict of sets)"
-    return at_most(name, traced(ours) / blocks, traced(plain) / blocks, 1)
-
-
 def payloads(rng: random.Random, blocks: int, encoding: Encoding) -> list[bytes]:
     """Batches of 5 new blocks each, with their tokens, as workers publish them."""
     found = []
@@ -121,6 +86,7 @@ def payloads(rng: random.Random, blocks: int, encoding: Encoding) -> list[bytes]
 
 
 def ingestion_rows(blocks: int) -> list[Row]:
+    """By processor time of one core."""
     cases: list[tuple[str, Encoding, bool]] = [
         ("maps", "map", False), ("arrays", "array", False), ("maps, foreign", "map", True),
     ]  # fmt: skip
@@ -130,10 +96,10 @@ def ingestion_rows(blocks: int) -> list[Row]:
         info = msgspec.structs.replace(workers({"prefill": 1})[0], foreign=foreign)
         master.register(info, 0.0)
         batches = payloads(random.Random(SEED), blocks, encoding)
-        start = time.perf_counter()
+        start = time.thread_time()
         for payload in batches:
             master.apply(info, decode_batch(payload))
-        rate = blocks / (time.perf_counter() - start)
+        rate = blocks / (time.thread_time() - start)
         rows.append(at_least(f"blocks/s ingested ({name})", rate, 1e5, 1))
     return rows
 
@@ -157,9 +123,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{hardware(('numpy', 'msgspec', 'uvloop', 'pyzmq'), SEED)}\n{head()}", flush=True)
     rows = [
         *placement_rows(10_000 * scale),
-        memory_row(BLOCKS if scale > 1 else BLOCKS // 4),
+        *memory_rows(BLOCKS if scale > 1 else BLOCKS // 4),
         *ingestion_rows(50_000 * scale),
         *http_rows(10_000 * scale),
+        *open_loop_rows(BLOCKS // 10 * scale, RATES if scale > 1 else RATES[:4:3], 3.0 * scale),
+        *restart_rows(400 * scale),
+        *agreement_rows(BLOCKS // 20, 3.0 * scale),
     ]
     print("\n".join(map(line, rows)))
     return finish(rows, args.json)

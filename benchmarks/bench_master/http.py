@@ -36,9 +36,9 @@ CONNECTIONS = 32
 
 
 @contextmanager
-def serving() -> Iterator[tuple[tuple[str, int], int]]:
+def serving(module: str = "services.master", *flags: str) -> Iterator[tuple[tuple[str, int], int]]:
     """(host, port) of a master of its own process, and that one's id."""
-    command = [sys.executable, "-m", "services.master", "--port", "0", "--log-level", "warning"]
+    command = [sys.executable, "-m", module, *flags, "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen([*command, "--lease", "1000"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -48,6 +48,10 @@ def serving() -> Iterator[tuple[tuple[str, int], int]]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+class Refused(RuntimeError):
+    """An answer that is not 200."""
 
 
 class Connection:
@@ -67,10 +71,11 @@ class Connection:
     async def _call(self, request: bytes) -> bytes:
         self._writer.write(request)
         answer = await self._reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(answer.decode())
         length = answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
-        return await self._reader.readexactly(int(length))
+        body = await self._reader.readexactly(int(length))
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise Refused((answer + body).decode())
+        return body
 
     async def drive(self, requests: Sequence[ScheduleRequest], times: list[float]) -> None:
         """One request after the other; what is placed is ended in groups, untimed."""
@@ -96,15 +101,15 @@ async def drive(address: tuple[str, int], pid: int, count: int) -> tuple[float, 
             await lanes[0].post(REGISTER_PATH, info)
         await publish(socket, infos, prompts, lanes[0])
         times: list[float] = []
-        start, used = time.perf_counter(), _cpu(pid)
+        start, used = time.perf_counter(), cpu_seconds(pid)
         async with asyncio.TaskGroup() as group:
             for i, lane in enumerate(lanes):
                 group.create_task(lane.drive(requests[i::CONNECTIONS], times))
-        wall, used = time.perf_counter() - start, _cpu(pid) - used
+        wall, used = time.perf_counter() - start, cpu_seconds(pid) - used
         return count / wall, count / used, times
 
 
-def _cpu(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Seconds of processor time a process has used (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -126,8 +131,9 @@ def publisher() -> Iterator[tuple[zmq.Socket[bytes], str]]:
 async def publish(
     socket: zmq.Socket[bytes], infos: Sequence[InstanceInfo], prompts: list[list[int]],
     lane: Connection,
-) -> None:  # fmt: skip
-    """Every prompt to one worker, once all have subscribed; until the master knows of all."""
+) -> dict[str, int]:  # fmt: skip
+    """Every prompt to one worker, once all have subscribed; until the master knows of all. The next
+    sequence number of each worker."""
     for _ in infos:
         if not socket.poll(SUBSCRIBE_MS):
             raise RuntimeError("the master did not subscribe to every worker's events")
@@ -138,8 +144,11 @@ async def publish(
         payload = encode_batch(time.time(), [BlockStored(list(keys))])
         socket.send_multipart(event_frames(f"{name} ", sequences[name], payload))
         sequences[name] += 1
-    wanted = f'index_entries{{kind="blocks",model="m"}} {float(HTTP_BLOCKS)}'.encode()
+    blocks = float(sum(map(len, prompts)))
+    wanted = f'index_entries{{kind="blocks",model="m"}} {blocks}'.encode()
     deadline = time.monotonic() + SUBSCRIBE_MS / 1e3
     while wanted not in await lane.get("/metrics"):
         if time.monotonic() > deadline:
             raise RuntimeError("the master did not index every event")
+        await asyncio.sleep(0.05)
+    return sequences

@@ -9,6 +9,7 @@ ratio reaches it; bytes sent upstream hold if ours stay under theirs. No picture
 Where tokens come slowly nobody can answer more requests: CPU is what counts there. Rows "with a
 master" are of a proxy whose every request is admitted and placed by our master, by keys over
 message parts, as it has no model; the master runs on the load generator's core, its CPU is a row.
+In the rows "CPU µs with" the peer is our own proxy that writes no log and no trace.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
 
-from benchmarks.bench_proxy import load, servers, tokens
+from benchmarks.bench_proxy import load, servers, tokens, watching
 from benchmarks.bench_proxy.upstream import SLOW_EVENTS
 from benchmarks.common.rows import Row, arguments, finish, hardware, head, line, two_cores
 
@@ -195,6 +197,19 @@ def master_rows(
     return rows
 
 
+def watched_rows(fleet: servers.Workers, core: int, quick: bool) -> list[Row]:
+    """What log lines, traces and scraped metrics take of a relayed text's CPU time."""
+    text = scenarios()[0]
+
+    def micros(server: servers.Server) -> float:
+        return _under_load(text, server, fleet, 1.0).cpu_us
+
+    print("watched", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        turns = 3 if quick else 15
+        return watching.rows(text.name, fleet, core, Path(folder), turns, micros)
+
+
 def token_rows(model: Path, seconds: float) -> list[Row]:
     """The `tokens` dialect, beside two workers that render the same request."""
     cost = tokens.measure(model, seconds)
@@ -219,6 +234,7 @@ def run(args: argparse.Namespace) -> list[Row]:
             print(scenario.name, file=sys.stderr)
             rows += measure(scenario, targets, fleet, seconds, rounds)
         rows += master_rows(fleet, targets[1:], (proxy_core, load_core), seconds, rounds)
+        rows += watched_rows(fleet, proxy_core, args.quick)
         peaks = [server.peak_bytes() / 1e6 for server in targets]
         rows.append(_row("peak memory MB", peaks[0], peaks[1] if binary else None, None, -1))
     if args.model.is_dir():

@@ -13,7 +13,7 @@ import zmq
 
 from benchmarks.bench_transport.raw.base import GRANULE, Bytes, Ranges
 from connectors.base import EC_TENSOR, Entry
-from connectors.config import ECConfig, KVConfig, TransportName
+from connectors.config import ECConfig, KVConfig
 from connectors.factory import Connectors
 from connectors.kv.base import REGION
 from connectors.kv.pull import PullKV
@@ -30,7 +30,7 @@ class Ours:
     """`memory` is the KV pool, uint8[nbytes], in blocks of `GRANULE` bytes. The EC store of a
     producer, or the landing of a consumer, holds twice `nbytes`."""
 
-    def __init__(self, name: TransportName, folder: Path, nbytes: int, *, produces: bool) -> None:
+    def __init__(self, name: str, folder: Path, nbytes: int, *, produces: bool) -> None:
         path = str(folder)
         ec = ECConfig(
             transport=name, path=path, ec_buffer_size=2 * nbytes, landing_size=2 * nbytes,

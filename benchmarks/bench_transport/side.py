@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from blake3 import blake3
 from benchmarks.bench_transport.ours import Ours
 from benchmarks.bench_transport.raw.base import GRANULE, Bytes
 from benchmarks.bench_transport.raw.factory import make
-from connectors.config import TransportName
 
 SEED = 0
 _LOOK = 64  # turns of serving between two looks for a command
@@ -34,9 +33,7 @@ _LOOK = 64  # turns of serving between two looks for a command
 class Side:
     """The operations, by name. The producer's regions hold a pattern, the consumer's zeros."""
 
-    def __init__(
-        self, transport: TransportName, folder: Path, nbytes: int, *, produces: bool
-    ) -> None:
+    def __init__(self, transport: str, folder: Path, nbytes: int, *, produces: bool) -> None:
         self._raw = make(transport, folder, nbytes)
         self._ours = Ours(transport, folder / "ours", nbytes, produces=produces)
         self._serving = ""
@@ -165,7 +162,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # libraries that print must not do so among the answers
     produces = role == "producer"
-    side = Side(cast(TransportName, transport), Path(folder), int(nbytes), produces=produces)
+    side = Side(transport, Path(folder), int(nbytes), produces=produces)
     try:
         _loop(side, answers)
     finally:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import random
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 _START_S = 30.0
 _STOP_S = 5.0
 _CALL_S = 5.0
+_LOAD_S = 600.0
+_LAST_S = 60.0
+_ENVIRONMENT: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1", "UCX_NET_DEVICES": "lo", "TRANSFORMERS_VERBOSITY": "error",
+}  # fmt: skip
 _PORTS = (12_000, 32_000)
 _TRIES = 100
 
@@ -96,3 +104,30 @@ def call(
     if response.status != 200:
         raise ConnectionError(f"HTTP {response.status} of {url}{path}: {answer[:200]!r}")
     return answer
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str], url: str, log: Path, more: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A server that loads a model, with its output in `log`; gives its `url`. In a session of its
+    own, so that what it started can be ended with it."""
+    environment = {**os.environ, **_ENVIRONMENT, **(more or {})}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        try:
+            wait_ready(process, url, _LOAD_S)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{log.read_text(errors='replace')[-2000:]}") from None
+        yield url
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -4,6 +4,7 @@ registration contract, as at the master for workers that cannot register."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -59,11 +60,17 @@ def _can_be_asked(url: str) -> bool:
     return bool(host) and plain and not (parts.query or parts.fragment or "@" in parts.netloc)
 
 
-def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRouter:
-    """Routes for whoever has the admin key, in `X-API-Key`."""
+def managing(
+    fleet: Fleet,
+    client: UpstreamClient,
+    config: ProxyConfig,
+    tell_level: Callable[[str], None] = lambda level: None,
+) -> APIRouter:
+    """Routes for whoever has the admin key, in `X-API-Key`. `tell_level` passes a log level on to
+    further processes of the proxy."""
     routes = APIRouter()
     key, masters = config.admin_api_key, config.urls_of_masters()
-    routes.include_router(log_levels(lambda request: check_admin_key(request, key)))
+    routes.include_router(log_levels(lambda request: check_admin_key(request, key), tell_level))
 
     async def named(request: Request) -> tuple[NamedWorker, Instance | None]:
         """The worker of a call that may change the fleet, and what is known of it."""
@@ -71,6 +78,12 @@ def managing(fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> APIRo
         if masters:
             message = f"a master knows the workers: ask {masters[0]}/instances"
             raise InvalidRequest(message, code="ask_the_master")
+        if config.workers > 1:
+            message = (
+                "each of the --workers processes knows its own workers: use --master-url, or a"
+                " dns+http:// URL"
+            )
+            raise InvalidRequest(message, code="several_processes")
         worker = decode_worker(await read_body(request, _MAX_BODY))
         return worker, fleet.find(stage_of(worker.role), worker.url)
 

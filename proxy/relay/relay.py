@@ -100,7 +100,7 @@ class Relay:
     def keeps_record(self, request_id: bytes) -> bool:
         """Whether requests are written to the log, or the page shows this one."""
         gateway = self._gateway
-        return gateway.recent.wants(request_id) or gateway.log.writes
+        return gateway.log.writes or gateway.recent.wants(request_id)
 
     async def answer(
         self,
@@ -115,11 +115,13 @@ class Relay:
         metrics, start = self._metrics, time.monotonic()
         self._traffic.received += len(client.body)
         response.record.bytes_in = len(client.body)
-        if response.record.kept:
-            self._gateway.recent.begun(response.record)
+        recent = self._gateway.recent
+        if response.record.kept and recent.wants(client.request_id):
+            recent.begun(response.record)
         if self._tracer is not None:
             self._tracer.begin(traced_headers(client.headers), response.record)
-            client.trace(response.record.traceparent)
+            if response.record.traceparent:
+                client.trace(response.record.traceparent)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()

@@ -9,7 +9,7 @@ import msgspec
 from protocol.errors import TriptychError
 from protocol.request_record import RequestRecord
 from proxy.upstream.answer import Answer
-from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, response_head
+from proxy.upstream.http1 import EVENTS, JSON, LAST_CHUNK, chunk, header_lines, response_head
 
 _DONE = b"data: [DONE]\n\n"
 _TAIL = 1 << 16  # bytes at the end of an answer: its usage may stand before the prompt's token ids
@@ -33,7 +33,7 @@ class ClientResponse:
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         """`extra`: header fields of the answer, whatever it is."""
-        self._extra = extra
+        self._fields = header_lines(extra) if extra else b""
         self._transport = transport
         self.record = record
         self._request_id = record.request_id.encode("latin-1")
@@ -47,22 +47,23 @@ class ClientResponse:
     def started(self) -> bool:
         return self.status != 0
 
-    def whole(self, answer: Answer, *more: tuple[bytes, bytes]) -> None:
+    def whole(self, answer: Answer) -> None:
         """A worker's answer as it is."""
-        extra = (*self._extra, *more, *self._timing())
+        fields, record = self._fields, self.record
         self.status, self.ended = answer.status, True
-        if self.record.kept:
-            self.record.status, self.record.bytes_out = answer.status, len(answer.body)
-            self.record.tail = (b"", answer.body[-_TAIL:])
+        if record.kept:
+            fields += b"server-timing: %b\r\n" % record.server_timing()
+            record.status, record.bytes_out = answer.status, len(answer.body)
+            record.tail = (b"", answer.body[-_TAIL:])
         if answer.retry_after:
-            extra = (*extra, (b"retry-after", answer.retry_after))
+            fields += b"retry-after: %b\r\n" % answer.retry_after
         head = response_head(
             answer.status,
             answer.content_type or JSON,
             len(answer.body),
             request_id=self._request_id,
             keep_alive=self.keep_alive,
-            extra=extra,
+            fields=fields,
         )
         self._write(head + answer.body)
 
@@ -70,6 +71,9 @@ class ClientResponse:
         """The head of a stream and its first events."""
         self.status = self.record.status = 200
         self.keep_alive = self.keep_alive and self._chunked
+        fields = self._fields
+        if self.record.kept:
+            fields += b"server-timing: %b\r\n" % self.record.server_timing()
         head = response_head(
             200,
             EVENTS + b"; charset=utf-8",
@@ -77,14 +81,10 @@ class ClientResponse:
             request_id=self._request_id,
             keep_alive=self.keep_alive,
             chunked=self._chunked,
-            extra=(*self._extra, *self._timing()),
+            fields=fields,
         )
         self._write(head)
         self.forward(first)
-
-    def _timing(self) -> tuple[tuple[bytes, bytes], ...]:
-        record = self.record
-        return ((b"server-timing", record.server_timing()),) if record.kept else ()
 
     def show(self, events: bytes) -> None:
         """More of a stream, with its head if it has not begun."""

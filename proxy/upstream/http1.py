@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream"
@@ -20,6 +20,11 @@ def request_head(prefix: bytes, fields: bytes, length: int) -> bytes:
     return b"%bcontent-length: %d\r\n%b\r\n" % (prefix, length, fields)
 
 
+def header_lines(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Names and values as lines, each with its end."""
+    return b"".join(b"%b: %b\r\n" % pair for pair in pairs)
+
+
 def response_head(
     status: int,
     content_type: bytes,
@@ -28,9 +33,10 @@ def response_head(
     request_id: bytes,
     keep_alive: bool,
     chunked: bool = False,
-    extra: Sequence[tuple[bytes, bytes]] = (),
+    fields: bytes = b"",
 ) -> bytes:
-    """`length` None: the body is chunked, or ends with the connection."""
+    """`length` None: the body is chunked, or ends with the connection. `fields`: further
+    lines, each with its end."""
     line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
     parts = [line, b"content-type: ", content_type, b"\r\n"]
     if length is not None:
@@ -41,8 +47,7 @@ def response_head(
         parts.append(b"cache-control: no-cache\r\n")
     if request_id:
         parts += (b"x-request-id: ", request_id, b"\r\n")
-    if extra:
-        parts += (b"%b: %b\r\n" % pair for pair in extra)
+    parts.append(fields)
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)
 

@@ -72,9 +72,17 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             foreseen_ms > self.wait_ms if self._rate.known else self._count >= max(_A_FEW, at_first)
         )
         if self._count >= self.limit or (self._count and late):
-            self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3))
+            why = self._why_full(foreseen_ms)
+            self._make_room(ticket, max(retry_after_s, foreseen_ms / 1e3), why)
         self._stand(ticket, now_ms)
         return ticket
+
+    def _why_full(self, foreseen_ms: float) -> str:
+        if self._count >= self.limit:
+            return "the queue is full (--max-queue)"
+        if self._rate.known:
+            return f"one more would wait for about {foreseen_ms / 1e3:.0f} s (--max-queue-wait)"
+        return f"{self._count} wait already, for an unknown time"
 
     def _stand(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         lane = ticket.lane
@@ -90,7 +98,9 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         known = tenant in self._served or self._newcomers < _NEWCOMERS
         return tenant if known else _STRANGERS
 
-    def _make_room(self, newcomer: Ticket[RequestT, OutcomeT], retry_after_s: float) -> None:
+    def _make_room(
+        self, newcomer: Ticket[RequestT, OutcomeT], retry_after_s: float, why: str
+    ) -> None:
         """Displace the youngest of the lowest priority, of the lane that waits most there."""
         lowest = min(self._lanes, default=newcomer.priority)
         lanes = self._lanes.get(lowest, {})
@@ -114,7 +124,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
                 retry_after_s=retry_after_s,
             )
         raise Unavailable(
-            "all workers are busy and the queue is full (--max-queue)",
+            f"all workers are busy and {why}",
             code="queue_full",
             retry_after_s=retry_after_s,
         )

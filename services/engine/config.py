@@ -32,8 +32,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # bytes of the KV pool; 0: by `gpu_memory_utilization`, on a CPU a default
     kv_cache_bytes: int = 0
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights and KV
+    kv_host_bytes: int = 0  # host memory for KV blocks that the pool has no room for, 0: none
+    kv_disk_bytes: int = 0  # size of the files that hold such blocks, 0: no files
+    kv_disk_path: str = ""  # their folder
     max_model_len: int = 4096  # tokens of prompt and output together
     max_num_seqs: int = 64  # requests computed at once
+    scheduling_policy: str = "priority"  # which request runs first: see scheduling.ranking
     max_num_batched_tokens: int = 2048  # tokens of one step
     # prompt tokens of a step in which requests decode, 0: up to `max_num_batched_tokens`
     max_prefill_beside_decode: int = 512

@@ -20,7 +20,7 @@ from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.hardware import activate, resolved
-from services.engine.messages import Ready
+from services.engine.messages import Ready, Stage
 from services.engine.model.adapters import Adapters
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
@@ -157,6 +157,11 @@ class Engine:
             self._events.hand(self._log.take())
         return outputs, encoded
 
+    def stages(self) -> list[Stage]:
+        """Stages of traced requests that have ended since the last time."""
+        parts = (self.encode, self.generate)
+        return [stage for part in parts if part is not None for stage in part.stages.take()]
+
     def add(self, request: GenerateRequest) -> list[RequestOutput]:
         """Queue a request; returns outputs only if it is refused."""
         assert self.generate is not None
@@ -199,7 +204,7 @@ class Engine:
         if not self._connectors.arm():
             return 0.0
         waiting = self.generate is not None and (
-            len(self.generate) or self.generate.transfers.active
+            len(self.generate) or self.generate.transfers.active or self.generate.tiers.active
         )
         if waiting or self.ec.active or (self.encode is not None and self.encode.blocked):
             return 0.001
@@ -235,6 +240,7 @@ class Engine:
     def reset_caches(self, *, prefix: bool, encoder: bool) -> None:
         if prefix and self.generate is not None:
             self.generate.scheduler.blocks.reset_prefix_cache()
+            self.generate.tiers.clear()
             if self._log is not None:
                 self._log.blocks_cleared()
         if encoder:

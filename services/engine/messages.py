@@ -30,10 +30,12 @@ class Start(msgspec.Struct):
 
 class Generate(msgspec.Struct, tag=True):
     request: GenerateRequest
+    traced: bool = False  # whether the times of its stages are wanted
 
 
 class Encode(msgspec.Struct, tag=True):
     request: EncodeRequest
+    traced: bool = False  # as in `Generate`
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -107,9 +109,19 @@ class Ready(msgspec.Struct, tag=True):
     adapters: dict[str, str] = {}  # LoRA adapters: name → revision
 
 
+class Stage(msgspec.Struct):
+    """A part of one request's time; `start` and `end` in seconds of the engine's clock."""
+
+    request_id: str
+    name: str
+    start: float
+    end: float
+
+
 class Outputs(msgspec.Struct, tag=True):
     outputs: list[RequestOutput] = []
     encoded: list[EncodeOutput] = []
+    stages: list[Stage] = []  # of traced requests, those that have ended
 
 
 class Statistics(msgspec.Struct, tag=True):

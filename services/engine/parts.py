@@ -38,12 +38,15 @@ from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock, Meter
 from services.engine.speculation import Speculation
+from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
+from services.engine.transfers.kv_tiers import KVTiers
 from services.membership.events import CacheLog
 
 
@@ -105,7 +108,8 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
     check_positions(model.module, model.config.model_type, max_model_len)
     with contextlib.ExitStack() as opened:
-        kv = shared.connectors.make_kv(_compatibility(config, layout), config.device)
+        compatibility = _compatibility(config, layout)
+        kv = shared.connectors.make_kv(compatibility, config.device)
         opened.callback(kv.close)
         # The block after those that requests get is for rows that pad a captured step, and for the
         # steps that compile kernels.
@@ -116,10 +120,14 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         embeddings = EmbeddingCache(
             shared.ec, config.embedding_cache_bytes, model.embedding_layout, changed
         )
-        scheduler = _scheduler(shared, num_blocks, embeddings, model)
+        idle = IdleBlocks()
+        scheduler = _scheduler(shared, num_blocks, embeddings, model, idle)
         vocabulary = model.text_config.vocab_size
         grammars = Grammars.load(Path(config.model_dir), vocabulary, config.eos_token_ids)
         opened.callback(grammars.close)
+        stores = tier_stores(config, pool, compatibility)
+        for store in stores:
+            opened.callback(store.close)
         core = GenerateCore(
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
@@ -142,6 +150,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             shared.clock,
             shared.connectors.meanwhile,
             delay=shared.delay,
+            tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
         )
         opened.pop_all()
     if model.adapters is not None:
@@ -189,11 +198,19 @@ def _prepared(
 
 
 def _scheduler(
-    shared: Surroundings, num_blocks: int, embeddings: EmbeddingCache, model: LanguageModel
+    shared: Surroundings,
+    num_blocks: int,
+    embeddings: EmbeddingCache,
+    model: LanguageModel,
+    idle: IdleBlocks,
 ) -> Scheduler:
     config = shared.config
     blocks = BlockManager(
-        num_blocks, config.block_size, prefix_caching=config.prefix_caching, log=shared.log
+        num_blocks,
+        config.block_size,
+        prefix_caching=config.prefix_caching,
+        log=shared.log,
+        idle=idle,
     )
     guesses = config.speculation
     limits = Limits(

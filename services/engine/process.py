@@ -109,8 +109,9 @@ class EngineProcess:
             stepped = engine.step()
             outputs += stepped[0]
             encoded += stepped[1]
-            if outputs or encoded:
-                self._send(messages.Outputs(outputs, encoded))
+            stages = engine.stages()
+            if outputs or encoded or stages:
+                self._send(messages.Outputs(outputs, encoded, stages))
             self._steps.end()
 
     def _deliver(self, engine: Engine) -> bool:
@@ -156,10 +157,14 @@ class EngineProcess:
         encoded: list[EncodeOutput],
     ) -> None:
         match command:
-            case messages.Generate(request):
+            case messages.Generate(request, traced):
                 outputs += engine.add(request)
-            case messages.Encode(request):
-                encoded += engine.add_media(request)
+                if traced and engine.generate is not None:
+                    engine.generate.trace(request.request_id)
+            case messages.Encode(pictures, traced):
+                encoded += engine.add_media(pictures)
+                if traced and engine.encode is not None:
+                    engine.encode.trace(pictures.request_id)
             case messages.Abort(request_ids, index):
                 if engine.generate is not None:
                     engine.generate.abort(request_ids, index)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from connectors.base import ECConnector
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.kv_events import short_key
-from protocol.registry import Load
+from protocol.registry import Load, Rates
 from protocol.types import RequestOutput
 from services.engine.messages import (
     AdapterTable,
@@ -22,6 +24,7 @@ from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Meter
+from services.engine.transfers.kv_tiers import KVTiers
 
 
 class Reporting(Protocol):
@@ -138,7 +141,21 @@ def load_of(engine: Reporting) -> Load:
         total_blocks=scheduler.blocks.num_blocks if scheduler is not None else 0,
         ec_bytes=ec_bytes,
         ec_capacity_bytes=ec_capacity,
-        rates=engine.meter.rates(),
+        rates=_rates(engine),
+    )
+
+
+def _rates(engine: Reporting) -> Rates:
+    """What the meter has measured, and how fast KV comes back from lower tiers."""
+    rates, core = engine.meter.rates(), engine.generate
+    if core is None or not core.tiers.tiers:
+        return rates
+    per_token = 1e3 / core.scheduler.blocks.block_size
+    below = {tier.store.name: tier.block_s * per_token for tier in core.tiers.tiers}
+    return msgspec.structs.replace(
+        rates,
+        host_ms_per_token=below.get("host", 0.0),
+        disk_ms_per_token=below.get("disk", 0.0),
     )
 
 
@@ -159,6 +176,8 @@ def gauges_of(engine: Reporting) -> dict[str, float]:
             "kv_blocks_free": scheduler.blocks.num_free,
             "embedding_cache_bytes": scheduler.embeddings.size,
         }
+        for tier in engine.generate.tiers.tiers:
+            values[f"kv_{tier.store.name}_blocks"] = len(tier.shelf)
     if engine.encode is not None:
         values["num_items_encoding"] = len(engine.encode)
     return values
@@ -176,6 +195,7 @@ def counters_of(engine: Reporting) -> dict[str, float]:
             "embedding_queries": core.scheduler.embeddings.queries,
             "embedding_hits": core.scheduler.embeddings.hits,
         }
+        values |= _tier_counters(core.tiers)
     if engine.encode is not None:
         values |= {
             "mm_encoded": engine.encode.encoded,
@@ -183,5 +203,23 @@ def counters_of(engine: Reporting) -> dict[str, float]:
             "mm_cache_queries": engine.encode.queries,
             "mm_cache_hits": engine.encode.hits,
             "mm_received_bytes": engine.encode.received_bytes,
+        }
+    return values
+
+
+def _tier_counters(tiers: KVTiers) -> dict[str, float]:
+    """None at all for an engine whose KV lies in its pool alone."""
+    if not tiers.tiers:
+        return {}
+    values: dict[str, float] = {
+        "kv_offload_dropped_blocks": tiers.idle.dropped,
+        "kv_onboards_given_up": tiers.given_up,
+    }
+    for tier in tiers.tiers:
+        values |= {
+            f"kv_{tier.store.name}_offloaded_blocks": tier.offloaded,
+            f"kv_{tier.store.name}_onboarded_blocks": tier.onboarded,
+            f"kv_{tier.store.name}_failed_blocks": tier.failed,
+            f"kv_{tier.store.name}_hit_tokens": tier.hit_tokens,
         }
     return values

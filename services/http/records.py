@@ -22,6 +22,8 @@ def record_of(scope: Scope) -> RequestRecord:
 
 def traced_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Those that tell of a trace."""
+    if b"traceparent" not in headers:  # nearly all; a state means nothing alone
+        return {}
     names = (b"traceparent", b"tracestate")
     return {name.decode(): headers[name].decode("latin-1") for name in names if name in headers}
 

@@ -7,7 +7,6 @@ sent by a thread of the library, in batches.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,6 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(to)))
         self._tracer = self._provider.get_tracer("triptych")
         self._service, self._share = service, share
-        self._parts_outputs = service not in ("proxy", "master")
         self._propagator = TraceContextTextMapPropagator()
         self._random = random.Random()
         # Records have monotonic times, spans the time of day.
@@ -79,11 +77,7 @@ class Tracer:
             said = {"server.address": call.worker} if call.worker else {}
             self._part(call.stage, inside, call.start, call.end or ended, kind, said)
         span.set_attributes(_attributes(record))
-        if record.first_at and self._parts_outputs:
-            # A worker's own request: until its first answer it waits, fetches and computes.
-            self._part("to the first output", inside, record.start, record.first_at)
-            self._part("further outputs", inside, record.first_at, ended)
-        elif record.calls and record.first_at:
+        if record.first_at:
             span.add_event("first output", timestamp=self._ns(record.first_at))
         outcome = record.result()
         if outcome not in _SERVED:
@@ -147,8 +141,8 @@ class FileExporter(SpanExporter):
             raise ConfigError(f"--trace-to: {path}: {error.strerror}") from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        lines = [json.dumps(json.loads(span.to_json()), separators=(",", ":")) for span in spans]
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        lines = [span.to_json(indent=None) + "\n" for span in spans]
+        self._file.write("".join(lines).encode())
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:

@@ -19,11 +19,11 @@ from protocol.options import (
     size,
 )
 from protocol.server_options import TlsOptions, TraceOptions
-from services.master.policy_options import PolicyOptions, weight
+from services.master.policy_options import PolicyOptions, TrackingOptions, weight
 
 
 @dataclass(frozen=True)
-class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
+class MasterConfig(PolicyOptions, TrackingOptions, FleetOptions, TlsOptions, TraceOptions):
     """Resolved once at start."""
 
     host: str = option(
@@ -80,7 +80,7 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
     predict_ttl: float = seconds(
         120.0,
         "How long a cache that publishes no events is assumed to keep a block.",
-        flags=("--router-ttl",),
+        flags=("--router-ttl-secs", "--router-ttl"),
     )
     predict_blocks: int = count(
         65536, "Blocks that a cache without events is assumed to keep.", "blocks", minimum=0
@@ -107,10 +107,10 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         section="Queue and objectives",
     )
     max_queue_wait: float = seconds(
-        5.0, "Predicted wait in the master's queue beyond which a request is answered with 503."
+        30.0, "Predicted wait in the master's queue beyond which a request is answered with 503."
     )
     queue_timeout: float = seconds(
-        30.0, "How long a request may wait in the master's queue before it is answered with 503."
+        60.0, "How long a request may wait in the master's queue before it is answered with 503."
     )
     tenant_share: float = option(
         1.0,
@@ -154,7 +154,7 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         " limit.",
         "share",
         1,
-        flags=("--active-decode-blocks-threshold",),
+        flags=("--active-decode-blocks-threshold", "--busy-threshold"),
     )
     breaker_failures: int = count(
         5,
@@ -191,6 +191,12 @@ class MasterConfig(PolicyOptions, FleetOptions, TlsOptions, TraceOptions):
         "Name of the fleet in Redis: letters, digits, '.', '_' and '-', at most 64.",
         "a name of letters, digits, '.', '_' and '-'",
         pattern=r"[A-Za-z0-9._-]{1,64}",
+    )
+    replica_sync: bool = option(
+        True,
+        "Tell the other masters of each placement, so that they count its load at once. Off: they"
+        " learn of it by the worker's next load report.",
+        flags=("--router-replica-sync",),
     )
     orphan_ttl: float = seconds(
         300.0,

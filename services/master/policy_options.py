@@ -19,10 +19,11 @@ class PolicyOptions:
 
     policy: str = option(
         "cost",
-        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, or"
-        " a class of your own as module:Class.",
+        "How workers are chosen: cost, kv, rtp, cache_aware, least_loaded, round_robin, random, the"
+        " name of one that an installed package brings, or a class of your own as module:Class.",
         "policy",
-        pattern=r"\w+|[\w.]+:\w+",
+        pattern=r"[\w-]+|[\w.]+:\w+",
+        flags=("--router-mode",),
         section="Placement",
     )
     seed: int = option(
@@ -44,7 +45,7 @@ class PolicyOptions:
     overlap_weight: float = weight(
         1.0,
         "kv: weight of prompt blocks that must be computed.",
-        flags=("--kv-overlap-score-weight",),
+        flags=("--router-kv-overlap-score-weight", "--kv-overlap-score-weight"),
     )
     temperature: float = weight(
         0.0,
@@ -76,4 +77,43 @@ class PolicyOptions:
         1.5,
         "cache_aware: ratio of the busiest to the idlest worker up to which load is balanced.",
         "ratio",
+    )
+
+
+@dataclass(frozen=True)
+class TrackingOptions:
+    """What is counted of workers' caches and load. Dynamo's router has the same switches."""
+
+    enforce_disagg: bool = option(
+        False,
+        "Place every request on a prefill and a decode worker. While one is missing, answer 503"
+        " (disagg_unavailable) instead of letting one worker do both.",
+        section="Tracking",
+    )
+    follow_events: bool = option(
+        True,
+        "Follow the cache events of workers. Off: assume that a cache keeps what was placed there,"
+        " for --predict-ttl.",
+        flags=("--router-kv-events", "--kv-events"),
+    )
+    predict_prune_ratio: float = option(
+        1.0,
+        "Share of --predict-blocks that is still assumed to be kept after a cache without events"
+        " has become full.",
+        "share",
+        above=0,
+        maximum=1,
+        flags=("--router-prune-target-ratio",),
+    )
+    track_output_blocks: bool = option(
+        True,
+        "Count the KV blocks of a request's expected output as used from its placement on. Off:"
+        " count those of its prompt.",
+        flags=("--router-track-output-blocks",),
+    )
+    assume_kv_reuse: bool = option(
+        True,
+        "Count only those KV blocks of a prompt as used that its worker does not hold. Off: count"
+        " all of them.",
+        flags=("--router-assume-kv-reuse",),
     )

@@ -64,6 +64,18 @@ class CacheLog:
     def block_removed(self, key: bytes) -> None:
         self._removed.append(short_key(key))
 
+    def tier_stored(self, medium: str, keys: Sequence[bytes]) -> None:
+        """A tier below the pool holds these too. Their contents were told of with the pool's."""
+        self.flush()
+        if keys:
+            names: list[BlockHash] = [short_key(key) for key in keys]
+            self.kv.append(BlockStored(names, block_size=self._block_size, medium=medium))
+
+    def tier_removed(self, medium: str, keys: Sequence[bytes]) -> None:
+        self.flush()
+        if keys:
+            self.kv.append(BlockRemoved([short_key(key) for key in keys], medium))
+
     def blocks_cleared(self) -> None:
         """Every known prefix is forgotten."""
         self._removed.clear()

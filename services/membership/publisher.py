@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -32,8 +32,11 @@ from protocol.kv_events import (
     encode_batch,
 )
 
-_PIECE = 250  # entries of a snapshot in one message: none keeps a reader busy for long
+# Entries of a snapshot in one message: none keeps a reader busy for more than a millisecond.
+_PIECE = 250
+_PIECE_BLOCKS = 1000
 _PIECES = 40_000
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,25 @@ class TopicOptions:
 
 
 class _State:
-    """What one topic's events add up to, in order of arrival."""
+    """What one topic's events add up to, in order of arrival: a block for each medium that has it.
+
+    Only names are kept and told: a master that is our own needs no more of our blocks, and the
+    token ids would be nine tenths of a snapshot.
+    """
 
     def __init__(self) -> None:
-        self._blocks: dict[BlockHash, BlockStored] = {}
+        self._blocks: dict[str | None, dict[BlockHash, None]] = {}
         self._embeddings: dict[str, EmbeddingStored] = {}
 
     def apply(self, event: CacheEvent) -> None:
         match event:
             case BlockStored():
-                self._blocks.update((one.block_hashes[0], one) for one in _single(event))
+                held = self._blocks.setdefault(event.medium, {})
+                held.update(dict.fromkeys(event.block_hashes))
             case BlockRemoved():
+                held = self._blocks.get(event.medium, {})
                 for name in event.block_hashes:
-                    self._blocks.pop(name, None)
+                    held.pop(name, None)
             case AllBlocksCleared():
                 self._blocks.clear()
             case EmbeddingStored():
@@ -74,21 +83,22 @@ class _State:
 
     def pieces(self) -> Iterator[list[CacheEvent]]:
         """Everything there is, some at a time; one empty piece if there is nothing."""
-        events = iter((*self._blocks.values(), *self._embeddings.values()))
-        piece: list[CacheEvent] = list(islice(events, _PIECE))
-        yield piece
-        while piece := list(islice(events, _PIECE)):
-            yield piece
+        told = False
+        for medium, held in self._blocks.items():
+            for names in _batches(held, _PIECE_BLOCKS):
+                told = True
+                yield [BlockStored(names, medium=medium)]
+        for events in _batches(self._embeddings.values(), _PIECE):
+            told = True
+            yield [*events]
+        if not told:
+            yield []
 
 
-def _single(event: BlockStored) -> Iterable[BlockStored]:
-    """One event for each block."""
-    size, parent = event.block_size, event.parent_block_hash
-    for number, name in enumerate(event.block_hashes):
-        tokens = event.token_ids[number * size : (number + 1) * size]
-        extra = event.extra_keys[number : number + 1] if event.extra_keys else None
-        yield BlockStored([name], parent, tokens, size, medium=event.medium, extra_keys=extra)
-        parent = name
+def _batches(entries: Iterable[_T], most: int) -> Iterator[list[_T]]:
+    found = iter(entries)
+    while batch := list(islice(found, most)):
+        yield batch
 
 
 class _Topic:

@@ -66,6 +66,22 @@ class MockConfig(FleetOptions, ClientKeyOptions):
         16, "Tokens in one KV block.", "tokens", maximum=65536, section="Engine"
     )
     num_gpu_blocks_override: int = count_option(4096, "Blocks of the KV cache.", "blocks")
+    kv_host_memory: float = option(
+        0.0,
+        "Host memory for KV blocks that the KV cache has no room for, at --kv-bytes-per-token a"
+        " token. 0: none.",
+        "GiB",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    kv_disk: float = option(
+        0.0,
+        "Size of files for KV blocks that host memory has no room for; needs --kv-host-memory. 0:"
+        " none. Nothing is written.",
+        "GiB",
+        minimum=0,
+        maximum=1 << 20,
+    )
     enable_prefix_caching: bool = option(
         True, "Reuse the KV of prompts that start as earlier ones did."
     )
@@ -133,6 +149,10 @@ class MockConfig(FleetOptions, ClientKeyOptions):
         0.0002, "Time of a token of the choices' contexts, added to the step."
     )
     kv_block_ms: float = milliseconds(0.05, "Time to copy a KV block from another worker.")
+    kv_host_block_ms: float = milliseconds(
+        0.05, "Time to copy a KV block to or from host memory below the KV cache."
+    )
+    kv_disk_block_ms: float = milliseconds(0.5, "Time to write a KV block to disk, or to read it.")
     ec_token_ms: float = milliseconds(0.002, "Time to copy the embedding of one token.")
     speed: float = option(
         1.0,
@@ -209,6 +229,9 @@ class MockConfig(FleetOptions, ClientKeyOptions):
             raise ConfigError(f"speed: {self.speed} is not positive")
         return Timing(**values, speed=self.speed)
 
+    def _tier_blocks(self, gib: float) -> int:
+        return int(gib * 2**30) // max(1, self.kv_bytes_per_token * self.block_size)
+
     def settings(self) -> EngineSettings:
         """Everything that all workers of this process share; `ConfigError` names what is wrong."""
         for name in ("count", "block_size", "num_gpu_blocks_override", "max_num_seqs",
@@ -218,6 +241,8 @@ class MockConfig(FleetOptions, ClientKeyOptions):
                 raise ConfigError(f"{name}: {getattr(self, name)} is not positive")
         if not 0.0 <= self.jitter < 1.0:
             raise ConfigError(f"jitter: {self.jitter} is not between 0 and 1")
+        if self.kv_disk and not self.kv_host_memory:
+            raise ConfigError("--kv-disk: needs --kv-host-memory")
         role: InstanceRole = self.role  # type: ignore[assignment]
         settings = EngineSettings(
             role=role,
@@ -226,6 +251,8 @@ class MockConfig(FleetOptions, ClientKeyOptions):
             revision=self.revision or "mock",
             block_size=self.block_size,
             num_blocks=self.num_gpu_blocks_override,
+            host_blocks=self._tier_blocks(self.kv_host_memory),
+            disk_blocks=self._tier_blocks(self.kv_disk),
             prefix_caching=self.enable_prefix_caching,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

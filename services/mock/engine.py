@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from connectors.base import Changed, nobody_listens
 from connectors.meter import TransferStats
+from connectors.tiers.base import TierName
 from protocol.errors import InvalidRequest
 from protocol.kv_events import CacheEvent
 from protocol.refs import has_remote_prefill
@@ -20,9 +21,11 @@ from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
+from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock
 from services.engine.transfers.kv_fetches import KVFetches
+from services.engine.transfers.kv_tiers import KVTiers
 from services.membership.events import CacheLog
 from services.mock.actions import Action
 from services.mock.ec import CountedEC, RowForm
@@ -38,6 +41,7 @@ from services.mock.runner import (
     Words,
 )
 from services.mock.settings import EngineSettings
+from services.mock.tiers import TimedStore
 from services.mock.timed_steps import TimedEncoding, TimedGeneration, Worked
 from services.mock.timers import Timers
 from services.mock.timing import Noise, Timing
@@ -93,11 +97,13 @@ class Engine:
         self.kv = CountedKV(settings, self.offers, self.loads)
         self._log = log or (CacheLog(settings.block_size) if settings.events else None)
         self.ec = CountedEC(settings, *passing, changed=self._changes(of_store=True))
+        self._idle = IdleBlocks()
         self.blocks = BlockManager(
             settings.num_blocks,
             settings.block_size,
             prefix_caching=settings.prefix_caching,
             log=self._log,
+            idle=self._idle,
         )
         self.generate: GenerateCore | None = None
         self._generation: TimedGeneration | None = None
@@ -139,8 +145,19 @@ class Engine:
         )
         return GenerateCore(
             settings.engine_config(), admission, scheduler, runner, transfers, self.meter,
-            self.clock, make_keys=make_keys,
+            self.clock, make_keys=make_keys, tiers=self._tiers(scheduler),
         )  # fmt: skip
+
+    def _tiers(self, scheduler: Scheduler) -> KVTiers:
+        sizes: dict[TierName, int] = {
+            "host": self.settings.host_blocks, "disk": self.settings.disk_blocks
+        }  # fmt: skip
+        stores = [
+            TimedStore(name, blocks, self.timing.tier_s(name), self.clock, self.timers)
+            for name, blocks in sizes.items()
+            if blocks
+        ]
+        return KVTiers(scheduler, stores, self._idle, self.meter, self.clock, self._log)
 
     @property
     def core(self) -> GenerateCore:
@@ -189,6 +206,7 @@ class Engine:
         times = [
             self.timers.next_time,
             self.offers.next_time,
+            self.generate.tiers.next_time if self.generate is not None else None,
             *(self._generation.times if self._generation is not None else ()),
             *(self._encoding.times if self._encoding is not None else ()),
         ]
@@ -217,6 +235,8 @@ class Engine:
         """Forget what no request needs."""
         if prefix:
             self.blocks.reset_prefix_cache()
+            if self.generate is not None:
+                self.generate.tiers.clear()
             if self._log is not None:
                 self._log.blocks_cleared()
         if encoder:

@@ -27,6 +27,8 @@ class EngineSettings:
     revision: str = "mock"  # name of the weights in content keys
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 4096  # KV blocks
+    host_blocks: int = 0  # KV blocks in host memory below the pool, 0 for none
+    disk_blocks: int = 0  # KV blocks on disk below that, 0 for none
     prefix_caching: bool = True  # whether KV is reused
     max_model_len: int = 32768  # tokens of prompt and output together
     max_num_seqs: int = 64  # requests computed at once

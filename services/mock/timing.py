@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from connectors.tiers.base import TierName
 from protocol.registry import Rates
 
 
@@ -29,6 +30,8 @@ class Timing:
     decode_request_ms: float = 0.0  # and for each choice in it
     decode_context_ms: float = 0.0  # and for each token of their contexts
     kv_block_ms: float = 0.0  # of copying one KV block
+    kv_host_block_ms: float = 0.0  # the same to or from host memory below the pool
+    kv_disk_block_ms: float = 0.0  # the same to or from disk
     ec_token_ms: float = 0.0  # of copying one row of an embedding
     speed: float = 1.0  # every duration is divided by it
 
@@ -55,6 +58,10 @@ class Timing:
     def kv_s(self, blocks: int) -> float:
         """KV blocks from one worker to another."""
         return self._seconds(self.kv_block_ms * blocks)
+
+    def tier_s(self, name: TierName) -> float:
+        """One KV block to or from a tier below the pool."""
+        return self._seconds(self.kv_host_block_ms if name == "host" else self.kv_disk_block_ms)
 
     def embedding_s(self, tokens: int) -> float:
         """An embedding of `tokens` rows from an encoder."""

@@ -81,7 +81,7 @@ async def _run(
     """Generate; a worker that has the vision part encodes the request's media itself."""
     if rendered.media and "vision" in worker.role.parts:
         await _encode(worker, rendered)
-    async with contextlib.aclosing(worker.generate(rendered.generate)) as steps:
+    async with contextlib.aclosing(worker.generate(rendered.generate, rendered.record)) as steps:
         async for outputs in steps:
             yield outputs
 
@@ -91,7 +91,8 @@ async def _encode(worker: Worker, rendered: RenderedRequest) -> dict[str, Any]:
     items = {item.mm_hash: item for item in rendered.generate.mm_items}
     wanted = [EncodeItem.of(items[name], data) for name, data in rendered.media.items()]
     request = EncodeRequest(rendered.generate.request_id, wanted, rendered.generate.deadline_s)
-    outputs = {output.mm_hash: output for output in await worker.encode(request)}
+    encoded = await worker.encode(request, rendered.record)
+    outputs = {output.mm_hash: output for output in encoded}
     return _entries(rendered, outputs)
 
 

@@ -21,6 +21,7 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import urls
+from services.engine.scheduling.ranking import check_policy
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
@@ -109,6 +110,28 @@ class WorkerConfig(
         " 256 MiB.",
         minimum=0,
     )
+    kv_host_memory: float = option(
+        0.0,
+        "Host memory for KV blocks that the KV cache has no room for; prompts that start with them"
+        " get them back instead of being computed again. 0: none.",
+        "GiB",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    kv_disk: float = option(
+        0.0,
+        "Size of the files that keep such KV blocks on disk, also while the worker is not running."
+        " Needs --kv-disk-path. 0: no files.",
+        "GiB",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    kv_disk_path: str = option(
+        "",
+        "Folder for the files of --kv-disk, in its subfolder kv-blocks. Each worker needs its own."
+        " Files of another model, dtype or layout are removed.",
+        "path",
+    )
     gpu_memory_utilization: float = option(
         0.9,
         "Share of the GPU's memory that weights and KV cache may use together.",
@@ -122,6 +145,14 @@ class WorkerConfig(
         "requests",
         maximum=65536,
         section="Batching",
+    )
+    scheduling_policy: str = option(
+        "priority",
+        "Which waiting request the engine computes first. priority: the lower priority value, then"
+        " the older. fcfs: the older, whatever its priority. Packages may bring more (see"
+        " examples/plugin).",
+        "policy",
+        check=check_policy,
     )
     max_num_batched_tokens: int = count(
         2048, "Tokens that one step of the engine computes at most.", "tokens", maximum=1 << 24

@@ -15,6 +15,7 @@ from protocol.types import EncodeRequest
 from services.frontend.render import Frontend
 from services.http.counting import counted
 from services.http.openai import request_id
+from services.http.records import record_of
 from services.http.streams import while_connected
 from services.worker.worker import Worker
 
@@ -33,7 +34,8 @@ def router(worker: Worker) -> APIRouter:
         await _check_names(worker.frontend, wanted)
         if not wanted.request_id:
             wanted.request_id = request_id(request)
-        outputs = await while_connected(request, worker.encode(wanted))
+        record = record_of(request.scope)
+        outputs = await while_connected(request, worker.encode(wanted, record))
         return Response(msgspec.json.encode(EncodeAnswer(outputs)), media_type="application/json")
 
     return routes

@@ -25,6 +25,7 @@ from protocol.errors import (
     from_info,
 )
 from protocol.registry import Progress
+from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
@@ -141,7 +142,8 @@ class EngineClient:
         while True:
             event = messages.decode_event(await self._events.recv())
             match event:
-                case messages.Outputs(outputs, encoded):
+                case messages.Outputs(outputs, encoded, stages):
+                    self._requests.note(stages)
                     self._requests.hand(outputs, encoded)
                 case messages.Statistics() | messages.AdapterTable():
                     self._queries.answer(event)
@@ -180,26 +182,30 @@ class EngineClient:
         except zmq.Again:
             raise Unavailable("the engine of this worker accepts no commands") from None
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, request: GenerateRequest, record: RequestRecord
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request; yields whatever has arrived since the last time.
 
         Ends when every choice has finished. Closing the iterator earlier aborts the request. An
-        error of the engine is raised.
+        error of the engine is raised. If the request is traced, `record` gets the stages inside
+        the engine.
         """
-        with self._requests.generating(request) as here:
+        with self._requests.generating(request, record) as here:
             try:
-                self._send(messages.Generate(request))
+                self._send(messages.Generate(request, record.trace is not None))
                 while here.left:
                     yield await here.take()
             finally:
                 if here.left:
                     self.abort([request.request_id])
 
-    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
-        """Encode items; one output each, in the order of `request.items`."""
-        with self._requests.encoding(request) as here:
+    async def encode(self, request: EncodeRequest, record: RequestRecord) -> list[EncodeOutput]:
+        """Encode items; one output each, in the order of `request.items`. `record` as of
+        `generate`."""
+        with self._requests.encoding(request, record) as here:
             try:
-                self._send(messages.Encode(request))
+                self._send(messages.Encode(request, record.trace is not None))
                 await here.finish()
             finally:
                 if here.left:

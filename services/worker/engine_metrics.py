@@ -11,6 +11,8 @@ ENGINE_GAUGES = MappingProxyType(
         "kv_cache_usage_perc": "Share of the KV blocks in use, from 0 to 1.",
         "kv_blocks_free": "KV blocks that hold nothing a request needs.",
         "embedding_cache_bytes": "Bytes of embeddings beside the engine, reserved ones included.",
+        "kv_host_blocks": "KV blocks in host memory below the KV cache (--kv-host-memory).",
+        "kv_disk_blocks": "KV blocks in files below the KV cache (--kv-disk).",
         "num_items_encoding": "Pictures that wait to be encoded or are being encoded.",
     }
 )
@@ -29,6 +31,20 @@ ENGINE_COUNTERS = MappingProxyType(
         "preemptions": "Choices whose KV blocks were taken for older ones.",
         "kv_fetched": "KV transfers from other workers that succeeded.",
         "kv_failed": "KV transfers from other workers that failed.",
+        "kv_offload_dropped_blocks": "KV blocks that the KV cache evicted before they were copied"
+        " to host memory.",
+        "kv_onboards_given_up": "Choices that computed KV which was on its way from host memory or"
+        " disk, as it took longer than computing.",
+        "kv_host_offloaded_blocks": "KV blocks that were copied to host memory.",
+        "kv_host_onboarded_blocks": "KV blocks that came back from host memory.",
+        "kv_host_failed_blocks": "KV blocks that could not be copied to or from host memory.",
+        "kv_host_hit_tokens": "Prompt tokens whose KV came back from host memory; those of the"
+        " prefix cache itself are in cached_tokens, with these.",
+        "kv_disk_offloaded_blocks": "KV blocks that were written to disk.",
+        "kv_disk_onboarded_blocks": "KV blocks that came back from disk.",
+        "kv_disk_failed_blocks": "KV blocks that could not be written to disk, or whose file was"
+        " missing or corrupt.",
+        "kv_disk_hit_tokens": "Prompt tokens whose KV came back from disk, also in cached_tokens.",
         "embedding_queries": "Lookups in the embedding cache beside the engine.",
         "embedding_hits": "Lookups that found the embedding there.",
         "mm_encoded": "Pictures that were encoded.",

@@ -15,6 +15,7 @@ from protocol.types import GenerateRequest, RequestOutput
 from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import request_id
+from services.http.records import record_of
 from services.http.streams import DONE, EventStream, collect, sse, while_connected
 from services.worker.worker import Worker
 
@@ -33,7 +34,7 @@ def router(worker: Worker) -> APIRouter:
         if not wanted.request_id:
             wanted.request_id = request_id(request)
         deadline = Deadline.after(wanted.deadline_s)
-        steps = worker.generate(wanted)
+        steps = worker.generate(wanted, record_of(request.scope))
         if stream:
             first = await while_connected(request, anext(steps))
             events = _events(wanted, first, steps)

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
+from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
 from services.worker.transfer_metrics import transfer_families
@@ -49,6 +50,7 @@ class WorkerMetrics:
     def __init__(self, role: str, vllm_model: str = "") -> None:
         """`vllm_model`: the model's name in metrics under vLLM's names; "" for none of these."""
         self.registry = CollectorRegistry()
+        describe_process(self.registry)
         self._aliases = VllmAliases(self.registry, PREFIX, OF_WORKERS, vllm_model)
         self._has_aliases = bool(vllm_model)
         self._role = role

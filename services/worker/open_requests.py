@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorInfo, RequestAborted, error_info, from_info
+from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
+from services.engine.messages import Stage
 
 
 @dataclass
@@ -16,6 +18,7 @@ class Generating:
     """A request whose outputs are waited for; `left` are the choices that have not ended."""
 
     left: set[int]
+    record: RequestRecord
     queue: asyncio.Queue[RequestOutput] = field(default_factory=asyncio.Queue)
 
     async def take(self) -> list[RequestOutput]:
@@ -42,6 +45,7 @@ class Encoding:
     """An encode request whose embeddings are waited for; `outputs` by mm_hash."""
 
     wanted: set[str]
+    record: RequestRecord
     outputs: dict[str, EncodeOutput] = field(default_factory=dict)
     queue: asyncio.Queue[EncodeOutput] = field(default_factory=asyncio.Queue)
 
@@ -66,8 +70,8 @@ class OpenRequests:
         self._encoding: dict[str, Encoding] = {}
 
     @contextlib.contextmanager
-    def generating(self, request: GenerateRequest) -> Iterator[Generating]:
-        here = Generating(set(request.emitted) or set(range(request.sampling.n)))
+    def generating(self, request: GenerateRequest, record: RequestRecord) -> Iterator[Generating]:
+        here = Generating(set(request.emitted) or set(range(request.sampling.n)), record)
         self._generating[request.request_id] = here
         try:
             yield here
@@ -75,8 +79,8 @@ class OpenRequests:
             del self._generating[request.request_id]
 
     @contextlib.contextmanager
-    def encoding(self, request: EncodeRequest) -> Iterator[Encoding]:
-        here = Encoding({item.mm_hash for item in request.items})
+    def encoding(self, request: EncodeRequest, record: RequestRecord) -> Iterator[Encoding]:
+        here = Encoding({item.mm_hash for item in request.items}, record)
         self._encoding[request.request_id] = here
         try:
             yield here
@@ -91,6 +95,14 @@ class OpenRequests:
         for item in encoded:
             if (waiting := self._encoding.get(item.request_id)) is not None:
                 waiting.queue.put_nowait(item)
+
+    def note(self, stages: Sequence[Stage]) -> None:
+        """What traced requests have had done, for the records of those that still wait."""
+        for stage in stages:
+            name = stage.request_id
+            here = self._generating.get(name) or self._encoding.get(name)
+            if here is not None:
+                here.record.begin(stage.name, stage.start).end = stage.end
 
     def abort(self, request_id: str) -> None:
         """End a request with the reason "abort", whatever the engine still says of it."""

@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from protocol.draining import held_only
 from protocol.errors import InvalidRequest, ModelNotFound, NotServing, Unavailable
 from protocol.refs import wants_remote_decode
+from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from protocol.vocabulary import check_request
 from services.engine.config import Part
@@ -139,7 +140,9 @@ class Worker:
             self.in_flight -= 1
             self.metrics.set_in_flight(self.in_flight)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[RequestOutput], None]:
+    async def generate(
+        self, request: GenerateRequest, record: RequestRecord
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         """Run a request here; see `EngineClient.generate`."""
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
@@ -147,7 +150,7 @@ class Worker:
         handed = wants_remote_decode(request.kv_transfer_params)
         timeline = self.metrics.timeline(hands_over=handed)
         with self.tasks.task(request.request_id, len(request.token_ids)) as task:
-            async with contextlib.aclosing(self.engine.generate(request)) as steps:
+            async with contextlib.aclosing(self.engine.generate(request, record)) as steps:
                 try:
                     async for outputs in steps:
                         timeline.observe(outputs)
@@ -157,16 +160,16 @@ class Worker:
                     self.metrics.abort()
                     raise
 
-    async def encode(self, request: EncodeRequest) -> list[EncodeOutput]:
+    async def encode(self, request: EncodeRequest, record: RequestRecord) -> list[EncodeOutput]:
         """Encode pictures here; see `EngineClient.encode`. A worker that drains hands out those it
         has, and is `Unavailable` for others."""
         if "vision" not in self.role.parts:
             raise InvalidRequest(f"a worker with the role {self.role.name} encodes no media")
         if self.draining:
-            return await held_only(request, self.engine.encode)
+            return await held_only(request, lambda held: self.engine.encode(held, record))
         start = time.monotonic()
         tokens = sum(item.length for item in request.items)
         with self.tasks.task(request.request_id, tokens):
-            outputs = await self.engine.encode(request)
+            outputs = await self.engine.encode(request, record)
         self.metrics.observe_encode(time.monotonic() - start)
         return outputs

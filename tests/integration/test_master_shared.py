@@ -143,6 +143,28 @@ def test_two_masters_do_not_send_all_to_the_same_worker(pair: Pair) -> None:
     until(lambda: not any(workers(pair.b)[name].get("requests") for name in names))
 
 
+def test_both_masters_count_what_either_has_placed(pair: Pair) -> None:
+    """Each says how late the other hears of it: all within five seconds, the last bound counted."""
+    names = {f"e{i}" for i in range(4)}
+    for i, name in enumerate(sorted(names)):
+        register((pair.a, pair.b)[i % 2], name, "prefill_decode", model="even")
+    until(lambda: known(pair, "even") == [names] * 2)
+    for i in range(40):
+        schedule((pair.a, pair.b)[i % 2], f"even{i}", model="even", block_keys=[])
+
+    def counted(master: Process) -> dict[str, int]:
+        shown = workers(master)
+        return {name: shown[name].get("requests", 0) for name in names}
+
+    until(lambda: counted(pair.a) == counted(pair.b) and sum(counted(pair.a).values()) == 40)
+    for master in (pair.a, pair.b):
+        told = metric(master, "replication_delay_seconds_count")
+        assert metric(master, 'replication_delay_seconds_bucket{le="5.0"}') == told > 0
+    for i in range(40):
+        call(f"{pair.a.url}/finished", {"reports": [{"request_id": f"even{i}"}]})
+    until(lambda: counted(pair.a) == counted(pair.b) == dict.fromkeys(names, 0))
+
+
 def test_a_breaker_that_one_master_opens_is_open_at_the_other(pair: Pair) -> None:
     register(pair.a, "bad", "decode", model="breaker")
     until(lambda: known(pair, "breaker") == [{"bad"}] * 2)

@@ -101,3 +101,40 @@ def test_all_stages_are_in_one_trace_with_the_workers_own_spans_inside(
     calls = {line["name"] for line in lines if line["parent_id"] == inside}
     assert {name.split()[0] for name in calls} == {"master", "encode", "prefill", "decode"}
     assert {line["context"]["trace_id"] for line in lines} == {f"0x{TRACE}"}
+    assert stages_of(lines, "encode") >= {"encode"}
+    assert stages_of(lines, "prefill") >= {"transfer embeddings", "prefill"}
+    assert stages_of(lines, "decode") == {"transfer KV", "decode"}
+    for line in lines:
+        assert line["start_time"] <= line["end_time"]
+
+
+def stages_of(spans: list[dict[str, Any]], role: str) -> set[str]:
+    """What the worker of a role says that its engine did, each inside the worker's own span."""
+    own = [span for span in spans if span["resource"]["attributes"]["service.name"].endswith(role)]
+    calls = {span["context"]["span_id"] for span in own if span["kind"] == "SpanKind.SERVER"}
+    return {span["name"] for span in own if span["parent_id"] in calls}
+
+
+def test_a_relayed_requests_workers_trace_inside_the_proxys_span(
+    model_dir: ModelDir, tmp_path: Path
+) -> None:
+    file = tmp_path / "spans.jsonl"
+    traced = ("--trace-to", str(file))
+    with running(model_dir("qwen2_vl")) as stack:
+        worker = stack.start("services.pdfusion", *traced)
+        worker.wait_ready()
+        relay = ("--dialect", "openai", "--decode-servers-urls", worker.url)
+        front = stack.start_plain("proxy", *relay, "--trace-sample", "0", *traced)
+        front.wait_ready()
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        body = question(data_url(Image.new("RGB", (64, 64), "red")))
+        path = f"{front.url}/v1/chat/completions"
+        assert call(path, body, headers=headers)[0] == 200
+        assert stack.stop() == [0] * 2
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    (request,) = [line for line in lines if line["name"].startswith("proxy ")]
+    assert request["parent_id"] == f"0x{PARENT}"
+    (answered,) = [line for line in lines if line["name"].startswith("pdfusion ")]
+    assert answered["parent_id"] == request["context"]["span_id"]
+    assert stages_of(lines, "pdfusion") >= {"render", "encode", "prefill", "decode"}
+    assert {line["context"]["trace_id"] for line in lines} == {f"0x{TRACE}"}

@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from blake3 import blake3
 from PIL import Image
 
+from protocol.kv_events import CacheEvent
 from protocol.types import (
     EncodeItem,
     EncodeRequest,
@@ -23,6 +24,7 @@ from protocol.types import (
 from services.engine.config import EngineConfig
 from services.engine.engine import Engine
 from services.engine.scheduling.seams import Clock
+from services.membership.events import CacheLog
 from tests.support.reference import Inputs, Messages, Reference, load
 
 DEADLINE_S = 60.0
@@ -131,3 +133,19 @@ def ended(worker: Engine, name: str) -> list[RequestOutput]:
             return found
         threading.Event().wait(worker.wait_s)
     raise AssertionError("the request did not end")
+
+
+def listening(worker: Engine) -> list[CacheEvent]:
+    """All events from here on, in order."""
+    heard: list[CacheEvent] = []
+    log = worker._log
+    assert isinstance(log, CacheLog)
+    take: Callable[[], tuple[list[CacheEvent], list[CacheEvent]]] = log.take
+
+    def taking() -> tuple[list[CacheEvent], list[CacheEvent]]:
+        kv, ec = take()
+        heard.extend([*kv, *ec])
+        return kv, ec
+
+    log.take = taking  # type: ignore[method-assign]
+    return heard

@@ -30,14 +30,17 @@ PROCESSORS = (
     ("qwen2_vl", "Qwen2VLProcessor"),
     ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
     ("qwen3_vl", "Qwen3VLProcessor"),
+    ("qwen3_vl_moe", "Qwen3VLProcessor"),
     ("llava_onevision", "LlavaOnevisionProcessor"),
     ("gemma3", "Gemma3Processor"),
+    ("llava", "LlavaProcessor"),
 )
 # Without it Qwen's positions become one-dimensional and Gemma's pictures causal, silently.
 TOKEN_TYPES = (
     ("qwen2_vl", "mm_token_type_ids"),
     ("qwen2_5_vl", "mm_token_type_ids"),
     ("qwen3_vl", "mm_token_type_ids"),
+    ("qwen3_vl_moe", "mm_token_type_ids"),
     ("gemma3", "token_type_ids"),
 )
 
@@ -171,6 +174,10 @@ def _placeholder_code(
         vision = config.vision_config
         processor.num_image_tokens = (vision.image_size // vision.patch_size) ** 2
         processor.vision_aspect_ratio = config.vision_aspect_ratio
+        processor.vision_feature_select_strategy = config.vision_feature_select_strategy
+    if config.model_type == "llava":
+        processor.patch_size = config.vision_config.patch_size
+        processor.num_additional_image_tokens = 1  # the class token
         processor.vision_feature_select_strategy = config.vision_feature_select_strategy
     if config.model_type == "gemma3":
         begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])

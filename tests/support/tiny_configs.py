@@ -105,6 +105,13 @@ def _qwen3_vl(ids: Ids) -> Json:
     }
 
 
+def _qwen3_vl_moe(ids: Ids) -> Json:
+    config = _qwen3_vl(ids)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    # A layer without experts between layers with them.
+    return {**config, "text_config": {**config["text_config"], **experts, "mlp_only_layers": [1]}}
+
+
 def _siglip(image_size: int, patch_size: int, layers: int) -> Json:
     return {
         "model_type": "siglip_vision_model",
@@ -127,6 +134,19 @@ def _llava_onevision(ids: Ids) -> Json:
         "image_grid_pinpoints": PINPOINTS,
         "vision_feature_layer": -1,
         "vision_aspect_ratio": "anyres_max_4",
+        "tie_word_embeddings": False,
+    }
+
+
+def _llava(ids: Ids) -> Json:
+    vision = {**_siglip(image_size=28, patch_size=7, layers=2), "projection_dim": 64}
+    vision.pop("vision_use_head")
+    return {
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": {**vision, "model_type": "clip_vision_model"},
+        "image_token_index": ids("<image>"),
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
         "tie_word_embeddings": False,
     }
 
@@ -185,7 +205,7 @@ def _qwen3_next(ids: Ids) -> Json:
 def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size: int) -> Family:
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{prefix}Processor",
+        "processor_class": f"{prefix.removesuffix('Moe')}Processor",
         "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 224 * 224},
         "patch_size": patch_size,
         "temporal_patch_size": 2,
@@ -213,6 +233,16 @@ def _llava_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _llava15_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "processor_class": "LlavaProcessor",
+        "size": {"shortest_edge": 28},
+        "crop_size": {"height": 28, "width": 28},
+    }
+    return {"preprocessor_config.json": preprocessor}
+
+
 def _gemma_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "Gemma3ImageProcessor",
@@ -229,12 +259,14 @@ SPECS = MappingProxyType(
         "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
         "qwen2_5_vl": _qwen("Qwen2_5_VL", tiny_text.QWEN2_VL, _qwen2_5_vl, 14),
         "qwen3_vl": _qwen("Qwen3VL", tiny_text.QWEN3_VL, _qwen3_vl, 16),
+        "qwen3_vl_moe": _qwen("Qwen3VLMoe", tiny_text.QWEN3_VL, _qwen3_vl_moe, 16),
         "llava_onevision": Family(
             tiny_text.LLAVA_ONEVISION,
             "LlavaOnevisionForConditionalGeneration",
             _llava_onevision,
             _llava_files,
         ),
+        "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",

@@ -20,9 +20,12 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from tests.support import tiny_text
 from tests.support.tiny_configs import SPECS, Family
 
-VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma3")
+VISION_FAMILIES = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava_onevision", "gemma3",
+)  # fmt: skip
 TEXT_FAMILIES = ("llama", "qwen3")
 FAMILIES = VISION_FAMILIES + TEXT_FAMILIES
+PLUGIN_FAMILY = "llava"  # which examples/plugin brings
 STATEFUL_FAMILY = "qwen3_next"  # linear attention beside full attention: the engine refuses it
 
 LAYER_GAIN = 1.3
@@ -36,7 +39,7 @@ def build(family: str, path: Path, seed: int = 0) -> Path:
     """Writes the model directory `path` (created if missing) and returns it.
 
     Raises:
-        KeyError: `family` is neither in FAMILIES nor STATEFUL_FAMILY.
+        KeyError: `family` is neither in FAMILIES nor PLUGIN_FAMILY nor STATEFUL_FAMILY.
     """
     spec = SPECS[family]
     path.mkdir(parents=True, exist_ok=True)

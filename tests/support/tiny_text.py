@@ -137,6 +137,12 @@ LLAVA_ONEVISION = TextSide(
     pad="<|endoftext|>",
     tail=(*_QWEN_SPECIAL, "<image>", "<video>"),
 )
+LLAVA = TextSide(
+    template=_LLAVA_ONEVISION,
+    eos=("<|im_end|>",),
+    pad="<|endoftext|>",
+    tail=(*_QWEN_SPECIAL, "<image>"),
+)
 GEMMA3 = TextSide(
     template=_GEMMA,
     eos=("<eos>", "<end_of_turn>"),

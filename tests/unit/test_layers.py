@@ -77,7 +77,7 @@ ALLOWED = {
 # Rooms of one package, lowest first: each imports itself and those above it in this list. A line
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
-    ("proxy.worker_urls",),
+    ("proxy.worker_urls", "proxy.siblings", "proxy.processes"),
     ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
     ("proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),
@@ -106,7 +106,7 @@ ENGINE = (
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
     ("services.engine.model",),
-    ("services.engine.hardware",),
+    ("services.engine.hardware", "services.engine.tier_stores"),
     ("services.engine.parts",),
     ("services.engine.engine",),
     ("services.engine.process",),

@@ -30,6 +30,11 @@ _WORKERS: Mapping[str, Callable[[ServeConfig, Mapping[str, Role]], Iterator[Serv
     "vllm": vllm.vllm_workers,
 }
 
+_NOT_VLLM = (
+    "error: --engine vllm: vLLM's workers take no order to drain, and a new master would not know"
+    " them; --roles proxy restarts the proxy alone"
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after Ctrl-C or SIGTERM, 1 if a process failed, 2 for a bad configuration."""
@@ -116,8 +121,8 @@ def _keep_running(config: ServeConfig, processes: Processes, logs: Path, stack: 
             _say(line)
             answer(Progress(line, silence_s=longest))
 
-        if config.engine == "vllm":
-            say("error: --engine vllm: its workers cannot drain; restart them by other means")
+        if config.engine == "vllm" and asked.roles != ["proxy"]:
+            say(_NOT_VLLM)
             return answer(Progress(status=1))
         say(f"Restarting {', '.join(asked.roles)} one process at a time ...")
         try:

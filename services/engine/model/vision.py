@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
+from protocol.plugins import find_plugin
 from protocol.types import EncodeItem
 from services.engine.attention import segments
 from services.engine.containment import contained
@@ -21,6 +22,8 @@ from services.engine.scheduling.seams import Prepared
 from services.frontend.image import load_rgb
 
 Pixels = dict[str, torch.Tensor]
+Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
+"""The vision model and what the processor made of each picture → each picture's embeddings."""
 
 
 class VisionModel:
@@ -42,10 +45,10 @@ class VisionModel:
         self._processor = picture_processor(model_dir)
         self._device = device
         kind = self._model.config.model_type
-        try:
-            self._encode = _ENCODERS[kind]
-        except KeyError:
-            raise ConfigError(f"--model: no encoder is known for model type '{kind}'") from None
+        encoder = _ENCODERS.get(kind) or find_plugin("encoders", kind)
+        if encoder is None:
+            raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
+        self._encode: Encoder = encoder
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
@@ -117,7 +120,8 @@ def _checked(item: EncodeItem, tensors: Tensors) -> Tensors | TriptychError:
 
 
 def _encode_qwen(model: Any, batch: list[Pixels]) -> list[Tensors]:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: patches of all pictures in one packed run."""
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts: patches of all pictures in one
+    packed run."""
     output = model.get_image_features(
         torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
         torch.cat([pixels["image_grid_thw"] for pixels in batch]),
@@ -149,11 +153,11 @@ def _llava_picture(model: Any, pixels: Pixels) -> torch.Tensor:
     return output.pooler_output[0]  # type: ignore[no-any-return]
 
 
-_Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
-_ENCODERS: dict[str, _Encoder] = {
+_ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": _encode_qwen,
     "qwen2_5_vl": _encode_qwen,
     "qwen3_vl": _encode_qwen,
+    "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
     "llava_onevision": _encode_llava_onevision,
 }

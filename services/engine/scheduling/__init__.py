@@ -17,5 +17,6 @@ image_prefetch    pictures prepared ahead of the vision model
 run_bound         how many of them a run takes
 encode_jobs       pictures, and the requests that wait for each
 encode_queue      all of it, for pictures
+stage_times       when the stages of traced requests begin and end
 rates             what an engine measures of itself
 """

@@ -12,6 +12,7 @@ from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
 from protocol.types import GenerateRequest
 from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
+from services.engine.scheduling.ranking import ranking
 from services.engine.scheduling.request import Adapter, Request, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock
@@ -41,6 +42,7 @@ class AdmissionChecks:
         self._root = root_key(model=config.model, revision=config.revision)
         self._shares_kv = shares_kv
         self._arrivals = itertools.count()
+        self._rank = ranking(config.scheduling_policy)
 
     def request(self, source: GenerateRequest) -> Request:
         """`InvalidRequest` names the field at fault."""
@@ -87,6 +89,7 @@ class AdmissionChecks:
             positions=positions,
             rope_delta=delta,
             keys=self._make_keys(source) if self._make_keys else self._keys(source, adapter),
+            rank=self._rank(source),
             deadline=None if deadline is None else self._clock() + deadline,
             siblings=tuple(others),
             constraint=self._model.constraint(source.sampling),

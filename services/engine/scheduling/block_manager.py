@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.membership.events import CacheLog
 
 
 class BlockManager:
     """Reference counts and prefix cache over blocks 0 … num_blocks − 1.
 
-    `log` is told each key that is known no more. `version` counts what has become known and what
-    was forgotten.
+    `log` is told each key that is known no more, `idle` each block that holds a known prefix and
+    has no owner. `version` counts what has become known and what was forgotten.
     """
 
     def __init__(
@@ -28,12 +29,14 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         log: CacheLog | None = None,
+        idle: IdleBlocks | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.version = 0
         self._caching = prefix_caching
         self._log = log
+        self._idle = idle
         self._refs: dict[int, int] = {}
         self._key_of: dict[int, bytes] = {}  # of owned blocks
         self._block_of: dict[bytes, int] = {}
@@ -52,6 +55,10 @@ class BlockManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether it holds a known prefix and has no owner."""
+        return block in self._cached
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest cached prefix of `keys`. Nothing is acquired."""
@@ -73,7 +80,7 @@ class BlockManager:
 
     def can_allocate(self, count: int, matched: Sequence[int] = ()) -> bool:
         """Whether `count` new blocks are left once the `matched` ones are acquired."""
-        reused = sum(1 for block in matched if block not in self._refs)
+        reused = sum(map(self.is_idle, matched))
         return self.num_free - reused >= count
 
     def allocate(self, count: int) -> list[int] | None:
@@ -87,6 +94,8 @@ class BlockManager:
         for _ in range(count - len(blocks)):
             block, key = self._cached.popitem(last=False)
             self._forget(key)
+            if self._idle is not None:
+                self._idle.evicted(block)
             blocks.append(block)
         self._refs.update(dict.fromkeys(blocks, 1))
         return blocks
@@ -120,8 +129,10 @@ class BlockManager:
             key = self._key_of.pop(block, None)
             if key is None:
                 self._blank.append(block)
-            else:
-                self._cached[block] = key
+                continue
+            self._cached[block] = key
+            if self._idle is not None:
+                self._idle.add(block, key)
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; owned blocks stay owned."""
@@ -130,6 +141,8 @@ class BlockManager:
         self._blank += reversed(self._cached)
         self._cached.clear()
         self._key_of.clear()
+        if self._idle is not None:
+            self._idle.clear()
 
     def _forget(self, key: bytes) -> None:
         del self._block_of[key]

@@ -77,14 +77,14 @@ class EmbeddingCache:
         them."""
         if request.mm_items:
             self._requests[request.key] = request
-        for item in _needed(request):
+        for item in request.items_left:
             entry = self._entries.get(item.mm_hash)
             if entry is None or request.key not in entry.owners:
                 self._unmet.add(request.key)
 
     def release(self, request: Request) -> None:
         """The request does not need the items that it has computed."""
-        needed = {item.mm_hash for item in _needed(request)}
+        needed = {item.mm_hash for item in request.items_left}
         for item in request.mm_items:
             entry = self._entries.get(item.mm_hash)
             if entry is not None and item.mm_hash not in needed:
@@ -134,7 +134,7 @@ class EmbeddingCache:
             return
         unmet = [self._requests[key] for key in self._unmet]
         for request in sorted(unmet, key=lambda r: r.order):
-            for item in _needed(request):
+            for item in request.items_left:
                 # Younger requests must not take room in pieces too small for this one.
                 if not self._own(item, request):
                     return
@@ -214,10 +214,6 @@ class EmbeddingCache:
         if held != self.size:
             problems.append(f"embeddings sum to {held} bytes, books say {self.size}")
         return problems
-
-
-def _needed(request: Request) -> Iterator[MMItem]:
-    return request.items_in(request.num_computed, request.num_prompt)
 
 
 def _params(request: Request, item: MMItem) -> dict[str, object] | None:

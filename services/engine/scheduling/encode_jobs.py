@@ -46,6 +46,11 @@ class EncodeJobs:
             job.waiters.append(waiter)
         return job is not None
 
+    def awaited_by(self, request_id: str) -> list[str]:
+        """The pictures that a request waits for."""
+        jobs = self._jobs.items()
+        return [name for name, job in jobs if any(w.request_id == request_id for w in job.waiters)]
+
     def add(self, mm_hash: str, job: Job) -> None:
         self._jobs[mm_hash] = job
 

@@ -13,6 +13,7 @@ from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
 from services.engine.scheduling.encode_run import EncodeRun, Results
 from services.engine.scheduling.run_bound import RunBound
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
+from services.engine.scheduling.stage_times import StageTimes
 
 
 class EncodeQueue:
@@ -54,6 +55,7 @@ class EncodeQueue:
         self.hits = 0
         self.queries = 0
         self.received_bytes = 0
+        self.stages: StageTimes[str] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -76,6 +78,18 @@ class EncodeQueue:
         outputs = [self._add_item(item, waiter) for item in request.items]
         self._prepare()
         return [output for output in outputs if output is not None]
+
+    def trace(self, request_id: str) -> None:
+        """Note when the stages of the pictures that a request waits for begin and end."""
+        for mm_hash in self._jobs.awaited_by(request_id):
+            self.stages.watch(request_id, mm_hash)
+
+    def _stages_of(self, mm_hash: str) -> list[str] | None:
+        if mm_hash not in self._jobs:
+            return None
+        if any(prepared.item.mm_hash == mm_hash for prepared in self._run.batch):
+            return ["encode"]
+        return ["wait for room"] if mm_hash in self._unstored else ["queue"]
 
     def _add_item(self, item: EncodeItem, waiter: Waiter) -> EncodeOutput | None:
         request_id = waiter.request_id
@@ -116,9 +130,11 @@ class EncodeQueue:
         if not self._run.batch:
             batch, failed = self.begin()
             self._run.begin(batch)
+            self.stages.look()
             outputs += failed
         if self._run.batch and (results := self._run.go_on(most_s)) is not None:
             outputs += self.complete(self._run.end(), results, self._run.seconds)
+        self.stages.look()
         self._prepare()
         return outputs
 

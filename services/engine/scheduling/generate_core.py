@@ -12,12 +12,15 @@ from services.engine.scheduling.admission_checks import AdmissionChecks, MakeKey
 from services.engine.scheduling.chunks import Chunk, Work, work_of
 from services.engine.scheduling.decode_delay import DecodeDelay
 from services.engine.scheduling.endings import ending
+from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.scheduling.sibling_choices import SiblingChoices
+from services.engine.scheduling.stage_times import StageTimes
 from services.engine.transfers.kv_fetches import KVFetches
+from services.engine.transfers.kv_tiers import KVTiers
 
 _COUNTED = (
     *("prompt_tokens", "cached_tokens", "received_tokens", "generation_tokens", "steps"),
@@ -44,13 +47,16 @@ class GenerateCore:
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_keys: MakeKeys | None = None,
         delay: DecodeDelay | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         """`meanwhile` is entered while the model computes. `make_keys` names a request's blocks;
-        without it they are named by the configuration. `delay` bounds prompts in time."""
+        without it they are named by the configuration. `delay` bounds prompts in time. `tiers` keep
+        what the pool has no room for."""
         self._config = config
         self._meter = meter
         self.scheduler = scheduler
         self.transfers = transfers
+        self.tiers = tiers or KVTiers(scheduler, (), IdleBlocks(), meter, clock)
         self._runner = runner
         self._meanwhile = meanwhile
         self._clock = clock
@@ -65,6 +71,7 @@ class GenerateCore:
         self._begun = 0.0
         self._work = Work()
         self.counters = dict.fromkeys(_COUNTED, 0)
+        self.stages: StageTimes[Request] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -97,6 +104,23 @@ class GenerateCore:
         if request.hands_over:
             self.transfers.offers.offer(request)
 
+    def trace(self, request_id: str) -> None:
+        """Note when the stages of a request's first choice begin and end."""
+        for request in self._live.choices(request_id)[:1]:
+            self.stages.watch(request_id, request)
+
+    def _stages_of(self, request: Request) -> list[str] | None:
+        if self._live.find(request.key) is not request:
+            return None
+        if self.transfers.fetching(request):
+            return ["transfer KV"]
+        embeddings, left = self.scheduler.embeddings, request.items_left
+        stages = [] if all(embeddings.ready(i.mm_hash) for i in left) else ["transfer embeddings"]
+        if request.status is not Status.RUNNING:
+            return [*stages, "queue"]
+        begun = request.received or request.num_computed >= request.num_prompt
+        return [*stages, "decode" if begun else "prefill"]
+
     @property
     def next_deadline(self) -> float | None:
         """When the next request must have ended."""
@@ -115,12 +139,14 @@ class GenerateCore:
         self._live.remove(request)
         self.transfers.offers.abandon(request.source.request_id, "the request was aborted")
         self.transfers.abort(request)
+        self.tiers.forget(request)
 
     def close(self) -> None:
         """Give every request up, and all that is on its way to or from here for one: peers that
         hold something for them are told."""
         self.abort(self._live.names())
         self.transfers.offers.close()
+        self.tiers.close()
 
     def step(self) -> list[RequestOutput]:
         """Advance transfers, then run one batch; returns what the requests gained."""
@@ -140,12 +166,15 @@ class GenerateCore:
     def begin(self) -> list[Chunk]:
         """The chunks of the next step, [] if there is nothing to compute."""
         self._begun = self._clock()
-        chunks = self.scheduler.schedule(self.transfers.unplace, self._delay.prompt_tokens)
+        chunks = self.scheduler.schedule(
+            self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
+        )
         self._tell_of_preemptions()
         self._progressed = bool(chunks)
         if chunks:
             self.counters["steps"] += 1
             self._work = work_of(chunks)
+        self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
 
     def _tell_of_preemptions(self) -> None:
@@ -172,6 +201,7 @@ class GenerateCore:
         seconds = self._clock() - self._begun
         self._meter.stepped(self._work, seconds)
         self._delay.computed(self._work, seconds)
+        self.stages.look()
         return gained
 
     @property
@@ -180,8 +210,9 @@ class GenerateCore:
         return self._progressed
 
     def advance(self) -> list[RequestOutput]:
-        """All that time and peers have brought: deadlines, KV, embeddings."""
+        """All that time, peers and lower tiers have brought: deadlines, KV, embeddings."""
         outputs = self._expire()
+        self.tiers.advance()
         for failed, cause in self.transfers.poll():
             outputs.append(self._fail(failed, cause))
         for key, error in self.scheduler.embeddings.poll():
@@ -193,6 +224,7 @@ class GenerateCore:
             outputs += [self._gained(one, adopted=True) for one in taken]
         self.transfers.arrived.clear()
         self.transfers.begin()
+        self.stages.look()
         return outputs
 
     def _expire(self) -> list[RequestOutput]:
@@ -265,7 +297,8 @@ class GenerateCore:
     def check_integrity(self) -> list[str]:
         """Compare every book with every other; [] if all agree."""
         owners = [r.blocks for r in self.scheduler.all_requests()]
-        problems = self.scheduler.blocks.check_integrity([*owners, *self.transfers.owned_blocks()])
+        owners += [*self.transfers.owned_blocks(), *self.tiers.owned_blocks()]
+        problems = self.scheduler.blocks.check_integrity(owners) + self.tiers.check_integrity()
         known, queued = {r.key for r in self._live}, self.scheduler.keys()
         problems += self.scheduler.embeddings.check_integrity(known)
         problems += [f"request {key} is in no queue" for key in known - queued]

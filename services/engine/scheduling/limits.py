@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import ConfigError
@@ -10,6 +10,12 @@ from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.request import Request
 
 Unplace = Callable[[Request], None]
+Awaits = Callable[[Request, Sequence[int]], bool]
+
+
+def never(request: Request, matched: Sequence[int]) -> bool:
+    """The `Awaits` of an engine whose KV lies in its pool alone."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,13 @@ class Limits:
 class Step:
     """A step that is being made up: `left` of its tokens are free, `prompts` of them for prompts,
     `scored` of those for prompts that are scored.
-    `unplace` takes the blocks of a loading request back."""
+    `unplace` takes the blocks of a loading request back; `awaits` says of a request that could
+    start from the `matched` blocks whether more of its KV is on its way from a lower tier."""
 
     left: int
     unplace: Unplace
     scored: int
+    awaits: Awaits = never
     prompts: int = 0
     chunks: list[Chunk] = field(default_factory=list)
 

@@ -24,7 +24,7 @@ class Status(enum.Enum):
 
 
 RequestKey = tuple[str, int]
-Order = tuple[int, int, int]
+Order = tuple[float, int, int]
 
 
 class Constraint(Protocol):
@@ -64,6 +64,7 @@ class Request:
     positions: NDArray[np.int64]  # int64[1 or 3, num_prompt], rotary positions of the prompt
     rope_delta: int  # what to add to a later token's index for its position
     keys: BlockKeyChain  # names of its full blocks
+    rank: float = 0.0  # lower goes first, by --scheduling-policy; then the older one
     deadline: float | None = None  # of the engine's clock
     siblings: tuple[int, ...] = ()  # choices that share this one's prompt and have not begun
     status: Status = Status.WAITING  # which queue it is in
@@ -71,6 +72,7 @@ class Request:
     num_computed: int = 0  # tokens, from the first, that have KV in `blocks`
     num_stored: int = 0  # tokens of those in blocks that other requests may find
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
+    looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     adapter: Adapter | None = None  # what computes it beside the model
@@ -126,8 +128,8 @@ class Request:
 
     @property
     def order(self) -> Order:
-        """Who runs first: lower priority value, then the older, then the lower choice."""
-        return self.source.priority, self.arrival, self.index
+        """Which runs first: the lower rank, then the older, then the lower choice."""
+        return self.rank, self.arrival, self.index
 
     @property
     def num_left(self) -> int:
@@ -155,11 +157,17 @@ class Request:
         """Media items with a placeholder among tokens start … end − 1."""
         return (item for item in self.mm_items if item.offset < end and item.end > start)
 
+    @property
+    def items_left(self) -> Iterator[MMItem]:
+        """Media items with a placeholder among the prompt's tokens that have no KV."""
+        return self.items_in(self.num_computed, self.num_prompt)
+
     def reset(self) -> None:
         """Forget all KV; the next run computes it again."""
         self.blocks = []
         self.num_computed = 0
         self.num_stored = 0
+        self.looked_below = False
 
 
 def choices_of(source: GenerateRequest) -> list[int]:
@@ -179,6 +187,7 @@ def sibling_of(request: Request, index: int) -> Request:
         positions=request.positions,
         rope_delta=request.rope_delta,
         keys=keys,
+        rank=request.rank,
         deadline=request.deadline,
         constraint=request.constraint and request.constraint.another(),
         adapter=request.adapter,

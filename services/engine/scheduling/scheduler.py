@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
-from services.engine.scheduling.limits import Limits, Step, Unplace
+from services.engine.scheduling.limits import Awaits, Limits, Step, Unplace, never
 from services.engine.scheduling.request import Request, RequestKey, Status
 from services.membership.events import CacheLog
 
@@ -51,14 +51,16 @@ class Scheduler:
         yield from self.waiting
         yield from self.remote
 
-    def schedule(self, unplace: Unplace, prompt_tokens: int | None = None) -> list[Chunk]:
+    def schedule(
+        self, unplace: Unplace, prompt_tokens: int | None = None, awaits: Awaits = never
+    ) -> list[Chunk]:
         """The next step's chunks; their blocks are allocated. None is admitted in a step that
-        preempts. `unplace` takes the blocks of a loading request back; `prompt_tokens` bounds
-        prompts beside requests that decode further than the limits do."""
+        preempts. `unplace` and `awaits` as of `Step`; `prompt_tokens` bounds prompts beside
+        requests that decode further than the limits do."""
         if not (self.running or self.waiting):
             self.starved = None
             return []
-        step = Step(self.limits.max_num_batched_tokens, unplace, self.limits.scored_tokens)
+        step = Step(self.limits.max_num_batched_tokens, unplace, self.limits.scored_tokens, awaits)
         preemptions = self.preemptions
         running = sorted(self.running, key=lambda r: r.order)
         decodes = [request for request in running if request.num_left == 1]
@@ -130,7 +132,8 @@ class Scheduler:
             request.blocks = request.blocks[:kept]  # another list: see `step_tokens.BlockTables`
 
     def _admit_waiting(self, step: Step) -> None:
-        """Start waiting requests in order; those that wait for embeddings are passed by."""
+        """Start waiting requests in order; those that wait for embeddings, or for KV from a lower
+        tier, are passed by."""
         self.starved = None
         for request in list(self.waiting):
             if step.prompts <= 0:
@@ -148,11 +151,13 @@ class Scheduler:
         return len(self.running) + len(self.loading) < self.limits.max_running
 
     def _admit(self, request: Request, step: Step) -> bool:
-        """Start a waiting request, unless it waits for embeddings; False if it must wait for others
-        to end."""
+        """Start a waiting request, unless it waits for embeddings or KV; False if it must wait for
+        others to end."""
         if not self.has_room():
             return False
         matched = self.match_prefix(request)
+        if step.awaits(request, matched):
+            return True
         request.num_computed = len(matched) * self.blocks.block_size
         # Pinned before it is known whether it starts: its embeddings come meanwhile.
         self.embeddings.pin(request)
@@ -173,10 +178,13 @@ class Scheduler:
         of a prompt that is scored."""
         if request.scores_prompt:
             return []
+        return self.blocks.match(self.usable_keys(request))
+
+    def usable_keys(self, request: Request) -> list[bytes]:
+        """Names of the blocks that `request` could start from, if they were there."""
         keys = request.keys.extend(request.tokens)
         # KV holds no logits: the next token is drawn from those of the last one.
-        usable = (len(request.tokens) - 1) // self.blocks.block_size
-        return self.blocks.match(keys[:usable])
+        return keys[: (len(request.tokens) - 1) // self.blocks.block_size]
 
     def take_prefix(self, request: Request, matched: list[int]) -> None:
         self.blocks.acquire(matched)

@@ -52,6 +52,10 @@ class KVFetches:
         """Whether requests can be handed over to and from here at all."""
         return self._connector.shares
 
+    def fetching(self, request: Request) -> bool:
+        """Whether a request waits for KV from another worker."""
+        return request.key in self._fetches
+
     def fetch(self, request: Request, ref: KVRef) -> None:
         """Ask for a request's KV; it waits among `scheduler.remote` for blocks to put it in."""
         needed = self._scheduler.blocks.blocks_for(ref.num_tokens or request.num_prompt)

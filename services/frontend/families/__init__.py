@@ -1,7 +1,7 @@
 """Model families, one file each behind `base.Family`.
 
 base             the interface: from a picture's size to its tokens
-qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL
+qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 gemma3           Gemma 3
 llava_onevision  LLaVA-OneVision
 text             every model without media
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from protocol.errors import ConfigError
+from protocol.plugins import find_class
 from services.frontend.families.base import Extent, Family, Placeholder
 from services.frontend.families.gemma3 import Gemma3
 from services.frontend.families.llava_onevision import LlavaOnevision
@@ -35,14 +36,15 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
 
 def load_family(info: ModelInfo, tokenizer: Tokenizer) -> Family:
     """The family of a model; `ConfigError` names a model type that takes media but is not known."""
-    kind = FAMILIES.get(info.model_type)
+    kind = FAMILIES.get(info.model_type) or find_class("families", info.model_type, Family)
     if kind is not None:
         return kind(info, tokenizer)
     if not info.has_media:
         return Text()
     raise ConfigError(
         f"model type '{info.model_type}' takes media, but the frontend does not know how many "
-        f"tokens they become; known are {', '.join(sorted(FAMILIES))}"
+        f"tokens they become; known are {', '.join(sorted(FAMILIES))}, "
+        "and a package may bring more (examples/plugin)"
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from protocol.errors import ConfigError
+from protocol.plugins import find_class, find_plugin, plugin_names
 from services.frontend.parsing.base import ToolFormat
 from services.frontend.parsing.deepseek import DeepSeek, DeepSeek31
 from services.frontend.parsing.gemma import FunctionGemma, Gemma4
@@ -55,8 +57,8 @@ THINKING: Mapping[str, Thinking] = MappingProxyType(
         "qwen3": Thinking(),
     }
 )
-TOOL_NAMES = (AUTO, *TOOL_FORMATS, NONE)
-THINKING_NAMES = (AUTO, *THINKING, NONE)
+TOOL_NAMES = (AUTO, *TOOL_FORMATS, *plugin_names("tool_parsers"), NONE)
+THINKING_NAMES = (AUTO, *THINKING, *plugin_names("reasoning_parsers"), NONE)
 
 
 def tool_format(name: str, template: str) -> type[ToolFormat] | None:
@@ -65,7 +67,7 @@ def tool_format(name: str, template: str) -> type[ToolFormat] | None:
     A template that shows no form of its own gets Llama 3's, which needs no marks.
     """
     if name != AUTO:
-        return TOOL_FORMATS.get(name)
+        return TOOL_FORMATS.get(name) or find_class("tool_parsers", name, ToolFormat)
     for signs, found in _SIGNS:
         if all(sign in template for sign in signs):
             return found
@@ -75,5 +77,12 @@ def tool_format(name: str, template: str) -> type[ToolFormat] | None:
 def thinking(name: str, template: str) -> Thinking | None:
     """As `tool_format`, for reasoning; None if the template shows none."""
     if name != AUTO:
-        return THINKING.get(name)
+        return THINKING.get(name) or _thinking_plugin(name)
     return next((t for t in THINKING.values() if t.close in template), None)
+
+
+def _thinking_plugin(name: str) -> Thinking | None:
+    found = find_plugin("reasoning_parsers", name)
+    if found is not None and not isinstance(found, Thinking):
+        raise ConfigError(f"--reasoning-parser: '{name}' is no Thinking(open, close)")
+    return found

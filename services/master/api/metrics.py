@@ -12,6 +12,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.http.process_metrics import describe_process
 from services.master.events.subscriber import Subscriber
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
@@ -20,6 +21,7 @@ from services.master.replication.replicator import Replicator
 
 PREFIX = "triptych_master:"
 _SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1)
+_DELAYS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOTALS = MappingProxyType(
     {
         "placed": "Requests that were placed.",
@@ -38,11 +40,18 @@ class MasterMetrics:
         self, master: Master, events: Subscriber, suspects: Counter[str], replicator: Replicator
     ) -> None:
         self.registry = CollectorRegistry()
+        describe_process(self.registry)
         self.registry.register(_Collector(master, events, suspects, replicator))
         self.schedule = Histogram(
             PREFIX + "schedule_seconds",
             "Seconds that placing one request takes.",
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.replication = Histogram(
+            PREFIX + "replication_delay_seconds",
+            "Seconds from a change at this master until Redis has told all masters of it.",
+            buckets=_DELAYS,
             registry=self.registry,
         )
         self.errors = Count(

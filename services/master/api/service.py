@@ -41,6 +41,7 @@ from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber
 from services.master.replication.messages import Added, Removed
 from services.master.replication.replicator import Replicator
+from services.master.replication.staleness import Staleness
 
 _TICK_S = 0.1
 _PUMP_S = 0.005  # reports within it are followed by one look at the queues
@@ -96,7 +97,8 @@ class MasterService(MasterListener):
         from services.master.probing.orphan_prober import OrphanProber
         from services.master.replication.redis_link import RedisLink
 
-        link = RedisLink(self.replicator, self.config, self._to_tell)
+        staleness = Staleness(self.metrics.replication.observe)
+        link = RedisLink(self.replicator, self.config, self._to_tell, staleness)
         orphans = OrphanProber(self.replicator, self.config)
         tasks = [
             asyncio.create_task(supervised("the link to Redis", link.run)),

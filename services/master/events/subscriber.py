@@ -15,11 +15,13 @@ from protocol.event_frames import replay_request
 from protocol.kv_events import EventBatch, EventSource
 from protocol.registry import InstanceInfo
 from services.master.events.follower import Follower
+from services.master.events.replay_turns import ReplayTurns
 from services.master.events.zmq_reader import ReadRounds, SocketReader
 from services.master.fleet.registry import Registry
 
 logger = logging.getLogger(__name__)
 _HWM = 100_000  # messages; what ZMQ drops beyond them is a gap, and asked for like any other
+_REPLAY_HWM = 32  # the worker keeps the rest of its answer
 _REPLAY_TIMEOUT_S = 2.0  # without an answer
 _LONGEST_PAUSE_S = 60.0
 _MAX_SOCKETS = 65_000  # ZMQ's own bound of 1,023 a few hundred workers with two sources reach
@@ -48,13 +50,15 @@ class _Subscription:
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], source: EventSource, sink: _Sink,
-        counts: Counter[str], rounds: ReadRounds, curve: Curve | None = None,
+        counts: Counter[str], rounds: ReadRounds, turns: ReplayTurns,
+        curve: Curve | None = None,
     ) -> None:  # fmt: skip
         self._context = context
         self._curve = curve
         self._source = source
         self._counts = counts
         self._rounds = rounds
+        self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._dealer: SocketReader | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -84,12 +88,16 @@ class _Subscription:
         return SocketReader(socket, take, self._rounds)
 
     def _ask(self, start: int) -> None:
+        self._drop_dealer()
+        self._turns.want(self, start)
+
+    def begin(self, start: int) -> None:
         """On a new socket each time: late answers to an earlier question cannot be mistaken."""
-        self._close_dealer()
         self._watch()
         try:
             socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+            socket.setsockopt(zmq.RCVHWM, _REPLAY_HWM)
             self._dealer = self._connected(socket, self._source.replay, self._replayed)
             socket.send_multipart(replay_request(start), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -107,6 +115,7 @@ class _Subscription:
         self._hand(self.follower.live, frames)
 
     def _replayed(self, frames: list[bytes]) -> None:
+        self._turns.heard(self)
         self._watch()
         self._hand(self.follower.replayed, frames)
         if not self.follower.waiting:
@@ -144,6 +153,11 @@ class _Subscription:
         self.follower.ask_again()
 
     def _close_dealer(self) -> None:
+        """Nothing more is to come of what was asked."""
+        self._drop_dealer()
+        self._turns.done(self)
+
+    def _drop_dealer(self) -> None:
         self._stop_timer()
         if self._dealer is not None:
             self._dealer.close()
@@ -177,6 +191,7 @@ class Subscriber:
     counts: Counter[str] = field(default_factory=Counter)
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _rounds: ReadRounds = field(default_factory=ReadRounds)
+    _turns: ReplayTurns = field(default_factory=ReplayTurns)
     _open: dict[str, list[_Subscription]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -188,9 +203,10 @@ class Subscriber:
             try:
                 sink = _Sink(self.registry, info, number)
                 curve = None if info.foreign else self.curve
-                subscriptions.append(
-                    _Subscription(self._context, source, sink, self.counts, self._rounds, curve)
+                one = _Subscription(
+                    self._context, source, sink, self.counts, self._rounds, self._turns, curve
                 )
+                subscriptions.append(one)
             except zmq.ZMQError as error:
                 self.counts["bad_endpoint"] += 1
                 logger.warning("events of %s at %s: %s", info.instance_id, source, error)

@@ -22,16 +22,20 @@ class PendingEncode:
 
 @dataclass
 class CacheIndex:
-    """Who holds what, and will soon: `blocks` by short key, `media` by hash, both by slot."""
+    """Who holds what, and will soon: `blocks` by short key, `media` by hash, both by slot. `host`
+    and `disk`: blocks below workers' pools, which take time to come back."""
 
     blocks: HolderIndex[int]
     media: HolderIndex[str]
+    host: HolderIndex[int]
+    disk: HolderIndex[int]
     pending: dict[str, PendingEncode] = field(default_factory=dict)
     expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
 
     def drop(self, slot: int) -> None:
         """The worker at `slot` is gone."""
-        self.blocks.drop(slot)
+        for index in (self.blocks, self.host, self.disk):
+            index.drop(slot)
         self.media.drop(slot)
         self.expected.drop(slot)
         for name in [n for n, p in self.pending.items() if p.slot == slot]:

@@ -21,9 +21,9 @@ _UNUSED = MappingProxyType(
 _COLUMNS = (
     "penalty", "least_free", "busy_until", "others_until", "send_until", "requests",
     "queued_tokens", "context_tokens", "free_blocks", "total_blocks", "max_running", "base_ms",
-    "token_ms", "cached_ms", "step_ms", "step_request_ms", "step_context_ms", "bandwidth",
-    "kv_bytes", "kv_ms", "step_now", "more_step_ms", "more_context_ms", "room", "spare", "share",
-    "encodes",
+    "token_ms", "cached_ms", "host_ms", "disk_ms", "step_ms", "step_request_ms",
+    "step_context_ms", "bandwidth", "kv_bytes", "kv_ms", "step_now", "more_step_ms",
+    "more_context_ms", "room", "spare", "share", "encodes",
 )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ class Columns:
     `max_running`: requests computed at once, inf if it does not say.
     `base_ms`, `token_ms`, `cached_ms`: price of its kind of work, each time and by token: media
     tokens of an encoder, computed and cached prompt tokens of others.
+    `host_ms`, `disk_ms`: until a token's KV is back from below the pool.
     `step_ms`, `step_request_ms`, `step_context_ms`: of a decode step, by request in it and by token
     of their contexts.
     `bandwidth`: bytes per ms of transfers.
@@ -93,6 +94,8 @@ class Columns:
     base_ms: Floats
     token_ms: Floats
     cached_ms: Floats
+    host_ms: Floats
+    disk_ms: Floats
     step_ms: Floats
     step_request_ms: Floats
     step_context_ms: Floats

@@ -27,7 +27,7 @@ from services.master.fleet.priced_columns import STEP_SHARE
 from services.master.index.expected_prefixes import ExpectedPrefixes
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.master.index.predicted_cache import PredictedCache, PredictedCaches
-from services.master.index.prefix_index import HolderIndex
+from services.master.index.prefix_index import HolderIndex, block_index
 from services.master.index.source_holdings import SourceHoldings
 
 KINDS = ("encode", "prefill", "decode", "combined", "store")
@@ -78,7 +78,8 @@ class Fleet:
 
     def _index(self) -> CacheIndex:
         most = self.config.max_index_entries
-        return CacheIndex(HolderIndex(most), HolderIndex(most))
+        blocks, host, disk = (block_index(most) for _ in range(3))
+        return CacheIndex(blocks, HolderIndex(most), host, disk)
 
     def index(self, predicted: bool) -> CacheIndex:
         return self.predicted if predicted else self.exact
@@ -110,11 +111,16 @@ class Fleet:
         return sum(float(p.max_running[p.penalty == 0.0].sum()) for p in decoding)
 
     def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
-        # The smallest first: a set of slots is an integer as long as its largest slot.
+        # The smallest first: large sets of slots are masks as long as their largest slot.
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
         pool = self.pools[_KIND_OF.get(info.role, info.role)]
         row = pool.add(info, slot, now_ms)
-        held = SourceHoldings(self.blocks, slot), SourceHoldings(self.media, slot)
+        held = (
+            SourceHoldings(self.blocks, slot),
+            SourceHoldings(self.exact.host, slot),
+            SourceHoldings(self.exact.disk, slot),
+            SourceHoldings(self.media, slot),
+        )
         predicted = self._caches(self.predicted, slot, 0)
         instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held, predicted)
         if not info.events:
@@ -139,10 +145,12 @@ class Fleet:
         heapq.heappush(self._free_slots, instance.slot)
 
     def _caches(self, index: CacheIndex, slot: int, blocks: int) -> PredictedCaches:
-        ttl, most = self.config.predict_ttl * 1e3, self.config.predict_blocks
+        config = self.config
+        ttl, most = config.predict_ttl * 1e3, config.predict_blocks
+        kept = config.predict_prune_ratio
         return PredictedCaches(
-            PredictedCache(index.blocks, slot, ttl, blocks or most),
-            PredictedCache(index.media, slot, ttl, most),
+            PredictedCache(index.blocks, slot, ttl, blocks or most, kept),
+            PredictedCache(index.media, slot, ttl, most, kept),
         )
 
     def apply(self, instance: Instance, batch: EventBatch, source: int = 0) -> None:
@@ -157,6 +165,8 @@ class Fleet:
                 self._stored(instance, event, source)
             case BlockRemoved(medium=medium) if medium in _GPU:
                 self._removed(instance, event, source)
+            case BlockStored() | BlockRemoved() if instance.held_below(event.medium) is not None:
+                self._changed_below(instance, event, source)
             case AllBlocksCleared():
                 instance.forget_blocks(source)
             case EmbeddingStored() if len(event.mm_hash) <= _LONGEST_NAME:
@@ -188,6 +198,18 @@ class Fleet:
         else:
             keys = list(map(short_key, event.block_hashes))
         instance.held_blocks.remove(source, keys)
+
+    def _changed_below(
+        self, instance: Instance, event: BlockStored | BlockRemoved, source: int
+    ) -> None:
+        held, keys = instance.held_below(event.medium), list(map(short_key, event.block_hashes))
+        assert held is not None
+        if isinstance(event, BlockStored):
+            self.counts.blocks_stored += len(keys)
+            held.add(source, keys)
+        else:
+            self.counts.blocks_removed += len(keys)
+            held.remove(source, keys)
 
     def _foreign(self, instance: Instance, source: int) -> ForeignBlocks:
         """The names of a source's blocks: another rank's are another engine's."""

@@ -21,7 +21,8 @@ class Instance:
     `slot`: its number in the indices of caches.
     `lease_until`: when it is forgotten unless it is heard of.
     `since`: when this generation of it was first known, to any master.
-    `held_blocks`, `held_media`: what its sources of events say it holds.
+    `held_blocks`, `held_media`: what its sources of events say it holds; `held_host`, `held_disk`:
+    blocks below its pool.
     `predicted`: what it holds by the keys of proxies that have no model, which no events name.
     `drained`: by a call to a master.
     `says_draining`: by its own word.
@@ -42,6 +43,8 @@ class Instance:
     lease_until: float
     since: float
     held_blocks: SourceHoldings[int]
+    held_host: SourceHoldings[int]
+    held_disk: SourceHoldings[int]
     held_media: SourceHoldings[str]
     predicted: PredictedCaches
     drained: bool = False
@@ -75,7 +78,15 @@ class Instance:
         """Where it is noted what a request with such keys leaves here; None if events tell."""
         return self.predicted if predicted else self.guessed
 
+    def held_below(self, medium: str | None) -> SourceHoldings[int] | None:
+        """Blocks of a tier below its pool, by what cache events call that; None if it is not known,
+        or names blocks as their engine does, which tells nothing of what is in them there."""
+        if self.info.foreign:
+            return None
+        return {"CPU": self.held_host, "DISK": self.held_disk}.get(medium or "")
+
     def forget_blocks(self, source: int) -> None:
         """What that source of events has said of blocks does not count any more."""
-        self.held_blocks.drop(source)
+        for held in (self.held_blocks, self.held_host, self.held_disk):
+            held.drop(source)
         self.foreign.pop(source, None)

@@ -55,6 +55,8 @@ class PricedColumns(Columns):
         measured = rates.decode_base_ms or rates.decode_ms_per_request
         guess = 0.0 if measured else config.decode_ms_per_step
         self.cached_ms[row] = rates.prefill_ms_per_cached_token
+        self.host_ms[row] = rates.host_ms_per_token
+        self.disk_ms[row] = rates.disk_ms_per_token
         self.step_ms[row] = rates.decode_base_ms or guess
         self.step_request_ms[row] = rates.decode_ms_per_request or guess * STEP_SHARE
         self.step_context_ms[row] = rates.decode_ms_per_context_token

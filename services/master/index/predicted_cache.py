@@ -20,14 +20,18 @@ class PredictedCache(Generic[K]):
 
     Dynamo's approximate mode (`--no-router-kv-events`) works so, with 120 s. How many the cache
     has room for, it does not say: `found` and `missed` learn it from keys that were or were not
-    where they were thought to be. `limit` bounds what is learnt.
+    where they were thought to be. `limit` bounds what is learnt. Of a cache that is full the share
+    `kept` is thought to stay.
     """
 
-    def __init__(self, index: HolderIndex[K], slot: int, ttl_ms: float, limit: int) -> None:
+    def __init__(
+        self, index: HolderIndex[K], slot: int, ttl_ms: float, limit: int, kept: float = 1.0
+    ) -> None:
         self._index = index
         self._slot = slot
         self._ttl_ms = ttl_ms
         self._limit = limit
+        self._kept = kept
         self._room = float(limit)
         self._expiry: dict[K, float] = {}
 
@@ -47,7 +51,8 @@ class PredictedCache(Generic[K]):
             table.pop(key, None)  # a dictionary keeps the order of insertion
             table[key] = expiry
         if len(table) > room:
-            self._drop(list(islice(table, len(table) - room)))
+            stay = max(len(used), int(self._kept * room))
+            self._drop(list(islice(table, max(0, len(table) - stay))))
 
     def found(self) -> None:
         """A key was where it was thought to be: there may be room for more."""

@@ -1,141 +1,200 @@
-"""Who holds what: key → set of slots, as one integer with a bit for each slot.
+"""Who holds what: key → set of slots. A slot is a small number of one worker.
 
-A slot is a small number of one worker. Sets are Python integers because they are immutable and
-shared: all blocks of a conversation that lie on the same workers point to one object, and a block
-on one worker points to that worker's own bit. A lookup of n keys costs n dictionary reads and n
-ands of a few machine words, however many workers there are.
+A block costs its key, its place in one dictionary, 8 bytes for each holder and a set that it shares
+with blocks that came with it (`holder_sets`). A lookup of n keys costs n dictionary reads; sets are
+compared only where they change along the prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from services.master.index.holder_sets import (
+    contains,
+    mask_of,
+    only,
+    slots_of,
+    union,
+    with_slot,
+    without_slot,
+)
 
 K = TypeVar("K", bound=Hashable)
 Run = tuple[int, int]
 KEY_TYPE = "Q"  # of block keys: 64 bits
 _FEW = 4
 _LOG_SLACK = 64
+_SHARED_SETS = 4096
+
+
+@dataclass(slots=True)
+class _Holding(Generic[K]):
+    """What one slot holds. `alone`: the set of this slot only, shared by all that it holds alone.
+    `log`: the keys in the order they came, with some that have gone since. `count`: of its keys."""
+
+    alone: int
+    log: MutableSequence[K]
+    count: int = 0
 
 
 class HolderIndex(Generic[K]):
-    """`max_entries` bounds the distinct keys; what does not fit is counted in `refused`."""
+    """`max_entries` bounds the distinct keys; what does not fit is counted in `refused`. `new_log`
+    makes the list of what a slot got. `_shared`: sets made lately, so that the blocks of one prompt
+    share theirs although they come in several events."""
 
-    def __init__(self, max_entries: int) -> None:
-        self._masks: dict[K, int] = {}
+    def __init__(self, max_entries: int, new_log: Callable[[], MutableSequence[K]] = list) -> None:
         self.max_entries = max_entries
-        self._logs: dict[int, list[K]] = {}
-        self._bits: dict[int, int] = {}
-        self._counts: dict[int, int] = {}
         self.refused = 0
+        self.new_log = new_log
+        self._sets: dict[K, int] = {}
+        self._holdings: dict[int, _Holding[K]] = {}
+        self._shared: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._masks)
+        return len(self._sets)
 
     def count(self, slot: int) -> int:
         """Keys that a slot holds."""
-        return self._counts.get(slot, 0)
+        holding = self._holdings.get(slot)
+        return 0 if holding is None else holding.count
 
     def keys(self, slot: int) -> list[K]:
         """What a slot holds, in the order it came."""
-        bit = self._bits.get(slot, 0)
-        log = self._logs.get(slot, ())
-        return list(dict.fromkeys(key for key in log if self._masks.get(key, 0) & bit))
+        holding = self._holdings.get(slot)
+        return [] if holding is None else self._live(slot, holding)
+
+    def _live(self, slot: int, holding: _Holding[K]) -> list[K]:
+        get, held = self._sets.get, {0: False}
+        live = []
+        for key in dict.fromkeys(holding.log):
+            code = get(key, 0)
+            holds = held.get(code)
+            if holds is None:
+                holds = held[code] = contains(code, slot)
+            if holds:
+                live.append(key)
+        return live
 
     def holders(self, key: K) -> int:
         """The set of slots that hold `key`, as a bit mask."""
-        return self._masks.get(key, 0)
+        return mask_of(self._sets.get(key, 0))
 
     def add(self, slot: int, keys: Iterable[K]) -> None:
         """`slot` holds `keys`; those it held already change nothing."""
-        bit = self._bits.setdefault(slot, 1 << slot)
-        log = self._logs.setdefault(slot, [])
-        masks, known = self._masks, {0: bit}
-        before, room = len(log), self.max_entries - len(self._masks)
+        holding = self._holding(slot)
+        sets, log, known = self._sets, holding.log, {0: holding.alone}
+        shared = self._shared
+        before, room = len(log), self.max_entries - len(sets)
         for key in keys:
-            old = masks.get(key, 0)
-            if old & bit:
+            old = sets.get(key, 0)
+            new = known.get(old)
+            if new is None:
+                new = with_slot(old, slot)
+                new = known[old] = shared.setdefault(new, new)
+            if new == old:
                 continue
             if not old:
                 if room <= 0:
                     self.refused += 1
                     continue
                 room -= 1
-            new = known.get(old)
-            if new is None:
-                new = known[old] = old | bit
-            masks[key] = new
+            sets[key] = new
             log.append(key)
-        self._counts[slot] = self.count(slot) + len(log) - before
-        self._compact(slot)
+        holding.count += len(log) - before
+        self._compact(slot, holding)
+
+    def _holding(self, slot: int) -> _Holding[K]:
+        found = self._holdings.get(slot)
+        if found is None:
+            found = self._holdings[slot] = _Holding(only(slot), self.new_log())
+        return found
 
     def remove(self, slot: int, keys: Iterable[K]) -> None:
         """`slot` holds `keys` no more; those it did not hold change nothing."""
-        bit = self._bits.get(slot, 0)
-        masks, known, gone = self._masks, {bit: 0}, 0
+        holding = self._holdings.get(slot)
+        if holding is None:
+            return
+        sets, known, gone = self._sets, {0: 0, holding.alone: 0}, 0
+        shared = self._shared
         for key in keys:
-            old = masks.get(key, 0)
-            if not old & bit:
-                continue
-            gone += 1
+            old = sets.get(key, 0)
             new = known.get(old)
             if new is None:
-                new = known[old] = old ^ bit
+                new = without_slot(old, slot)
+                new = known[old] = shared.setdefault(new, new)
+            if new == old:
+                continue
+            gone += 1
             if new:
-                masks[key] = new
+                sets[key] = new
             else:
-                del masks[key]
-        if gone:
-            self._counts[slot] -= gone
-            self._compact(slot)
+                del sets[key]
+        holding.count -= gone
+        self._compact(slot, holding)
 
     def drop(self, slot: int) -> None:
         """`slot` holds nothing; costs as much as it held."""
-        self.remove(slot, self._logs.pop(slot, ()))
-        for table in (self._logs, self._bits, self._counts):
-            table.pop(slot, None)
+        holding = self._holdings.get(slot)
+        if holding is not None:
+            log, holding.log = holding.log, self.new_log()
+            self.remove(slot, log)
+            del self._holdings[slot]
 
-    def _compact(self, slot: int) -> None:
-        """Keep the log of what a slot got within twice of what it holds."""
-        log = self._logs.get(slot, [])
-        if len(log) > 2 * self.count(slot) + _LOG_SLACK:
-            self._logs[slot] = self.keys(slot)
+    def _compact(self, slot: int, holding: _Holding[K]) -> None:
+        """Keep the log of what a slot got within twice of what it holds, and what is shared few."""
+        if len(self._shared) > _SHARED_SETS:
+            self._shared.clear()
+        if len(holding.log) > 2 * holding.count + _LOG_SLACK:
+            live, holding.log = self._live(slot, holding), self.new_log()
+            holding.log.extend(live)
 
     def match(self, keys: Sequence[K]) -> list[Run]:
         """Longest prefixes: [(slots, n)], those slots hold the first n > 0 keys and not the next.
 
         Slots that do not hold the first key are left out.
         """
-        runs: list[Run] = []
-        held, n = -1, 0
-        for holders in map(self._masks.get, keys):
-            if holders is not held:
-                if holders is None:
-                    break
-                kept = holders & held
+        return _runs(map(self._sets.get, keys))
+
+    def match_with(self, others: Sequence[HolderIndex[K]], keys: Sequence[K]) -> list[Run]:
+        """As `match`, where a slot may hold a key here or in any of `others`."""
+        tables = [self._sets, *(other._sets for other in others)]
+        return _runs(reduce(union, (table.get(key, 0) for table in tables)) or None for key in keys)
+
+
+def _runs(found: Iterable[int | None]) -> list[Run]:
+    """Prefixes by the holders of one key after the other, None for no holder."""
+    runs: list[Run] = []
+    held, n = -1, 0
+    last: int | None = 0
+    for code in found:
+        if code is not last:
+            if code is None:
+                break
+            if code != last:
+                kept = mask_of(code) & held
                 if kept != held:
                     if n:
                         runs.append((held ^ kept, n))
                     if not kept:
                         return runs
-                held = holders if kept == holders else kept
-            n += 1
-        if n:
-            runs.append((held, n))
-        return runs
+                    held = kept
+            last = code
+        n += 1
+    if n:
+        runs.append((held, n))
+    return runs
 
 
-def slots_of(mask: int) -> list[int]:
-    """The slots of a set, ascending."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
+def block_index(max_entries: int) -> HolderIndex[int]:
+    """Of block keys, which are of 64 bits each: their logs are plain memory."""
+    return HolderIndex(max_entries, lambda: array(KEY_TYPE))
 
 
 def fill(runs: Iterable[Run], size: int) -> NDArray[np.float64]:

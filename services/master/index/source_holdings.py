@@ -35,7 +35,7 @@ class SourceHoldings(Generic[K]):
     def _tell_apart(self) -> HolderIndex[K]:
         if self._by_source is None:
             assert self._only is not None
-            self._by_source = HolderIndex(self._index.max_entries)
+            self._by_source = HolderIndex(self._index.max_entries, self._index.new_log)
             self._by_source.add(self._only, self._index.keys(self._slot))
             self._only = None
         return self._by_source

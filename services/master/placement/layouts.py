@@ -45,6 +45,8 @@ class Job:
     `blocks`: length in blocks of the prefix at every slot. [slots]
     `held`: prompt tokens whose KV is there; the last one is always computed. [slots]
     `avoid`: ids of instances that get no part of it.
+    `below`: prompt tokens whose KV is there or in host memory, and those that are there, in host
+    memory or on disk; None if no worker has tiers. [slots] each
     """
 
     request: ScheduleRequest
@@ -55,6 +57,7 @@ class Job:
     blocks: Floats
     held: Floats
     avoid: frozenset[str]
+    below: tuple[Floats, Floats] | None = None
 
     @property
     def waits_for_media(self) -> bool:
@@ -69,6 +72,19 @@ class Job:
     def hits(self, pool: Pool) -> Floats:
         """`held` by the rows of a pool. [rows]"""
         return self.held.take(pool.slots)
+
+    def saved_below(self, pool: Pool) -> Floats:
+        """ms of prefill that KV in lower tiers saves. A worker computes what would take longer to
+        come back. [rows]"""
+        saved = np.zeros(len(pool))
+        if self.below is None:
+            return saved
+        before = self.hits(pool)
+        for reach, token_ms in zip(self.below, (pool.host_ms, pool.disk_ms), strict=True):
+            there = np.maximum(reach.take(pool.slots), before)
+            saved += (there - before) * np.maximum(pool.token_ms - token_ms, 0.0)
+            before = there
+        return saved
 
 
 class Layouts:
@@ -105,7 +121,7 @@ class Layouts:
             if not self._policy.compares:
                 break
         if not options:
-            raise refused or _nobody(job)
+            raise refused or _nobody(job, enforced=self._config.enforce_disagg)
         return options[0] if len(options) == 1 else min(options, key=self._cost)
 
     def _cost(self, option: Option) -> float:
@@ -116,6 +132,8 @@ class Layouts:
         if alone is not None:
             return [(self._prefill(job, alone, COMBINED), None)]
         prefill, decode = self._pair(job)
+        if self._config.enforce_disagg:
+            return [(prefill, decode)]
         guessed = job.request.predicted  # were it wrong, a whole prompt would hold up decodes
         rest = None
         if self._policy.compares and not guessed:
@@ -159,6 +177,8 @@ class Layouts:
         pools = job.fleet.pools
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
+        if self._config.enforce_disagg:
+            return [None] if all(parts) else []
         both = able(combined, job.avoid)
         if not all(parts) or apart(prefill, decode):
             alone = combined if both else decode
@@ -183,6 +203,8 @@ class Layouts:
         work *= pool.token_ms
         work += pool.base_ms
         work += hits * pool.cached_ms
+        if job.below is not None:
+            work -= job.saved_below(pool)
         decode = pool.none
         if stage == COMBINED:
             decode = decode_ms(
@@ -236,6 +258,12 @@ class Layouts:
         return chosen(costs, self._policy.pick(costs), job.fleet)
 
 
-def _nobody(job: Job) -> Unavailable:
+def _nobody(job: Job, *, enforced: bool) -> Unavailable:
     wanted = "prefill" if job.fleet.pools["decode"].able else "decode"
+    if enforced:  # a code that proxies do not take for a master that has just started
+        return Unavailable(
+            f"no {wanted} worker is up, and --enforce-disagg lets no worker do both",
+            code="disagg_unavailable",
+            retry_after_s=1.0,
+        )
     return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)

@@ -13,7 +13,7 @@ from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge, Pool
-from services.master.index.prefix_index import slots_of
+from services.master.index.holder_sets import slots_of
 from services.master.placement.costs import ENCODE, busy, encode_costs, least, queue_ms
 from services.master.placement.media_plan import ItemSources, MediaPlan
 from services.master.placement.policies.base import Policy

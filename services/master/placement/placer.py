@@ -9,6 +9,8 @@ import numpy as np
 from protocol.errors import Unavailable
 from protocol.registry import ItemPlacement, Placement, ScheduleRequest
 from services.master.config import MasterConfig
+from services.master.fleet.cache_index import CacheIndex
+from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
@@ -73,7 +75,9 @@ class Placer:
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
-        return Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
+        job = Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
+        job.below = _below(index, request, fleet.slots)
+        return job
 
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
         ttl = self._config.request_ttl
@@ -86,19 +90,22 @@ class Placer:
         settled = now_ms + self._config.settle * 1e3
         costs, row = prefill.costs, prefill.row
         alone = decode is None
-        last = request.prompt_tokens + (job.new_tokens if alone else 0)
+        output = job.new_tokens if self._config.track_output_blocks else 0
+        reused = self._config.assume_kv_reuse
+        last = request.prompt_tokens + (output if alone else 0)
         charge = Charge(
             costs.pool, row, settled, float(costs.work_ms[row]) + encode_ms,
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
-            blocks=math.ceil((last - prefill.hits) / request.block_size), encode_ms=encode_ms,
+            blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
+            encode_ms=encode_ms,
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:
             held.decode = charge
         else:
             held.prefill = charge
-            rest = request.prompt_tokens + job.new_tokens - decode.hits
+            rest = request.prompt_tokens + output - reused * decode.hits
             held.decode = Charge(
                 decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
@@ -140,6 +147,18 @@ class Placer:
                 name: explain(choice.costs, choice.row) for name, choice in stages.items() if choice
             }
         return placement
+
+
+def _below(index: CacheIndex, request: ScheduleRequest, slots: int) -> tuple[Floats, Floats] | None:
+    """`Job.below`."""
+    if not index.host and not index.disk:
+        return None
+    most, keys = request.prompt_tokens - 1, request.block_keys
+    in_memory, on_disk = (
+        np.minimum(fill(index.blocks.match_with(others, keys), slots) * request.block_size, most)
+        for others in ((index.host,), (index.host, index.disk))
+    )
+    return in_memory, on_disk
 
 
 def _note_blocks(choice: Choice, job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ _MOST = 100_000
 @dataclass
 class Outbox:
     """Changes in order, at most `_MOST`. `wake` is called for each; `counts` counts those
-    "dropped" for want of room.
+    "dropped" for want of room. `since`: when the oldest came (s, monotonic).
 
     Departures outlast a lost connection. Who is there is announced again when it is back, but
     nobody would say again that a worker has left: it would stay with the others until its lease
@@ -22,6 +23,7 @@ class Outbox:
 
     wake: Callable[[], None]
     counts: Counter[str]
+    since: float = 0.0
     _changes: deque[Change] = field(default_factory=deque)
 
     def put(self, change: Change, *, connected: bool) -> None:
@@ -30,6 +32,8 @@ class Outbox:
         if len(self._changes) >= _MOST:
             self.counts["dropped"] += 1
             return
+        if not self._changes:
+            self.since = time.monotonic()
         self._changes.append(change)
         self.wake()
 

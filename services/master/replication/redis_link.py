@@ -40,6 +40,7 @@ from services.master.replication.messages import (
 )
 from services.master.replication.redis_io import connected, first, scan, values
 from services.master.replication.replicator import Replicator
+from services.master.replication.staleness import Staleness
 
 logger = logging.getLogger(__name__)
 _COALESCE_S = 0.005  # what happens within it goes in one message
@@ -51,12 +52,13 @@ _SAY_AGAIN_S = 30.0  # what was added by hand: its keys expire, and messages get
 
 @dataclass
 class RedisLink:
-    """Keeps a `Replicator` connected. `news` is set when there is something to tell,
-    `synced` once the keys have been read."""
+    """Keeps a `Replicator` connected. `news` is set when there is something to tell, `synced` once
+    the keys have been read. `staleness` measures how late others hear of changes."""
 
     replicator: Replicator
     config: MasterConfig
     news: asyncio.Event
+    staleness: Staleness
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     _echoed: float = 0.0
     _said_down: bool = False
@@ -140,6 +142,7 @@ class RedisLink:
         self.replicator.counts["refused_garbage"] += garbage
         if sender == self.replicator.name:
             self._echoed = time.monotonic()
+            self.staleness.heard(data, self._echoed)
             return
         self.replicator.counts["heard"] += len(changes)
         self.replicator.receiver.hear_all(sender, changes, time.monotonic())
@@ -163,11 +166,14 @@ class RedisLink:
         """All there is to tell; at least that we are here."""
         more = True
         while more:
+            since = self.replicator.outbox.since
             changes = self.replicator.outbox.take(_AT_ONCE)
             more = len(changes) == _AT_ONCE
             told = 0
             try:
                 for message, part in encode_messages(self.replicator.name, changes):
+                    if part:
+                        self.staleness.sent(message, since)
                     await self._write(client, message, part)
                     told += len(part)
             except BaseException:

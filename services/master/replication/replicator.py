@@ -136,12 +136,16 @@ class Replicator:
         open_ms = max(0.0, instance.open_until - now_ms)
         self.tell(Opened(instance_id, instance.info.generation, open_ms))
 
+    @property
+    def _syncs(self) -> bool:
+        return self.connected and self.master.config.replica_sync
+
     def placed(self, request: ScheduleRequest, held: Reservation, now_ms: float) -> None:
-        if self.connected:
+        if self._syncs:
             self.tell(share(request, held, now_ms))
 
     def ended(self, report: Finished) -> None:
-        if self.connected:
+        if self._syncs:
             self.tell(Ended(report.request_id, report.stage, report.mm_hashes, report.done))
 
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,32 +18,14 @@ from protocol.kv_events import (
     short_key,
 )
 from protocol.types import GenerateRequest, SamplingParams
-from services.engine.engine import Engine
 from services.engine.reports import load_of
 from services.master.index.foreign_blocks import ForeignBlocks
 from services.membership.config import parse_events
-from services.membership.events import CacheLog
 from tests.conftest import ModelDir
 from tests.support.conversations import asking, picture
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import engine, listening, request_of, run
 
 BLOCK = 16
-
-
-def listening(worker: Engine) -> list[CacheEvent]:
-    """All events from here on, in order."""
-    heard: list[CacheEvent] = []
-    log = worker._log
-    assert isinstance(log, CacheLog)
-    take: Callable[[], tuple[list[CacheEvent], list[CacheEvent]]] = log.take
-
-    def taking() -> tuple[list[CacheEvent], list[CacheEvent]]:
-        kv, ec = take()
-        heard.extend([*kv, *ec])
-        return kv, ec
-
-    log.take = taking  # type: ignore[method-assign]
-    return heard
 
 
 def add_up(events: list[CacheEvent]) -> tuple[set[object], set[str]]:

@@ -41,7 +41,7 @@ class Case:
         source = GenerateRequest(f"r{self.arrivals}", prompt, sampling, list(items), **more)
         request = Request(
             source, 0, self.arrivals, list(prompt), np.zeros((1, length), np.int64), 0,
-            BlockKeyChain(b"", SIZE, items),
+            BlockKeyChain(b"", SIZE, items), rank=source.priority,
         )  # fmt: skip
         self.scheduler.add(request)
         self.scheduler.embeddings.pin(request)

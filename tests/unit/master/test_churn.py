@@ -33,7 +33,7 @@ PER_S = 2
 TTL_S = 60.0
 LOAD = Load(free_blocks=500, total_blocks=500)
 SEEN = {
-    "Ledger._held", "HolderIndex._masks", "Changelog._gone_at", "Homes.elsewhere",
+    "Ledger._held", "HolderIndex._sets", "Changelog._gone_at", "Homes.elsewhere",
     "OtherMasters._others", "CacheIndex.pending", "PredictedCache._expiry", "Registry.instances",
     "Pool.ids", "Charge objects",
 }  # fmt: skip
@@ -201,8 +201,9 @@ def check_bounds(master: Master) -> None:
     assert fleet.slots <= 2 * len(ROLES)
     assert len(master.ledger._expiry) <= 2 * len(master.ledger) + 1024 + PER_S
     for index in (fleet.blocks, fleet.media):
-        logged = sum(map(len, index._logs.values()))
-        assert logged <= 2 * sum(index._counts.values()) + 65 * len(ROLES)
+        holdings = index._holdings.values()
+        logged = sum(len(holding.log) for holding in holdings)
+        assert logged <= 2 * sum(holding.count for holding in holdings) + 65 * len(ROLES)
 
 
 def tables(root: Any) -> Counter[str]:

@@ -1,12 +1,23 @@
 """The master's index against a dictionary of sets, and its bounds."""
 
+from functools import reduce
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.master.index.expected_prefixes import ExpectedPrefixes
+from services.master.index.holder_sets import (
+    contains,
+    mask_of,
+    slots_in,
+    slots_of,
+    union,
+    with_slot,
+    without_slot,
+)
 from services.master.index.predicted_cache import PredictedCache
-from services.master.index.prefix_index import HolderIndex, fill, slots_of
+from services.master.index.prefix_index import HolderIndex, block_index, fill
 
 SLOTS = 70  # more than one machine word of bits
 Model = dict[int, set[int]]
@@ -48,7 +59,7 @@ def prefix_of(model: Model, slot: int, prompt: list[int]) -> int:
 def test_the_index_equals_a_brute_force_model(
     events: list[tuple[str, int, list[int]]], prompt: list[int]
 ) -> None:
-    index: HolderIndex[int] = HolderIndex(1000)
+    index = block_index(1000)
     model: Model = {}
     for step in events:
         apply(index, model, step)
@@ -61,6 +72,38 @@ def test_the_index_equals_a_brute_force_model(
     runs = index.match(prompt)
     assert fill(runs, SLOTS).tolist() == expected
     assert sum(mask.bit_count() for mask, _ in runs) == sum(n > 0 for n in expected), "disjoint"
+
+
+slots = st.one_of(st.integers(0, 40), st.sampled_from([9_999, (1 << 20) - 2, (1 << 20) - 1]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([True] * 4 + [False]), slots), max_size=80))
+def test_sets_of_any_size_are_what_was_put_in(changes: list[tuple[bool, int]]) -> None:
+    code, model = 0, set[int]()
+    for comes, slot in changes:
+        before = code
+        code = (with_slot if comes else without_slot)(code, slot)
+        assert (code is before) == ((slot in model) == comes), "what changes nothing is the same"
+        (model.add if comes else model.discard)(slot)
+        assert slots_in(code) == slots_of(mask_of(code)) == sorted(model)
+        assert contains(code, slot) == comes
+    again = 0
+    for slot in sorted(model, reverse=True):
+        again = with_slot(again, slot)
+    assert again == code, "equal sets are equal integers"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(slots, max_size=30), st.sets(slots, max_size=30))
+def test_two_sets_together_are_the_set_of_all(first: set[int], second: set[int]) -> None:
+    codes = [reduce(with_slot, sorted(one), 0) for one in (first, second, first | second)]
+    assert union(codes[0], codes[1]) == codes[2]
+
+
+def test_a_pair_of_ten_thousand_workers_is_a_small_integer() -> None:
+    pair = with_slot(with_slot(0, 9_999), 5_000)
+    assert pair.__sizeof__() <= 32
 
 
 def test_many_holders_take_the_wide_path() -> None:
@@ -89,9 +132,26 @@ def test_churn_leaves_nothing_behind() -> None:
         index.add(3, range(start, start + 10))
         index.remove(3, range(start - 100, start - 90))
     assert index.count(3) == 100
-    assert len(index._logs[3]) <= 2 * 100 + 64 + 10
+    assert len(index._holdings[3].log) <= 2 * 100 + 64 + 10
     index.drop(3)
-    assert (len(index), index._logs, index._counts) == (0, {}, {})
+    assert (len(index), index._holdings) == (0, {})
+
+
+def test_a_key_that_comes_again_is_held_once() -> None:
+    index = block_index(100)
+    for _ in range(3):
+        index.add(0, [1, 2])
+        index.remove(0, [1])
+        index.add(0, [1])
+    assert (index.keys(0), index.count(0)) == ([1, 2], 2)
+
+
+def test_sets_made_lately_are_few() -> None:
+    index = block_index(100_000)
+    for slot in range(200):
+        for key in range(100):
+            index.add(slot, [key * 1000 + slot % 70, key])
+    assert len(index._shared) <= 4096 + 2
 
 
 def test_predictions_lapse_after_their_last_use() -> None:

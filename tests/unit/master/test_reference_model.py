@@ -22,7 +22,7 @@ from protocol.kv_events import (
 )
 from protocol.registry import Heartbeat, InstanceInfo, InstanceName, Placement, ScheduleRequest
 from services.master.config import MasterConfig
-from services.master.index.prefix_index import slots_of
+from services.master.index.holder_sets import slots_of
 from services.master.master import Master
 
 NAMES = [f"w{i}" for i in range(5)]

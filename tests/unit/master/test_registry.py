@@ -185,9 +185,9 @@ def test_events_of_other_media_and_unknown_kinds_are_ignored_and_counted() -> No
     fleet = Fleet("m", MasterConfig())
     instance = fleet.add(info("e", "encode", events=[SOURCE]), 0.0, 1e4)
     events = [
-        BlockStored([1], medium="CPU"),
+        BlockStored([1], medium="TAPE"),
         BlockStored([2], medium="GPU"),
-        BlockRemoved([2], medium="CPU"),
+        BlockRemoved([2], medium="TAPE"),
         EmbeddingStored("p"),
         EmbeddingStored("p" * 1_000_000),
         EmbeddingStored("q"),

@@ -13,9 +13,10 @@ from tests.support.mock_runs import WORDS, Run, asked, engine
 
 TIMING = Timing(
     prefill_base_ms=1, prefill_token_ms=1, decode_base_ms=10, decode_request_ms=1, kv_block_ms=2,
-    encode_base_ms=5, ec_token_ms=1,
+    encode_base_ms=5, ec_token_ms=1, kv_host_block_ms=1, kv_disk_block_ms=3,
 )  # fmt: skip
 PICTURE = 6
+TIERS = st.sampled_from([{}, {"host_blocks": 5}, {"host_blocks": 3, "disk_blocks": 9}])
 Asked = tuple[int, int, int, bool, bool, int]
 REQUESTS = st.lists(
     st.tuples(
@@ -62,10 +63,12 @@ def hand_over(run: Run, prefill: Engine, decode: Engine, number: int, what: Aske
 
 
 @settings(max_examples=150, deadline=None)
-@given(requests=REQUESTS, steps=st.sampled_from([1, 3, 1 << 20]))
-@example(requests=[(24, 9, 0, True, True, 0)] * 12, steps=1)
-def test_all_handed_over_requests_end_with_their_tokens(requests: list[Asked], steps: int) -> None:
-    run, prefill, decode, encoder = fleet(steps_at_once=steps)
+@given(requests=REQUESTS, steps=st.sampled_from([1, 3, 1 << 20]), tiers=TIERS)
+@example(requests=[(24, 9, 0, True, True, 0)] * 12, steps=1, tiers={})
+def test_all_handed_over_requests_end_with_their_tokens(
+    requests: list[Asked], steps: int, tiers: dict[str, int]
+) -> None:
+    run, prefill, decode, encoder = fleet(steps_at_once=steps, **tiers)
     for number, what in enumerate(requests):
         hand_over(run, prefill, decode, number, what)
         if what[3]:
@@ -86,11 +89,14 @@ def test_all_handed_over_requests_end_with_their_tokens(requests: list[Asked], s
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=REQUESTS, gone=st.lists(st.integers(0, 11), max_size=6), dies=st.booleans())
+@given(
+    requests=REQUESTS, gone=st.lists(st.integers(0, 11), max_size=6), dies=st.booleans(),
+    tiers=TIERS,
+)  # fmt: skip
 def test_what_is_aborted_or_dies_leaves_nothing_behind(
-    requests: list[Asked], gone: list[int], dies: bool
+    requests: list[Asked], gone: list[int], dies: bool, tiers: dict[str, int]
 ) -> None:
-    run, prefill, decode, _ = fleet()
+    run, prefill, decode, _ = fleet(**tiers)
     for number, what in enumerate(requests):
         hand_over(run, prefill, decode, number, (*what[:3], False, *what[4:]))
         run.clock.run(until=run.clock.now + what[5] / 1e3)

@@ -46,11 +46,23 @@ def test_metrics_exist(page: str) -> None:
     assert found - IMAGES <= known
 
 
-@pytest.mark.parametrize("page", [*PAGES, "seeds.md", "../CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "seeds.md", "from-dynamo.md", "../CHANGELOG.md"])
 def test_links_lead_somewhere(page: str) -> None:
     folder = (DOCS / page).resolve().parent
     for target in re.findall(r"\]\(([^)#]+)\)", text(page)):
         assert target.startswith("https://") or (folder / target).exists(), target
+
+
+def test_the_master_takes_dynamos_names_where_the_page_says_so() -> None:
+    rows = [line.split("|")[1:3] for line in text("from-dynamo.md").splitlines() if "`--" in line]
+    ours = set(re.findall(r"`(--[a-z-]+)`", text("flags.md")))
+    ours |= {flag.replace("--", "--no-", 1) for flag in ours}
+    rows = [row for row in rows if len(row) == 2]
+    assert len(rows) > 12
+    for theirs, here in rows:
+        assert set(FLAG.findall(here)) <= ours, here
+        taken = not ("not by that name" in here or "none" in here)
+        assert all((flag in ours) == taken for flag in FLAG.findall(theirs)), theirs
 
 
 def test_every_test_that_shows_a_capability_exists() -> None:

@@ -1,5 +1,7 @@
 """What /metrics of a worker explains."""
 
+from pathlib import Path
+
 import pytest
 
 from protocol.types import FinishReason, RequestOutput
@@ -9,8 +11,11 @@ from tests.conftest import ModelDir
 from tests.support.engines import engine
 
 
-def test_every_figure_of_an_engine_is_explained(model_dir: ModelDir) -> None:
-    running = engine(model_dir("qwen2_5_vl"))
+def test_every_figure_of_an_engine_is_explained(model_dir: ModelDir, tmp_path: Path) -> None:
+    size = 1 << 20
+    running = engine(
+        model_dir("qwen2_5_vl"), kv_host_bytes=size, kv_disk_bytes=size, kv_disk_path=str(tmp_path)
+    )
     try:
         assert set(running.gauges()) == set(ENGINE_GAUGES)
         assert set(running.counters()) == set(ENGINE_COUNTERS)

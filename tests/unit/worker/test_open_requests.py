@@ -3,6 +3,7 @@
 import pytest
 
 from protocol.errors import InternalError, RequestAborted, TriptychError, error_info
+from protocol.request_record import RequestRecord
 from protocol.types import (
     EncodeItem,
     EncodeOutput,
@@ -26,7 +27,7 @@ def encoding(*names: str) -> EncodeRequest:
 
 async def test_what_has_come_meanwhile_is_taken_together() -> None:
     requests = OpenRequests()
-    with requests.generating(generating(n=2)) as here:
+    with requests.generating(generating(n=2), RequestRecord()) as here:
         requests.hand([RequestOutput("r", 0, [1]), RequestOutput("other", 0, [9])], [])
         requests.hand([RequestOutput("r", 1, [2], finish_reason="stop")], [])
         assert [(o.index, o.token_ids) for o in await here.take()] == [(0, [1]), (1, [2])]
@@ -35,7 +36,7 @@ async def test_what_has_come_meanwhile_is_taken_together() -> None:
 
 async def test_an_aborted_request_ends_in_each_choice_that_is_left() -> None:
     requests = OpenRequests()
-    with requests.generating(generating(n=2)) as here:
+    with requests.generating(generating(n=2), RequestRecord()) as here:
         requests.hand([RequestOutput("r", 0, [1], finish_reason="stop")], [])
         await here.take()
         requests.abort("r")
@@ -45,17 +46,17 @@ async def test_an_aborted_request_ends_in_each_choice_that_is_left() -> None:
 
 async def test_outputs_of_requests_that_wait_no_longer_are_dropped() -> None:
     requests = OpenRequests()
-    with requests.generating(generating()):
+    with requests.generating(generating(), RequestRecord()):
         pass
     requests.hand([RequestOutput("r", 0, [1])], [EncodeOutput("e", "a")])
     requests.abort("r")
-    with requests.generating(generating()) as here:
+    with requests.generating(generating(), RequestRecord()) as here:
         assert here.queue.empty()
 
 
 async def test_embeddings_are_waited_for_until_all_are_there() -> None:
     requests = OpenRequests()
-    with requests.encoding(encoding("a", "b", "a")) as here:
+    with requests.encoding(encoding("a", "b", "a"), RequestRecord()) as here:
         requests.hand([], [EncodeOutput("e", "b"), EncodeOutput("e", "a", error=BROKEN)])
         await here.finish()
         assert list(here.outputs) == ["b", "a"], "one item's error is no other one's"
@@ -63,7 +64,10 @@ async def test_embeddings_are_waited_for_until_all_are_there() -> None:
 
 async def test_an_engine_that_ends_fails_them_all() -> None:
     requests = OpenRequests()
-    with requests.generating(generating()) as one, requests.encoding(encoding("a")) as other:
+    with (
+        requests.generating(generating(), RequestRecord()) as one,
+        requests.encoding(encoding("a"), RequestRecord()) as other,
+    ):
         requests.fail(BROKEN)
         with pytest.raises(TriptychError, match="broken"):
             await one.take()
@@ -73,7 +77,7 @@ async def test_an_engine_that_ends_fails_them_all() -> None:
 
 async def test_an_aborted_encode_request_is_told() -> None:
     requests = OpenRequests()
-    with requests.encoding(encoding("a")) as here:
+    with requests.encoding(encoding("a"), RequestRecord()) as here:
         requests.abort("e")
         with pytest.raises(RequestAborted):
             await here.finish()

@@ -7,6 +7,7 @@ import random
 from types import MappingProxyType
 
 from protocol.errors import ConfigError
+from protocol.plugins import find_class
 from services.master.config import MasterConfig
 from services.master.placement.policies.base import Policy
 from services.master.placement.policies.cache_aware import CacheAwarePolicy
@@ -31,8 +32,11 @@ POLICIES: MappingProxyType[str, type[Policy]] = MappingProxyType(
 
 
 def load_policy(config: MasterConfig, rng: random.Random) -> Policy:
-    """The policy that `config.policy` names; `ConfigError` if there is none."""
-    kind = POLICIES.get(config.policy) or _imported(config.policy)
+    """The policy that `config.policy` names, with hyphens as Dynamo writes them or without;
+    `ConfigError` if there is none."""
+    name = config.policy
+    own = POLICIES.get(name.replace("-", "_"))
+    kind = own or find_class("policies", name, Policy) or _imported(name)
     return kind(config, rng)
 
 
@@ -40,7 +44,8 @@ def _imported(path: str) -> type[Policy]:
     module, colon, name = path.partition(":")
     if not colon:
         raise ConfigError(
-            f"--policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class"
+            f"--policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class nor the name "
+            "that an installed package gives one of its own"
         )
     try:
         found = getattr(importlib.import_module(module), name)

@@ -1,0 +1,1 @@
+"""Parts for Triptych, found by the entry points in pyproject.toml."""

@@ -1,0 +1,142 @@
+"""Several processes of one proxy, which accept on one socket.
+
+The parent only watches: it starts a process again that has died, and ends them all when it is told
+to end. It forks before anything runs in it, so that a further process starts in milliseconds. A
+process whose parent is gone ends too: the pipe between them then has no other end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+BAD_CONFIGURATION = 2
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LASTING_S = 60.0  # a process that has lived so long is started again after the shortest pause
+_LOOK_S = 1.0
+
+
+@dataclass
+class _Place:
+    """One of the processes. `starts_at`: when it is to be started, of `time.monotonic`."""
+
+    number: int
+    pid: int = 0
+    started_at: float = 0.0
+    starts_at: float = 0.0
+    pause_s: float = _PAUSE_S
+
+
+@dataclass
+class Processes:
+    """`work` is what each process does, given its number and the end of a pipe at which it hears
+    when the parent is gone; its exit status is returned. `end_s`: how long they have to end."""
+
+    work: Callable[[int, int], int]
+    count: int
+    end_s: float
+    _places: list[_Place] = field(init=False)
+    _code: int = field(init=False, default=0)
+    _end_by: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._places = [_Place(number) for number in range(self.count)]
+
+    def run(self) -> int:
+        """Until told to end; the exit status. Only from a process's main thread."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        self._pipe = os.pipe()
+        try:
+            while True:
+                self._start_due()
+                if not self._alive() and self._end_by:
+                    return self._code
+                told = signal.sigtimedwait(_WATCHED, self._wait_s())
+                if told is not None and told.si_signo != signal.SIGCHLD:
+                    self._end()
+                self._reap()
+                if self._end_by and time.monotonic() >= self._end_by:
+                    self._signal(signal.SIGKILL)
+        finally:
+            self._signal(signal.SIGKILL)
+            for end in self._pipe:
+                os.close(end)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _alive(self) -> bool:
+        return any(place.pid for place in self._places)
+
+    def _wait_s(self) -> float:
+        now = time.monotonic()
+        due = [place.starts_at - now for place in self._places if not place.pid]
+        return max(0.0, min([_LOOK_S, *due]))
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for place in self._places:
+            if not (place.pid or self._end_by) and place.starts_at <= now:
+                place.started_at, place.pid = now, self._fork(place.number)
+
+    def _fork(self, number: int) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.close(self._pipe[1])
+            # Ctrl-C reaches the parent too, which passes it on: the second signal would hurry.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
+            code = self.work(number, self._pipe[0])
+        except BaseException:
+            logger.exception("process %d of the proxy has failed", number)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _end(self) -> None:
+        """Those that are told a second time end at once."""
+        self._end_by = self._end_by or time.monotonic() + self.end_s
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for place in self._places:
+            if place.pid:
+                os.kill(place.pid, number)
+
+    def _reap(self) -> None:
+        for place in self._places:
+            if not place.pid:
+                continue
+            pid, status = os.waitpid(place.pid, os.WNOHANG)
+            if pid:
+                place.pid = 0
+                self._ended(place, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, place: _Place, code: int) -> None:
+        if self._end_by:
+            self._code = self._code or (1 if code < 0 else code)
+            return
+        if code == BAD_CONFIGURATION:  # it would be the same again
+            self._code = code
+            self._end()
+            return
+        lived_s = time.monotonic() - place.started_at
+        place.pause_s = (
+            _PAUSE_S if lived_s >= _LASTING_S else min(_LONGEST_PAUSE_S, place.pause_s * 2)
+        )
+        place.starts_at = time.monotonic() + place.pause_s
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        logger.error(
+            "process %d of the proxy %s; it is started again in %g s",
+            place.number, how, place.pause_s,
+        )  # fmt: skip

@@ -1,0 +1,49 @@
+"""When the stages of traced requests begin and end, as seen between the parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from typing import Generic, TypeVar
+
+from services.engine.messages import Stage
+from services.engine.scheduling.seams import Clock
+
+_Work = TypeVar("_Work", bound=Hashable)
+
+
+class StageTimes(Generic[_Work]):
+    """Looks at the work of traced requests alone, so that others cost nothing.
+
+    `stages_of` tells which stages of some work are in progress, None once the work is over.
+    """
+
+    def __init__(self, clock: Clock, stages_of: Callable[[_Work], Collection[str] | None]) -> None:
+        self._clock = clock
+        self._stages_of = stages_of
+        self._begun: dict[tuple[str, _Work], dict[str, float]] = {}
+        self._over: list[Stage] = []
+
+    def watch(self, request_id: str, work: _Work) -> None:
+        """Note the stages of this request's work from here on."""
+        self._begun[request_id, work] = {}
+        self.look()
+
+    def look(self) -> None:
+        """Note what has begun and ended since the last look."""
+        if not self._begun:
+            return
+        now = self._clock()
+        for (request_id, work), begun in list(self._begun.items()):
+            stages = self._stages_of(work)
+            going_on = stages or ()
+            for name in [name for name in begun if name not in going_on]:
+                self._over.append(Stage(request_id, name, begun.pop(name), now))
+            for name in going_on:
+                begun.setdefault(name, now)
+            if stages is None:
+                del self._begun[request_id, work]
+
+    def take(self) -> list[Stage]:
+        """The stages that have ended since the last time."""
+        over, self._over = self._over, []
+        return over

@@ -1,0 +1,217 @@
+"""KV blocks on their way up: from lower tiers into the pool, for a request that waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from connectors.tiers.base import Copied, TierCopy
+from services.engine.scheduling.block_manager import BlockManager
+from services.engine.scheduling.request import Request, RequestKey
+from services.engine.scheduling.seams import Clock, Meter
+from services.engine.transfers.tier_offloads import Tier, TierOffloads
+from services.membership.events import CacheLog
+
+_UNMEASURED_S = 1.0  # longest wait of an engine that does not know yet how fast it computes
+_FRESH = 0.2  # weight of the latest measurement
+_FADE = 0.98  # so that a tier that was too slow once is tried again
+
+
+@dataclass(eq=False)
+class _Share:
+    """What one tier gives: `numbers` are places in `_Onboard.blocks`."""
+
+    level: int
+    numbers: list[int]
+    slots: list[int]
+    copy: TierCopy
+    done: Copied | None = None
+
+
+@dataclass(eq=False)
+class _Onboard:
+    """Blocks first, first + 1, … of a prompt. Its `blocks`, and the `matched` ones before them that
+    are in the pool, are owned until every copy has ended. `valid`: the keys still name them."""
+
+    request: Request
+    first: int
+    keys: list[bytes]
+    matched: list[int]
+    blocks: list[int]
+    shares: list[_Share] = field(default_factory=list)
+    valid: bool = True
+
+
+@dataclass(frozen=True)
+class _Wait:
+    onboard: _Onboard
+    until: float
+
+
+class TierOnboards:
+    """A request waits no longer than it would take to compute what is on its way, by the engine's
+    own rates; a block that takes longer to fetch than to compute is left where it is."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        offloads: TierOffloads,
+        blocks: BlockManager,
+        meter: Meter,
+        clock: Clock,
+        log: CacheLog | None,
+    ) -> None:
+        self._tiers = tiers
+        self._offloads = offloads
+        self._blocks = blocks
+        self._meter = meter
+        self._clock = clock
+        self._log = log
+        self._under_way: list[_Onboard] = []
+        self._waits: dict[RequestKey, _Wait] = {}
+        self.given_up = 0  # requests that have computed their KV after all
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def next_time(self) -> float | None:
+        """When the next request will have waited long enough; one that already has, and still
+        waits, does so for a slot or for blocks."""
+        now = self._clock()
+        return min((w.until for w in self._waits.values() if w.until > now), default=None)
+
+    def awaits(
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], reserved: int
+    ) -> bool:
+        """Whether a request that could start from the `matched` blocks had better wait: more of
+        the blocks that `keys` name are on their way. `reserved` blocks are left to others."""
+        wait = self._waits.get(request.key)
+        if wait is None:
+            if request.looked_below:
+                return False
+            request.looked_below = True
+            wait = self._look(request, keys, matched, reserved)
+            if wait is None:
+                return False
+            self._waits[request.key] = wait
+            return True
+        if wait.onboard in self._under_way:
+            if self._clock() < wait.until:
+                return True
+            self.given_up += 1
+        del self._waits[request.key]
+        return False
+
+    def forget(self, request: Request) -> None:
+        """A request is gone; what is on its way for it arrives for others."""
+        self._waits.pop(request.key, None)
+
+    def _look(
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], reserved: int
+    ) -> _Wait | None:
+        first, block_s = len(matched), self._compute_s()
+        if first >= len(keys):
+            return None
+        onboard = next((o for o in self._under_way if keys[first] in o.keys), None)
+        if onboard is None:
+            wanted = self._levels_of(keys[first:], block_s)
+            free = self._blocks.num_free - sum(map(self._blocks.is_idle, matched))
+            onboard = self._begin(request, keys, matched, wanted[: max(0, free - reserved)])
+        if onboard is None:
+            return None
+        longest = block_s * len(onboard.keys) if block_s else _UNMEASURED_S
+        return _Wait(onboard, self._clock() + longest)
+
+    def _compute_s(self) -> float:
+        """What a block of a prompt takes to compute, 0 while it is unknown."""
+        return self._meter.rates().prefill_ms_per_token * self._blocks.block_size / 1e3
+
+    def _begin(
+        self, request: Request, keys: Sequence[bytes], matched: Sequence[int], levels: list[int]
+    ) -> _Onboard | None:
+        """`levels`: which tiers the blocks after the matched ones come from."""
+        if not levels:
+            return None
+        self._blocks.acquire(matched)
+        blocks = self._blocks.allocate(len(levels))
+        assert blocks is not None
+        first = len(matched)
+        wanted = list(keys[first : first + len(levels)])
+        onboard = _Onboard(request, first, wanted, list(matched), blocks)
+        for level in sorted(set(levels)):
+            numbers = [n for n, found in enumerate(levels) if found == level]
+            onboard.shares.append(self._share(onboard, level, numbers))
+        self._under_way.append(onboard)
+        return onboard
+
+    def _levels_of(self, keys: Sequence[bytes], compute_s: float) -> list[int]:
+        """Which tier each of the first keys comes from, up to one that is nowhere, or not worth
+        fetching."""
+        levels: list[int] = []
+        for key in keys:
+            level = next((n for n, tier in enumerate(self._tiers) if key in tier.shelf), None)
+            if level is None:
+                break
+            if compute_s and self._tiers[level].block_s > compute_s:
+                self._tiers[level].block_s *= _FADE
+                break
+            levels.append(level)
+        return levels
+
+    def _share(self, onboard: _Onboard, level: int, numbers: list[int]) -> _Share:
+        tier = self._tiers[level]
+        keys = [onboard.keys[n] for n in numbers]
+        slots = tier.shelf.pin(keys)
+        copy = tier.store.load(keys, slots, [onboard.blocks[n] for n in numbers])
+        return _Share(level, numbers, slots, copy)
+
+    def poll(self) -> None:
+        """What has arrived can be matched from here on."""
+        for onboard in list(self._under_way):
+            for share in onboard.shares:
+                share.done = share.done or share.copy.poll()
+            if all(share.done is not None for share in onboard.shares):
+                self._under_way.remove(onboard)
+                self._arrived(onboard)
+
+    def _arrived(self, onboard: _Onboard) -> None:
+        stored: list[int] = []
+        for share in onboard.shares:
+            whole = self._taken(onboard, share)
+            stored += [n for n in whole if self._store(onboard, n)]
+        if self._log is not None and stored:
+            numbers = sorted(onboard.first + n for n in stored)
+            request = onboard.request
+            keys = request.keys.extend(request.tokens)
+            self._log.blocks_stored(keys, numbers, request.tokens, request.source)
+        self._blocks.release([*onboard.matched, *onboard.blocks])
+
+    def _store(self, onboard: _Onboard, number: int) -> bool:
+        return onboard.valid and self._blocks.store(onboard.blocks[number], onboard.keys[number])
+
+    def _taken(self, onboard: _Onboard, share: _Share) -> list[int]:
+        """The numbers of the blocks that came whole; a tier forgets the others."""
+        tier, done = self._tiers[share.level], share.done
+        assert done is not None
+        tier.shelf.unpin(share.slots)
+        whole = [n for n, good in zip(share.numbers, done.whole, strict=True) if good]
+        tier.onboarded += len(whole)
+        tier.hit_tokens += len(whole) * self._blocks.block_size
+        tier.shelf.touch([onboard.keys[n] for n in whole])
+        if whole:
+            measured = done.seconds / len(whole)
+            tier.block_s += (measured - tier.block_s) * (_FRESH if tier.block_s else 1.0)
+        broken = [onboard.keys[n] for n in share.numbers if n not in set(whole)]
+        if broken and onboard.valid:
+            tier.failed += len(broken)
+            self._offloads.remove(share.level, broken)
+        return whole
+
+    def clear(self) -> None:
+        """What is on its way does not count."""
+        for onboard in self._under_way:
+            onboard.valid = False
+
+    def owned_blocks(self) -> list[list[int]]:
+        return [[*onboard.matched, *onboard.blocks] for onboard in self._under_way]

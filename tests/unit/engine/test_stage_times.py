@@ -1,0 +1,49 @@
+"""Stages of traced requests, as looks at their work tell of them."""
+
+from collections.abc import Collection
+
+from services.engine.messages import Stage
+from services.engine.scheduling.stage_times import StageTimes
+
+
+class Case:
+    """Work by name; `stages` of it that are in progress."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.looks = 0
+        self.stages: dict[str, Collection[str]] = {}
+        self.times: StageTimes[str] = StageTimes(lambda: self.now, self._stages_of)
+
+    def _stages_of(self, work: str) -> Collection[str] | None:
+        self.looks += 1
+        return self.stages.get(work)
+
+    def at(self, now: float, stages: dict[str, Collection[str]]) -> list[Stage]:
+        self.now, self.stages = now, stages
+        self.times.look()
+        return self.times.take()
+
+
+def test_a_stage_lasts_from_look_to_look_and_stages_overlap() -> None:
+    case = Case()
+    case.stages = {"w": ["queue", "transfer"]}
+    case.times.watch("r", "w")
+    assert case.at(1.0, {"w": ["transfer", "prefill"]}) == [Stage("r", "queue", 0.0, 1.0)]
+    assert case.at(2.0, {"w": ["prefill"]}) == [Stage("r", "transfer", 0.0, 2.0)]
+    assert case.at(3.0, {}) == [Stage("r", "prefill", 1.0, 3.0)]
+    assert case.at(4.0, {"w": ["prefill"]}) == [], "what is over is watched no more"
+
+
+def test_two_requests_may_wait_for_the_same_work() -> None:
+    case = Case()
+    case.stages = {"w": ["encode"]}
+    case.times.watch("one", "w")
+    case.now = 1.0
+    case.times.watch("two", "w")
+    assert case.at(2.0, {}) == [Stage("one", "encode", 0.0, 2.0), Stage("two", "encode", 1.0, 2.0)]
+
+
+def test_requests_that_are_not_traced_are_not_looked_at() -> None:
+    case = Case()
+    assert case.at(1.0, {"w": ["encode"]}) == [] and case.looks == 0
