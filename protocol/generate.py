@@ -1,6 +1,7 @@
 """Wire form of the token-in token-out call, `POST /inference/v1/generate`, and of `/encode`.
 
-The body is vLLM's (`--enable-scale-out`), with two additions: `emitted` and `deadline_s`. A media
+The body is vLLM's (`--enable-scale-out`), with three additions: `emitted`, `deadline_s` and
+`adapter_revision`. A media
 item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`.
 """
 
@@ -54,7 +55,8 @@ class GenerateBody(msgspec.Struct, omit_defaults=True):
 
     token_ids: list[Int64]  # the prompt, placeholders of media expanded
     request_id: str = ""  # empty: the worker draws one
-    model: str = ""  # name of the model; empty: the worker's own
+    model: str = ""  # name of the model or a LoRA adapter; empty: the worker's own model
+    adapter_revision: str = ""  # weights that the adapter must have, "" for any
     features: Features | None = None  # hashes and placeholder spans of media
     sampling_params: SamplingParams = SamplingParams()  # how to choose tokens and when to stop
     # choice index (as text) → tokens that the client has already
@@ -116,6 +118,7 @@ def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
         token_ids=request.token_ids,
         request_id=request.request_id,
         model=request.model,
+        adapter_revision=request.adapter_revision,
         features=features,
         sampling_params=request.sampling,
         emitted={str(index): tokens for index, tokens in request.emitted.items()},
@@ -159,6 +162,7 @@ def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
         mm_items=_items(body),
         emitted=_emitted(body),
         model=body.model,
+        adapter_revision=body.adapter_revision,
         priority=body.priority,
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt,

@@ -55,11 +55,13 @@ def mm_hash(
     return _digest(fields).hexdigest()
 
 
-def root_key(*, model: str, revision: str, cache_salt: str = "") -> bytes:
-    """Parent of a request's first block, 32 bytes. `cache_salt` keeps tenants apart."""
-    return _digest(
-        (BLOCK_KEY_VERSION, model.encode(), revision.encode(), cache_salt.encode())
-    ).digest()
+def root_key(*, model: str, revision: str, cache_salt: str = "", adapter: str = "") -> bytes:
+    """Parent of a request's first block, 32 bytes. `cache_salt` keeps tenants apart; `adapter` is
+    the revision of the LoRA adapter that computes the KV, "" for none."""
+    fields = [BLOCK_KEY_VERSION, model.encode(), revision.encode(), cache_salt.encode()]
+    if adapter:
+        fields.append(adapter.encode())
+    return _digest(fields).digest()
 
 
 def block_key(

@@ -115,6 +115,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     aliases: Annotated[list[Name], Meta(max_length=256)] = []  # other names of the model
     # LoRA adapters that it serves beside the model; these and the aliases may change
     adapters: Annotated[list[Name], Meta(max_length=4096)] = []
+    # the adapters' names in content keys, of those that are known
+    adapter_revisions: Annotated[dict[Name, Name], Meta(max_length=4096)] = {}
     # TCP port on which it speaks RTP-LLM's gRPC, 0 if it does not
     grpc_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     load: Load = Load()  # its load at registration

@@ -102,7 +102,9 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
     sampling: SamplingParams  # how to choose tokens and when to stop
     mm_items: list[MMItem] = []  # media of the prompt, in order of their offsets
     emitted: dict[int, list[int]] = {}  # choice index → tokens that the client has already
-    model: str = ""  # name of the model; empty: the worker's own
+    model: str = ""  # name of the model or a LoRA adapter; empty: the worker's own model
+    # weights that the adapter must have, "" for any: KV of one is nothing to another
+    adapter_revision: str = ""
     priority: Int64 = 0  # lower runs first
     # seconds left when the message was sent, None for no deadline
     deadline_s: Seconds | None = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from protocol.errors import ConfigError
@@ -47,6 +48,8 @@ def make_gateway(
     fleet = make_fleet(config)
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
+    if frontend is not None:
+        fleet.subscribe(partial(_tell_adapters, fleet, frontend))
     master: MasterClient | None = None
     if config.master_url:
         master = MasterClient(config.urls_of_masters(), masters)
@@ -71,6 +74,15 @@ def make_gateway(
     return make_core(
         config, fleet, client, metrics, planner, frontend, model, lambda: running(first, beside)
     )
+
+
+def _tell_adapters(fleet: Fleet, frontend: Frontend) -> None:
+    """Clients may name the adapters that workers have, but for the model's own names."""
+    frontend.adapters = {
+        name: revision
+        for name, revision in fleet.models.adapters.items()
+        if revision and name not in frontend.config.names
+    }
 
 
 def served_names(frontend: Frontend | None) -> tuple[str, ...]:

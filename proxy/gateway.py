@@ -94,9 +94,12 @@ class Gateway:
     def _allowed(self, request: GenerateRequest) -> GenerateRequest:
         """Without what a client may not say: where workers fetch KV and, unless media may be named
         by reference, embeddings. The model is known to be the right one; workers may call it by
-        another name."""
+        another name, but adapters as clients do."""
         check_ec_params(request.ec_transfer_params)
         named = request.ec_transfer_params if self.config.allow_media_references else None
         return msgspec.structs.replace(
-            request, model="", kv_transfer_params=None, ec_transfer_params=named
+            request,
+            model=request.model if request.adapter_revision else "",
+            kv_transfer_params=None,
+            ec_transfer_params=named,
         )

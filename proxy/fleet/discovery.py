@@ -53,6 +53,7 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     names = _models_of(models or {})
     instance.model = _text(info, "model") or next(iter(names), "")
     instance.models = frozenset((instance.model, *names))
+    instance.adapters = _texts(info, "adapters")
     instance.revision = _text(info, "revision")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
@@ -122,6 +123,11 @@ def _object(info: dict[str, Any], name: str) -> dict[str, Any] | None:
 def _text(info: dict[str, Any], name: str) -> str:
     found = info.get(name)
     return found if isinstance(found, str) else ""
+
+
+def _texts(info: dict[str, Any], name: str) -> dict[str, str]:
+    found = _object(info, name) or {}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
 def _count(info: dict[str, Any], name: str) -> int:

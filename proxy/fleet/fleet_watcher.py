@@ -144,6 +144,7 @@ class FleetWatcher:
         known.model, known.revision = info.model, info.revision
         known.models = frozenset((info.model, *info.aliases, *info.adapters))
         known.aliases = frozenset(info.aliases)
+        known.adapters = {name: info.adapter_revisions.get(name, "") for name in info.adapters}
         known.dialect = self._fleet.forced or info.dialect
 
     def _join(self, info: InstanceInfo) -> Instance:

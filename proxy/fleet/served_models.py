@@ -14,6 +14,7 @@ class ServedModels:
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}  # by name
+        self.adapters: dict[str, str] = {}  # LoRA adapters with their revisions, "" if unknown
         self.several = False
 
     def look(self, workers: Iterable[Instance]) -> None:
@@ -24,6 +25,9 @@ class ServedModels:
             for name in sorted(worker.models):
                 found.setdefault(name, worker.model)
         self._models = {**found, **{worker.model: worker.model for worker in known}}
+        self.adapters = {
+            name: revision for one in reversed(known) for name, revision in one.adapters.items()
+        }
         self.several = len(set(self._models.values())) > 1
 
     def of(self, name: str) -> str:
@@ -45,9 +49,21 @@ class ServedModels:
     def serving(self, workers: Sequence[Instance], name: str) -> list[Instance]:
         """Those that serve what a request names. Adapters are the language model's: encode workers
         do not list them."""
+        if not self.several:
+            return self._having(workers, name)
         model = self.of(name)
         return [
             one
             for one in workers
-            if not model or (one.model == model and (one.role == "encode" or name in one.models))
+            if one.model == model and (one.role == "encode" or name in one.models)
+        ]
+
+    def _having(self, workers: Sequence[Instance], name: str) -> list[Instance]:
+        """Of workers of one model, those that have the adapter that a request names: in the same
+        weights, since they hand KV to one another."""
+        revision = self.adapters.get(name)
+        if revision is None:
+            return list(workers)
+        return [
+            one for one in workers if one.role == "encode" or one.adapters.get(name) == revision
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ class Instance:
     block_size: int = 0  # tokens of a KV block, 0 if unknown
     model: str = ""  # the name by which it serves the model, "" if unknown
     models: frozenset[str] = frozenset()  # this name, its aliases, LoRA adapters
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters → revision or ""
     aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
     revision: str = ""  # name of the weights in content keys
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked

@@ -30,9 +30,15 @@ class ModelNames:
 
 def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
     """Of an attempt of a rendered request. Keys are made only if a master is asked."""
+    adapted = bool(wanted.adapter_revision)
 
     def keys(block_size: int) -> list[int]:
-        root = root_key(model=names.keyed, revision=names.revision, cache_salt=wanted.cache_salt)
+        root = root_key(
+            model=names.keyed,
+            revision=names.revision,
+            cache_salt=wanted.cache_salt,
+            adapter=wanted.adapter_revision,
+        )
         made = block_keys(wanted.token_ids, block_size, root, wanted.mm_items)
         return [short_key(key) for key in made]
 
@@ -46,5 +52,6 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         wanted.sampling.max_tokens,
         items,
         keys,
-        names.served,
+        wanted.model if adapted else names.served,
+        adapted=adapted,
     )

@@ -23,6 +23,7 @@ class Need:
     `items`: its media, each with its place in the prompt.
     `keys`: short keys of the prompt's full blocks, given the block size in tokens.
     `model`: the name that clients use, for masters that serve several.
+    `adapted`: `model` is a LoRA adapter.
     `predicted`: keys are over message parts, since this proxy cannot render the prompt.
     """
 
@@ -33,12 +34,13 @@ class Need:
     keys: Callable[[int], list[int]]
     model: str = ""
     predicted: bool = False
+    adapted: bool = False
 
     @property
     def wanted_model(self) -> str | None:
         """What to choose workers by: a proxy that renders has workers of its own model alone, and
-        calls it by names that they may not know."""
-        return self.model if self.predicted else None
+        calls it by names that they may not know; adapters it calls as they do."""
+        return self.model if self.predicted or self.adapted else None
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from protocol.errors import InvalidRequest, TriptychError, UpstreamError, from_openai
+from proxy.fleet.discovery import learn
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.passed_routes import OPERATED, PassedRoute
 from proxy.upstream.patience import Patience
+from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from services.http.admin import check_admin_key
 from services.http.openai import JSON
-from services.http.rtp_updates import Adapters, no_adapters, rtp_updates
+from services.http.rtp_updates import Adapters, rtp_updates
 from services.http.streams import while_connected
 
 _MAX_BODY = 1 << 20
-_LOAD_ADAPTER = "/v1/load_lora_adapter"
+_OF_ADAPTERS = (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
 _LACKING = (404, 405)
 _UNREACHED = 503  # the worker cannot be asked: nothing is wrong with this proxy
 _SHOWN = 4096  # bytes of a worker's answer
@@ -31,12 +33,10 @@ def operating(gateway: Gateway) -> APIRouter:
     """The routes of `OPERATED`, and RTP-LLM's way to load adapters."""
 
     async def load(request: Request, adapters: Adapters) -> Response:
-        if gateway.fleet.relayed != "all":
-            raise no_adapters()
         loads = [{"lora_name": name, "lora_path": path} for name, path in adapters.items()]
         bodies = [msgspec.json.encode(body) for body in loads]
         asked = _asked(gateway, "")
-        return await while_connected(request, _on_all(gateway, asked, _LOAD_ADAPTER, bodies))
+        return await while_connected(request, _on_all(gateway, asked, LOAD_ADAPTER_PATH, bodies))
 
     routes = rtp_updates(
         lambda request: check_admin_key(request, gateway.config.admin_api_key), load
@@ -81,12 +81,21 @@ async def _on_all(
         return answer
 
     answers = await asyncio.gather(*map(one, asked))
+    if path in _OF_ADAPTERS:
+        await _learn_adapters(gateway, asked)
     told = {worker.url: answer for worker, answer in zip(asked, answers, strict=True)}
     having = [answer for answer in answers if answer["status"] not in _LACKING]
     failure = _failure(having if optional and having else answers)
     if failure is None:
         return JSONResponse({"workers": told})
     return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)
+
+
+async def _learn_adapters(gateway: Gateway, asked: Sequence[Instance]) -> None:
+    """What the workers have now, so that clients may name it once the operator has the answer."""
+    ours = [worker for worker in asked if worker.dialect == "tokens"]
+    await asyncio.gather(*(learn(gateway.client, worker, False) for worker in ours))
+    gateway.fleet.news()
 
 
 def _asked(gateway: Gateway, url: str) -> list[Instance]:

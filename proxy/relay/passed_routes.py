@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
+
 
 @dataclass(frozen=True)
 class PassedRoute:
@@ -76,8 +78,8 @@ def _profile(path: str, does: str) -> PassedRoute:
 _ADAPTER = "A LoRA adapter, by lora_name and lora_path."
 
 OPERATED = (
-    _cheap("/v1/load_lora_adapter", f"Load on each worker: {_ADAPTER}"),
-    _cheap("/v1/unload_lora_adapter", "Unload a LoRA adapter from each worker."),
+    _cheap(LOAD_ADAPTER_PATH, f"Load on each worker: {_ADAPTER}"),
+    _cheap(UNLOAD_ADAPTER_PATH, "Unload a LoRA adapter from each worker."),
     _profile("/start_profile", "Start the profiler of each worker."),
     _profile("/stop_profile", "Stop the profiler of each worker."),
     _cheap("/reset_prefix_cache", "Empty the prefix cache of each worker."),

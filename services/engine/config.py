@@ -25,6 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     enforce_eager: bool = False  # whether a GPU decodes without CUDA graphs
     fused_kernels: bool = True  # whether a GPU runs layers by fused kernels where they suit
+    quantization: str = ""  # int8, int4 or fp8 weights of the language model, "" for none
     weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 0  # KV blocks, 0 to size the pool by bytes
@@ -43,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # s that pictures and prompts may add to a step in which requests decode, 0: no bound
     max_decode_delay_s: float = 0.1
     speculation: Speculation | None = None  # how tokens are guessed ahead, None: not at all
+    served_names: tuple[str, ...] = ()  # by which requests mean the model itself
+    max_loras: int = 0  # LoRA adapters that may be loaded, 0: none
+    max_lora_rank: int = 16  # largest rank of one
+    lora_modules: dict[str, str] = {}  # name → folder of those loaded at the start
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine

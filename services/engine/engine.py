@@ -21,6 +21,7 @@ from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.hardware import activate, resolved
 from services.engine.messages import Ready, Stage
+from services.engine.model.adapters import Adapters
 from services.engine.parts import Surroundings, language_part, vision_part
 from services.engine.publishing import EventThread
 from services.engine.reports import counters_of, gauges_of
@@ -50,6 +51,7 @@ class Engine:
         self._log = CacheLog(config.block_size) if config.events is not None else None
         self._curve = Curve.of(FleetKey(config.fleet_key))
         self._connectors = Connectors(config.ec, config.kv, config.device, self._curve)
+        self.adapters: Adapters | None = None
         self._media = "vision" in config.parts
         self.kv: KVConnector | None = None
         self.generate: GenerateCore | None = None
@@ -88,6 +90,7 @@ class Engine:
         if "language" in self.config.parts:
             part = language_part(shared, self._changes(of_store=False), activations)
             self.generate, self.kv, self._grammars = part.core, part.kv, part.grammars
+            self.adapters = part.adapters
             self.layout, self.max_model_len = part.layout, part.max_model_len
             self.parameter_bytes["language"] = part.parameter_bytes
             self._media = self._media or part.takes_media
@@ -139,6 +142,7 @@ class Engine:
             if blocks is not None
             else 0,
             events=self._events.sources if self._events is not None else [],
+            adapters=self.adapters.revisions if self.adapters is not None else {},
         )
 
     def step(self) -> tuple[list[RequestOutput], list[EncodeOutput]]:

@@ -64,6 +64,21 @@ class SetLogLevel(msgspec.Struct, tag=True):
     level: str  # debug, info, warning or error
 
 
+class LoadAdapter(msgspec.Struct, tag=True):
+    """Load a LoRA adapter from a folder; answered by `AdapterTable`."""
+
+    query_id: int
+    name: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=True):
+    """Take a LoRA adapter away; answered by `AdapterTable`."""
+
+    query_id: int
+    name: str
+
+
 class Profile(msgspec.Struct, tag=True):
     """Begin a trace of the engine's steps, or end it and write it to `path`."""
 
@@ -74,7 +89,9 @@ class Shutdown(msgspec.Struct, tag=True):
     pass
 
 
-Command = Generate | Encode | Abort | Query | ResetCaches | SetLogLevel | Profile | Shutdown
+ChangeAdapters = LoadAdapter | UnloadAdapter
+Control = ResetCaches | SetLogLevel | Profile | Shutdown
+Command = Generate | Encode | Abort | Query | ChangeAdapters | Control
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -89,6 +106,7 @@ class Ready(msgspec.Struct, tag=True):
     ec_endpoint: dict[str, Any] = {}  # by which consumers ask for embeddings still being made
     kv_bytes_per_token: int = 0  # size of one token's KV
     events: list[EventSource] = []  # where cache events are published
+    adapters: dict[str, str] = {}  # LoRA adapters: name → revision
 
 
 class Stage(msgspec.Struct):
@@ -122,13 +140,22 @@ class Statistics(msgspec.Struct, tag=True):
     awaited: int = 0
 
 
+class AdapterTable(msgspec.Struct, tag=True):
+    """The LoRA adapters after a change, or why there was none."""
+
+    query_id: int  # of the command that this answers
+    adapters: dict[str, str] = {}  # name → revision
+    error: ErrorInfo | None = None
+
+
 class Fatal(msgspec.Struct, tag=True):
     """The engine cannot go on and exits."""
 
     error: ErrorInfo
 
 
-Event = Ready | Outputs | Statistics | Fatal
+Answer = Statistics | AdapterTable
+Event = Ready | Outputs | Answer | Fatal
 
 
 _COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -19,6 +20,7 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.drafting.prompt_lookup import PromptLookup
 from services.engine.hardware import num_blocks_of
+from services.engine.model.adapters import Adapters
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.cuda_graphs import capture_on, runs_triton
 from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes
@@ -72,6 +74,7 @@ class LanguagePart:
     max_model_len: int  # tokens of a prompt and its output that the pool has room for
     takes_media: bool  # whether prompts may hold pictures
     parameter_bytes: int  # size of the weights
+    adapters: Adapters | None  # LoRA adapters, None where none may be loaded
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,14 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         config.device,
         config.weight_layout,
         fused=config.fused_kernels and runs_triton(config.device),
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        quantization=config.quantization,
     )
     layout = model.kv_layout(config.block_size)
     capture = capture_on(config.device, enforce_eager=config.enforce_eager)
     activations += _step_bytes(config, model, capture)
+    activations += model.adapters.most_bytes if model.adapters is not None else 0
     num_blocks = num_blocks_of(config, block_bytes(layout), activations)
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
     check_positions(model.module, model.config.model_type, max_model_len)
@@ -123,7 +130,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             opened.callback(store.close)
         core = GenerateCore(
             msgspec.structs.replace(config, max_model_len=max_model_len),
-            ModelAdmission(model, grammars),
+            ModelAdmission(model, grammars, config.served_names),
             scheduler,
             Runner(
                 model,
@@ -146,8 +153,17 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
         )
         opened.pop_all()
+    if model.adapters is not None:
+        model.adapters.load_all(config.lora_modules)
     return LanguagePart(
-        core, kv, grammars, layout, max_model_len, model.takes_media, model.parameter_bytes
+        core,
+        kv,
+        grammars,
+        layout,
+        max_model_len,
+        model.takes_media,
+        model.parameter_bytes,
+        model.adapters,
     )
 
 
@@ -252,5 +268,8 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
 
 def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
     """What two engines must share for the KV of one to mean anything to the other."""
-    digest = blake3(canonical_json(msgspec.to_builtins(layout))).hexdigest()[:16]
+    form: dict[str, Any] = msgspec.to_builtins(layout)
+    if config.quantization:
+        form["quantization"] = config.quantization
+    digest = blake3(canonical_json(form)).hexdigest()[:16]
     return f"{config.model}@{config.revision[:12]}:{digest}"

@@ -176,6 +176,8 @@ class EngineProcess:
                 self._profiler.stop(path) if path else self._profiler.start()
             case messages.Query():
                 self._send(reports.answer(engine, command))
+            case messages.LoadAdapter() | messages.UnloadAdapter():
+                self._send(reports.adapters_after(engine.adapters, command))
             case messages.SetLogLevel(level):
                 set_log_level(level)
             case messages.Shutdown():

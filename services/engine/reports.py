@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from connectors.base import ECConnector
 from connectors.meter import TransferStats
+from protocol.errors import InvalidRequest, TriptychError, error_info
 from protocol.kv_events import short_key
 from protocol.registry import Load, Rates
 from protocol.types import RequestOutput
-from services.engine.messages import Query, Statistics
+from services.engine.messages import (
+    AdapterTable,
+    ChangeAdapters,
+    LoadAdapter,
+    Query,
+    Statistics,
+)
 from services.engine.scheduling.encode_queue import EncodeQueue
 from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
@@ -60,6 +68,33 @@ def answer(engine: Reporting, query: Query) -> Statistics:
         keys,
         awaited_of(engine) if query.awaited else 0,
     )
+
+
+class Adapters(Protocol):
+    """The LoRA adapters of an engine's model."""
+
+    @property
+    def revisions(self) -> dict[str, str]: ...
+
+    def load(self, name: str, folder: Path) -> None: ...
+
+    def unload(self, name: str) -> None: ...
+
+
+def adapters_after(adapters: Adapters | None, wanted: ChangeAdapters) -> AdapterTable:
+    """Load or unload a LoRA adapter; None where the engine takes none."""
+    try:
+        if adapters is None:
+            raise InvalidRequest(
+                "this worker takes no LoRA adapters: start it with --enable-lora", param="lora_name"
+            )
+        if isinstance(wanted, LoadAdapter):
+            adapters.load(wanted.name, Path(wanted.folder))
+        else:
+            adapters.unload(wanted.name)
+    except TriptychError as error:
+        return AdapterTable(wanted.query_id, error=error_info(error))
+    return AdapterTable(wanted.query_id, adapters.revisions)
 
 
 def awaited_of(engine: Reporting) -> int:

@@ -58,7 +58,11 @@ class RenderedRequest:
 
 
 class Frontend:
-    """Everything that turns one model's requests into tokens. `load` it once per process."""
+    """Everything that turns one model's requests into tokens. `load` it once per process.
+
+    `adapters`: LoRA adapters that clients may name instead of the model, with their revisions; kept
+    true by the process that has workers or is one.
+    """
 
     def __init__(
         self, config: FrontendConfig, info: ModelInfo, tokenizer: Tokenizer, family: Family
@@ -82,6 +86,7 @@ class Frontend:
         self._raw = RawPrompts(
             self._items, self._prompts, self._placeholder, self._checked, self._generate
         )
+        self.adapters: dict[str, str] = {}
         self._created = int(time.time())
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
@@ -104,12 +109,30 @@ class Frontend:
     def models(self) -> ModelList:
         """The answer to /v1/models."""
         root, length = str(self.config.model), self.info.max_model_len
+        parents = dict.fromkeys(self.config.names) | dict.fromkeys(
+            self.adapters, self.config.names[0]
+        )
         return ModelList(
             [
-                ModelCard(id=name, created=self._created, root=root, max_model_len=length)
-                for name in self.config.names
+                ModelCard(
+                    id=name,
+                    created=self._created,
+                    root=root,
+                    parent=parent,
+                    max_model_len=length,
+                )
+                for name, parent in parents.items()
             ]
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may call: the model by its names, its adapters."""
+        return (*self.config.names, *self.adapters)
+
+    def serves(self, name: str) -> bool:
+        """Whether a client may call this; the empty name is the model's."""
+        return not name or name in self.names
 
     @property
     def media_store(self) -> MediaStore:
@@ -234,7 +257,7 @@ class Frontend:
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS
     ) -> SamplingParams:
         """What can be checked before media are fetched."""
-        if request.model and request.model not in self.config.names:
+        if not self.serves(request.model or ""):
             raise ModelNotFound(f"model: '{request.model}' is not served here", param="model")
         if len(request.cache_salt or "") > MAX_NAME_CHARS:
             raise InvalidRequest(
@@ -271,6 +294,7 @@ class Frontend:
                 defaults=self.info.generation_defaults,
             ),
             model=request.model or self.config.names[0],
+            adapter_revision=self.adapters.get(request.model or "", ""),
             priority=request.priority,
             cache_salt=request.cache_salt or "",
             kv_transfer_params=request.kv_transfer_params,

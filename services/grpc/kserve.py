@@ -60,7 +60,7 @@ class KServe:
         return pb.Ready(ready=self._able())
 
     async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able() and request.name in self._frontend.config.names)
+        return pb.Ready(ready=self._able() and request.name in self._frontend.names)
 
     async def server_metadata(self, request: pb.Empty, context: Context) -> pb.ServerMetadata:
         return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
@@ -105,13 +105,13 @@ class KServe:
         return pb.ModelConfigResponse(config=config)
 
     def _served(self, name: str) -> None:
-        if name not in self._frontend.config.names:
+        if name not in self._frontend.names:
             raise ModelNotFound(f"name: '{name[:256]}' is not served here", param="name")
 
     async def infer(self, message: pb.InferRequest, context: Context) -> pb.InferResponse:
         """The whole answer."""
         self._admit(context)
-        wanted = read(message, self._frontend.config.names)
+        wanted = read(message, self._frontend.names)
         if wanted.stream:
             raise InvalidRequest(
                 "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
@@ -133,7 +133,7 @@ class KServe:
         async for message in messages:
             try:
                 self._admit(context)
-                wanted = read(message, self._frontend.config.names)
+                wanted = read(message, self._frontend.names)
                 async with contextlib.aclosing(self._streamed(wanted, context)) as pieces:
                     async for piece in pieces:
                         yield pb.StreamInferResponse(infer_response=piece)

@@ -34,6 +34,8 @@ _FOR_CLIENTS = (
     "/", "/chat/completions", "/chat/render", "/tokenizer/encode", "/tokenize", "/detokenize",
     "/tokenizer_info", *_DETAILS,
 )  # fmt: skip
+LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_FOR_OPERATORS = (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
 _SCHEME, _BEARER = b"bearer ", b"Bearer "
 
 
@@ -146,7 +148,8 @@ def _client_key(scope: Scope) -> bytes:
 
 
 def _is_for_clients(path: str) -> bool:
-    return path.startswith("/v1/") or path in _FOR_CLIENTS
+    named = path.startswith("/v1/") and path not in _FOR_OPERATORS
+    return named or path in _FOR_CLIENTS
 
 
 def check_reach(

@@ -35,9 +35,9 @@ class Eplb(msgspec.Struct):
     update_time: Annotated[int, Meta(ge=0)] = 0
 
 
-def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> APIRouter:
+def rtp_updates(check: Callable[[Request], None], load: Load) -> APIRouter:
     """`check` raises if the caller may not change anything; `load` has workers load LoRA adapters,
-    given by name and path, None where no worker takes any."""
+    given by name and path."""
     routes = APIRouter()
 
     @routes.post(UPDATE_PATH)
@@ -46,8 +46,6 @@ def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> A
         adapters."""
         check(request)
         adapters = _adapters(await read_body(request, _MAX_BODY))
-        if load is None:
-            raise no_adapters()
         return await load(request, adapters)
 
     @routes.post(EPLB_PATH)
@@ -60,11 +58,6 @@ def rtp_updates(check: Callable[[Request], None], load: Load | None = None) -> A
         return {"status": "ok"}
 
     return routes
-
-
-def no_adapters() -> InvalidRequest:
-    """For workers that are not vLLM's."""
-    return _refused("peft_info", "the engine here serves no LoRA adapters; vLLM's does")
 
 
 def _adapters(body: bytes) -> Adapters:

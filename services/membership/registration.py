@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -36,9 +36,15 @@ _UNKNOWN = LeaseAnswer(known=False)
 
 
 class Member(Protocol):
-    """A worker that registers. `info` but for its load is the same all its life."""
+    """A worker that registers. `info` but for its load and its adapters is the same all its
+    life."""
 
     async def info(self) -> InstanceInfo: ...
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Revisions of its LoRA adapters by name; another object once they have changed."""
+        ...
 
     async def heartbeat(self) -> Heartbeat: ...
 
@@ -117,10 +123,12 @@ class Registration:
 
     async def _keep(self, number: int, member: Member, master: str, soon: asyncio.Event) -> None:
         known = _UNKNOWN
+        told: Mapping[str, str] = {}
         while True:
             if known.known:
                 known = await self._beat(member, master)
-            if not known.known:
+            if not known.known or member.adapters != told:
+                told = member.adapters
                 info = await member.info()
                 self._names[number] = InstanceName(info.instance_id, info.generation)
                 known = await self._post(master + REGISTER_PATH, info)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from protocol.fleet_key import NO_KEY, FleetKey
 from protocol.registry import Heartbeat, InstanceInfo
@@ -18,6 +18,10 @@ class _Member:
 
     async def info(self) -> InstanceInfo:
         return self._instance.info()
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return {}
 
     async def heartbeat(self) -> Heartbeat:
         settings, engine = self._instance.settings, self._instance.engine

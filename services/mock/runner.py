@@ -82,6 +82,9 @@ class TimedAdmission:
     def constraint(self, sampling: SamplingParams) -> None:
         return None
 
+    def adapter(self, source: GenerateRequest) -> None:
+        return None
+
 
 def _digest(source: GenerateRequest) -> int:
     return prompt_digest(source.token_ids, source.mm_items)

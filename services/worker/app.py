@@ -20,10 +20,10 @@ from services.http.api_routes import GENERATING, INFORMING, SERVING
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
-from services.http.rtp_updates import rtp_updates
 from services.http.server import version
 from services.http.tokens import informing
 from services.worker import rtp_status
+from services.worker.adapters import adapting
 from services.worker.profiling import profiling
 from services.worker.worker import Worker
 
@@ -49,7 +49,7 @@ def create_app(worker: Worker) -> FastAPI:
     app.include_router(_control(worker))
     # Behind the fleet key, as /drain.
     app.include_router(log_levels(lambda request: None, worker.engine.set_log_level))
-    app.include_router(rtp_updates(lambda request: None))
+    app.include_router(adapting(worker))
     app.include_router(profiling(worker))
     app.include_router(rtp_status.router(worker))
     app.include_router(informing(worker.frontend, worker.admitted, worker.bodies))
@@ -134,6 +134,7 @@ def _facts(worker: Worker) -> dict[str, Any]:
         "dialect": "tokens",
         "model": worker.model,
         "revision": worker.frontend.info.revision,
+        "adapters": worker.frontend.adapters,
         "parameter_bytes": engine.parameter_bytes,
         "num_blocks": engine.num_blocks,
         "block_size": engine.block_size,

@@ -25,6 +25,7 @@ from services.engine.scheduling.ranking import check_policy
 from services.engine.speculation import parse_speculation
 from services.frontend.options import FrontendOptions
 from services.membership.config import parse_events
+from services.worker.lora_modules import parse_modules
 
 _DEVICE = r"auto|cpu|cuda(:\d{1,4})?"
 
@@ -41,6 +42,10 @@ def _check_kv(text: str) -> None:
 
 def _check_speculation(text: str) -> None:
     parse_speculation(text)
+
+
+def _check_modules(text: str) -> None:
+    parse_modules(text)
 
 
 def _check_events(text: str) -> None:
@@ -74,6 +79,13 @@ class WorkerConfig(
         " other CPUs.",
         choices=("auto", "float32", "float16", "bfloat16"),
         section="Engine",
+    )
+    quantization: str = option(
+        "none",
+        "Store the language model's linear weights in fewer bits, by torchao (extra quant): int8 or"
+        " fp8 with a scale for each output, int4 (GPU with bfloat16 alone) with one for each group"
+        " of inputs. Workers that share KV need the same. none: as the files have them.",
+        choices=("none", "int8", "fp8", "int4"),
     )
     weight_layout: str = option(
         "auto",
@@ -168,6 +180,24 @@ class WorkerConfig(
         " guessed). Answers stay the same. Empty: no guesses.",
         "json",
         check=_check_speculation,
+    )
+    enable_lora: bool = option(
+        False,
+        "Take LoRA adapters in PEFT's form: a request names one as its model, and one batch may mix"
+        " several. They are given by --lora-modules or loaded by POST /v1/load_lora_adapter.",
+        section="LoRA",
+    )
+    lora_modules: str = option(
+        "",
+        "Comma-separated LoRA adapters to load at the start, each as name=folder.",
+        "name=folder",
+        check=_check_modules,
+    )
+    max_loras: int = count(
+        4, "LoRA adapters that may be loaded at the same time.", "adapters", maximum=4096
+    )
+    max_lora_rank: int = count(
+        16, "Largest rank of a LoRA adapter; one of a larger rank is refused.", "rank", maximum=4096
     )
     max_num_queued: int = count(
         1024, "Requests in the worker beyond which a new one is answered with 503.", "requests"

@@ -36,6 +36,7 @@ from services.worker.stall_watch import StallBounds, StallWatch
 logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 _QUERY_S = 10.0
+_LOAD_S = 60.0  # an adapter of some hundred MB from a slow disk
 _LAST_WORDS_S = 1.0
 _MAX_COMMANDS = 100_000
 _BOUNDS = StallBounds(silent_s=3.0)
@@ -144,7 +145,7 @@ class EngineClient:
                 case messages.Outputs(outputs, encoded, stages):
                     self._requests.note(stages)
                     self._requests.hand(outputs, encoded)
-                case messages.Statistics():
+                case messages.Statistics() | messages.AdapterTable():
                     self._queries.answer(event)
                 case messages.Ready():
                     self._ready.set_result(event)
@@ -240,9 +241,35 @@ class EngineClient:
         timeout_s: float = _QUERY_S,
     ) -> messages.Statistics:
         """A snapshot of the engine; see `messages.Query`. `Unavailable` if it does not answer."""
+        answer = await self._asked(
+            lambda number: messages.Query(number, check, keys_since, awaited), timeout_s
+        )
+        assert isinstance(answer, messages.Statistics)
+        return answer
+
+    async def load_adapter(self, name: str, folder: str) -> dict[str, str]:
+        """Revisions of all LoRA adapters by name, this one among them; `InvalidRequest` says why it
+        cannot be loaded. The engine makes no step meanwhile."""
+        return await self._changed_adapters(lambda n: messages.LoadAdapter(n, name, folder))
+
+    async def unload_adapter(self, name: str) -> dict[str, str]:
+        """As `load_adapter`, without this one; `ModelNotFound` if there is none of this name."""
+        return await self._changed_adapters(lambda n: messages.UnloadAdapter(n, name))
+
+    async def _changed_adapters(self, command: Callable[[int], messages.Command]) -> dict[str, str]:
+        answer = await self._asked(command, _LOAD_S)
+        assert isinstance(answer, messages.AdapterTable)
+        if answer.error is not None:
+            raise from_info(answer.error)
+        return answer.adapters
+
+    async def _asked(
+        self, command: Callable[[int], messages.Command], timeout_s: float
+    ) -> messages.Answer:
+        """The answer to a command, which gets a number to be answered by."""
         with self._queries.asking() as (query_id, answer):
             try:
-                self._send(messages.Query(query_id, check, keys_since, awaited))
+                self._send(command(query_id))
                 async with asyncio.timeout(timeout_s):
                     return await answer
             except TimeoutError:

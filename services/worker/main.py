@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from connectors.config import parse_ec, parse_kv
 from protocol.errors import ConfigError, TriptychError
@@ -33,6 +34,7 @@ from services.worker.app import create_app
 from services.worker.chat import service_of
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
+from services.worker.lora_modules import parse_modules
 from services.worker.member import WorkerMember, registered
 from services.worker.metrics import WorkerMetrics
 from services.worker.stall_watch import StallBounds
@@ -88,6 +90,7 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             metrics = WorkerMetrics(
                 role.name, frontend.config.names[0] if config.vllm_metrics else ""
             )
+            frontend.adapters = engine.ready.adapters
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(
@@ -150,6 +153,31 @@ def side_channels(
     ]
 
 
+def _quantization(role: RoleSpec, config: WorkerConfig) -> str:
+    """Of the language model's weights: an encode worker takes the flag and has none."""
+    if config.quantization == "none" or "language" not in role.parts:
+        return ""
+    if config.weight_layout == "packed":
+        raise ConfigError("--weight-layout packed: weights with --quantization are not packed")
+    return config.quantization
+
+
+def _lora(role: RoleSpec, config: WorkerConfig) -> dict[str, Any]:
+    """Adapters are the language model's: an encode worker takes the flags and loads none."""
+    modules = parse_modules(config.lora_modules)
+    if modules and not config.enable_lora:
+        raise ConfigError("--lora-modules: needs --enable-lora")
+    if taken := next((name for name in modules if name in config.to_config().names), ""):
+        raise ConfigError(f"--lora-modules: '{taken}' is the model's own name")
+    if not config.enable_lora or "language" not in role.parts:
+        return {}
+    return {
+        "max_loras": config.max_loras,
+        "max_lora_rank": config.max_lora_rank,
+        "lora_modules": modules,
+    }
+
+
 def engine_config(
     role: RoleSpec,
     config: WorkerConfig,
@@ -167,6 +195,7 @@ def engine_config(
         device=config.device,
         enforce_eager=config.enforce_eager,
         fused_kernels=config.fused_kernels,
+        quantization=_quantization(role, config),
         weight_layout=config.weight_layout,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,
@@ -182,6 +211,8 @@ def engine_config(
         max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_decode_delay_s=config.max_decode_delay,
         speculation=parse_speculation(config.speculative_config),
+        served_names=frontend.config.names,
+        **_lora(role, config),
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         embedding_cache_bytes=config.embedding_cache_bytes,

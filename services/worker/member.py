@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import urlsplit
 
 from protocol.errors import TriptychError
@@ -45,9 +45,15 @@ class WorkerMember:
             kv_endpoint=facts.kv_endpoint or None,
             ec_endpoint=facts.ec_endpoint or None,
             events=reachable(facts.events, host),
+            adapters=list(worker.frontend.adapters),
+            adapter_revisions=worker.frontend.adapters,
             grpc_port=worker.grpc_port,
             load=await self._newest(),
         )
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return self._worker.frontend.adapters
 
     async def heartbeat(self) -> Heartbeat:
         worker, engine = self._worker, self._worker.engine

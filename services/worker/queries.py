@@ -15,11 +15,11 @@ class Queries:
     """Those that are open, by their numbers."""
 
     def __init__(self) -> None:
-        self._open: dict[int, asyncio.Future[messages.Statistics]] = {}
+        self._open: dict[int, asyncio.Future[messages.Answer]] = {}
         self._ids = itertools.count()
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[tuple[int, asyncio.Future[messages.Statistics]]]:
+    def asking(self) -> Iterator[tuple[int, asyncio.Future[messages.Answer]]]:
         """(number, answer) of a new one, which is open inside."""
         query_id = next(self._ids)
         answer = self._open[query_id] = asyncio.get_running_loop().create_future()
@@ -28,11 +28,11 @@ class Queries:
         finally:
             self._open.pop(query_id, None)
 
-    def answer(self, statistics: messages.Statistics) -> None:
+    def answer(self, told: messages.Answer) -> None:
         """To whoever still waits for it."""
-        future = self._open.pop(statistics.query_id, None)
+        future = self._open.pop(told.query_id, None)
         if future is not None and not future.done():
-            future.set_result(statistics)
+            future.set_result(told)
 
     def fail(self, error: TriptychError) -> None:
         """Nothing is answered any more."""

@@ -97,8 +97,8 @@ class Worker:
         return self.frontend.config.names[0]
 
     def check_model(self, name: str) -> None:
-        """`ModelNotFound` unless `name` is empty or the model served here."""
-        if name and name not in self.frontend.config.names:
+        """`ModelNotFound` unless `name` is empty, the model served here or an adapter of it."""
+        if not self.frontend.serves(name):
             raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
 
     def check_room(self) -> None:

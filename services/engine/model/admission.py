@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protocol.types import GenerateRequest, SamplingParams
+from services.engine.model.adapters import Adapter
 from services.engine.model.language import LanguageModel
 from services.engine.model.positions import Positions, mrope_positions, text_positions
 from services.engine.sampling.grammar import Grammars
@@ -13,8 +16,10 @@ from services.engine.scheduling.request import Constraint
 class ModelAdmission:
     """`services.engine.scheduling.seams.Admission` of a model that is loaded."""
 
-    def __init__(self, model: LanguageModel, grammars: Grammars) -> None:
+    def __init__(self, model: LanguageModel, grammars: Grammars, names: Sequence[str] = ()) -> None:
+        """`names`: those of the model itself."""
         self._model = model
+        self._names = names
         self._grammars = grammars
         self.vocabulary = int(model.text_config.vocab_size)
 
@@ -29,3 +34,10 @@ class ModelAdmission:
         """See `Grammars.constraint`, `restricted`."""
         grammar = self._grammars.constraint(sampling.grammar)
         return restricted(grammar, sampling, self.vocabulary)
+
+    def adapter(self, source: GenerateRequest) -> Adapter | None:
+        """See `Adapters.find`; None without adapters, whatever the name."""
+        adapters, name = self._model.adapters, source.model
+        if adapters is None or not name or name in self._names:
+            return None
+        return adapters.find(name, source.adapter_revision)

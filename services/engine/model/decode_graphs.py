@@ -153,11 +153,13 @@ class DecodeGraphs:
         return self._logits[:count]
 
     def _fits(self, arrays: Arrays, count: int) -> bool:
-        """Whether each row is one token that is no picture's, and its logits are asked for."""
+        """Whether each row is one token that is no picture's and no adapter's, and its logits are
+        asked for."""
         return (
             len(arrays["ids"]) == count
             and "places" not in arrays
             and "span_starts" not in arrays
+            and "adapter_rows" not in arrays
             and np.array_equal(arrays["rows"], np.arange(count))
             and arrays["tables"].shape[1] <= self._tables.shape[1]
         )

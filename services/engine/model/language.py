@@ -15,6 +15,13 @@ from protocol.errors import ConfigError
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
+from services.engine.model.adapters import (
+    AdapterRows,
+    Adapters,
+    StepAdapters,
+    adapt,
+    adaptable_layers,
+)
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.loader import (
     LANGUAGE_MODEL,
@@ -25,6 +32,7 @@ from services.engine.model.loader import (
 )
 from services.engine.model.packed_linear import InputsSeen, pack, packs
 from services.engine.model.probe import LayerShape, Recording
+from services.engine.model.quantization import quantize
 from services.engine.model.trial import TOLERANCE, prompts, worst_error
 from services.engine.model.vouching import refused_by_name
 
@@ -40,6 +48,7 @@ class Inputs:
     embeds: [T, hidden]; positions: int64[1 or 3, T]
     deepstack: per early layer, [M, hidden] to add at the M tokens where media_mask (bool[T]) is set
     rows: int64[S], the tokens whose logits are wanted
+    adapters: LoRA adapters and the tokens that they change
     """
 
     embeds: torch.Tensor
@@ -47,6 +56,7 @@ class Inputs:
     rows: torch.Tensor
     media_mask: torch.Tensor | None = None
     deepstack: tuple[torch.Tensor, ...] = ()
+    adapters: tuple[AdapterRows, ...] = ()
 
 
 class LanguageModel:
@@ -60,9 +70,14 @@ class LanguageModel:
         weight_layout: str = "plain",
         *,
         fused: bool = False,
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
+        quantization: str = "",
     ) -> None:
         """`weight_layout`: plain, packed or auto, see `packed_linear.packs`. `fused`: layers use
-        the kernels of `fused_layers` where they suit; needs Triton."""
+        the kernels of `fused_layers` where they suit; needs Triton. `max_loras`: LoRA adapters
+        that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
+        quantized weights are not packed."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
@@ -76,12 +91,21 @@ class LanguageModel:
             getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
+        layers = adaptable_layers(self._text_model) if max_loras else {}
+        if quantization:
+            quantize(self._text_model, quantization, dtype, device)
+            weight_layout = "plain"
         self.parameter_bytes = parameter_bytes(self._model)
         inputs = InputsSeen(self._model)
         with refused_by_name(self.config.model_type), inputs.recording():
             self.shapes = self._probe()
         if packs(weight_layout, dtype, device):
             self._pack(inputs)
+        self._step_adapters = StepAdapters()
+        self.adapters: Adapters | None = None
+        if max_loras:
+            adapt(self._text_model, layers, self._step_adapters)
+            self.adapters = Adapters(layers, max_loras, max_lora_rank, dtype, device)
         with refused_by_name(self.config.model_type):
             self._try(fused)
 
@@ -116,7 +140,11 @@ class LanguageModel:
     @torch.inference_mode()
     def forward(self, inputs: Inputs, paged: PagedBatch) -> torch.Tensor:
         """Logits float[S, vocabulary] of the wanted rows."""
-        return self._run(inputs, paged)
+        self._step_adapters.groups = inputs.adapters
+        try:
+            return self._run(inputs, paged)
+        finally:
+            self._step_adapters.groups = ()
 
     def _run(self, inputs: Inputs, paged: Any) -> torch.Tensor:
         keywords: dict[str, Any] = {

@@ -17,9 +17,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from protocol.errors import ConfigError
 from services.engine.config import Part
+from services.engine.model.quantization import stored_bytes
 
 LANGUAGE_MODEL = "language_model"
 
@@ -57,9 +59,23 @@ def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> P
     return _moved(model, device).eval().requires_grad_(False)
 
 
+def _quantized_by(config: PreTrainedConfig) -> str:
+    """How a checkpoint says that its weights are quantized, "" if it does not. transformers reads
+    them by the library of that method, but reads over a method that it does not know."""
+    form = getattr(config, "quantization_config", None) or {}
+    found = form.get("quant_method") if isinstance(form, dict) else form.quant_method
+    return str(getattr(found, "value", found) or "")
+
+
 def _with_weights(
     cls: type[PreTrainedModel], model_dir: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
+    method = _quantized_by(config)
+    if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
+        raise ConfigError(
+            f"--model: the weights in {model_dir} are quantized by '{method[:64]}',"
+            " which transformers does not know"
+        )
     try:
         model, report = cls.from_pretrained(
             model_dir, config=config, dtype=dtype, output_loading_info=True
@@ -67,6 +83,11 @@ def _with_weights(
     except (OSError, EOFError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"--model: cannot read the weights in {model_dir}: {reason}") from error
+    except ImportError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"--model: the weights in {model_dir} are quantized by '{method}': {reason}"
+        ) from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ConfigError(
@@ -134,5 +155,5 @@ def _drop_vision(model: Any) -> None:
 
 
 def parameter_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all parameters, tied ones once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    """Bytes of all parameters as they are stored, tied ones once."""
+    return sum(stored_bytes(parameter) for parameter in model.parameters())

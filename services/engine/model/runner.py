@@ -17,10 +17,16 @@ from protocol.errors import TriptychError
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
+from services.engine.model.adapters import AdapterRows
 from services.engine.model.decode_graphs import DecodeGraphs
 from services.engine.model.language import Inputs, LanguageModel
 from services.engine.model.step_fence import fence_on
-from services.engine.model.step_tokens import BlockTables, StepTokens, rotary_positions
+from services.engine.model.step_tokens import (
+    BlockTables,
+    StepTokens,
+    rotary_positions,
+    rows_by_adapter,
+)
 from services.engine.model.step_upload import upload
 from services.engine.sampling.drafts import checked
 from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
@@ -73,11 +79,17 @@ class Runner:
         rows, samplers, ahead = _sampling_rows(chunks)
         media = self._media(chunks)
         arrays = self._arrays(chunks, tokens, rows + scored_rows(chunks), media)
+        adapters = rows_by_adapter(chunks, tokens)
+        if adapters:
+            arrays["adapter_rows"] = np.concatenate(list(adapters.values()))
         logits = self._graphs.forward(arrays) if self._graphs is not None else None
         if logits is None:
             step = upload(arrays, self._device)
             batch = self._batch(step, tokens, [chunk.reach for chunk in chunks])
-            logits = self._model.forward(self._inputs(step, media), batch)
+            inputs = self._inputs(step, media)
+            if adapters:
+                inputs = replace(inputs, adapters=_groups(adapters, step, len(tokens.owner)))
+            logits = self._model.forward(inputs, batch)
         score_prompts(logits[len(rows) :], chunks)
         if not samplers:
             return []
@@ -179,6 +191,17 @@ class Runner:
                 media.append((places, {name: t[rows] for name, t in tensors.items()}))
             base += chunk.width
         return media
+
+
+def _groups(
+    adapters: Mapping[Any, IntArray], step: Mapping[str, torch.Tensor], width: int
+) -> tuple[AdapterRows, ...]:
+    """The tokens of each adapter among the step's `width`, on the device."""
+    parts = step["adapter_rows"].split([len(rows) for rows in adapters.values()])
+    return tuple(
+        AdapterRows(adapter, None if len(rows) == width else rows)
+        for adapter, rows in zip(adapters, parts, strict=True)
+    )
 
 
 def _failed(chunk: Chunk, error: TriptychError) -> list[Sampled]:

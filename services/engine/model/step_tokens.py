@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.scheduling.chunks import Chunk
-from services.engine.scheduling.request import Request
+from services.engine.scheduling.request import Adapter, Request
 
 IntArray = NDArray[np.int64]
 
@@ -49,6 +49,18 @@ def rotary_positions(chunks: Sequence[Chunk], tokens: StepTokens) -> IntArray:
             last = chunk.start + known
             found[:, first : first + known] = chunk.request.positions[:, chunk.start : last]
     return found
+
+
+def rows_by_adapter(chunks: Sequence[Chunk], tokens: StepTokens) -> dict[Adapter, IntArray]:
+    """int64[N], the tokens that each LoRA adapter of the step changes."""
+    chosen: dict[Adapter, list[int]] = {}
+    for number, chunk in enumerate(chunks):
+        if (adapter := chunk.request.adapter) is not None:
+            chosen.setdefault(adapter, []).append(number)
+    return {
+        adapter: np.flatnonzero(np.isin(tokens.owner, numbers))
+        for adapter, numbers in chosen.items()
+    }
 
 
 class BlockTables:

@@ -13,7 +13,7 @@ from protocol.types import GenerateRequest
 from protocol.vocabulary import check_request
 from services.engine.config import EngineConfig
 from services.engine.scheduling.ranking import ranking
-from services.engine.scheduling.request import Request, choices_of
+from services.engine.scheduling.request import Adapter, Request, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock
 
@@ -38,7 +38,7 @@ class AdmissionChecks:
         self._limits = scheduler.limits
         self._embeddings = scheduler.embeddings
         self._clock = clock
-        self._make_keys = make_keys or self._keys
+        self._make_keys = make_keys
         self._root = root_key(model=config.model, revision=config.revision)
         self._shares_kv = shares_kv
         self._arrivals = itertools.count()
@@ -78,6 +78,7 @@ class AdmissionChecks:
 
     def _make(self, source: GenerateRequest) -> Request:
         positions, delta = self._model.positions(source)
+        adapter = self._model.adapter(source)
         first, *others = choices_of(source)
         deadline = source.deadline_s
         return Request(
@@ -87,18 +88,23 @@ class AdmissionChecks:
             tokens=[*source.token_ids, *source.emitted.get(first, ())],
             positions=positions,
             rope_delta=delta,
-            keys=self._make_keys(source),
+            keys=self._make_keys(source) if self._make_keys else self._keys(source, adapter),
             rank=self._rank(source),
             deadline=None if deadline is None else self._clock() + deadline,
             siblings=tuple(others),
             constraint=self._model.constraint(source.sampling),
+            adapter=adapter,
         )
 
-    def _keys(self, source: GenerateRequest) -> BlockKeyChain:
+    def _keys(self, source: GenerateRequest, adapter: Adapter | None) -> BlockKeyChain:
         config, root = self._config, self._root
-        if source.cache_salt:
-            names = {"model": config.model, "revision": config.revision}
-            root = root_key(**names, cache_salt=source.cache_salt)
+        if source.cache_salt or adapter is not None:
+            root = root_key(
+                model=config.model,
+                revision=config.revision,
+                cache_salt=source.cache_salt,
+                adapter=adapter.revision if adapter is not None else "",
+            )
         return BlockKeyChain(root, config.block_size, source.mm_items)
 
 

@@ -41,6 +41,18 @@ class Constraint(Protocol):
         """Which tokens may follow `output`, which goes on from that of the last call. bool[V]"""
 
 
+class Adapter(Protocol):
+    """A LoRA adapter of the model."""
+
+    @property
+    def name(self) -> str:
+        """By which requests ask for it."""
+
+    @property
+    def revision(self) -> str:
+        """Name of its weights, part of block keys."""
+
+
 @dataclass(eq=False)
 class Request:
     """One choice of a request: what it is computed from, and how far it has come."""
@@ -63,6 +75,7 @@ class Request:
     looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
+    adapter: Adapter | None = None  # what computes it beside the model
     # of the prompt's tokens from the second on, as far as they are scored
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
@@ -177,4 +190,5 @@ def sibling_of(request: Request, index: int) -> Request:
         rank=request.rank,
         deadline=request.deadline,
         constraint=request.constraint and request.constraint.another(),
+        adapter=request.adapter,
     )

@@ -16,7 +16,7 @@ from protocol.errors import TriptychError
 from protocol.registry import Rates
 from protocol.types import EncodeItem, GenerateRequest, PositionLogprobs, SamplingParams
 from services.engine.scheduling.chunks import Chunk, Work
-from services.engine.scheduling.request import Constraint, Request
+from services.engine.scheduling.request import Adapter, Constraint, Request
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,10 @@ class Admission(Protocol):
     def constraint(self, sampling: SamplingParams) -> Constraint | None:
         """For a request's first choice, None if any token may come next. `InvalidRequest` or
         `Unavailable` if there cannot be one."""
+
+    def adapter(self, source: GenerateRequest) -> Adapter | None:
+        """The LoRA adapter that a request's `model` names, None for the model itself;
+        `ModelNotFound` or `Unavailable` if it is not here, or has other weights."""
 
 
 class Meter(Protocol):

@@ -25,6 +25,7 @@ from services.master.fleet.model_names import ModelNames
 from services.master.fleet.validation import check_info, check_load, same_life
 
 logger = logging.getLogger(__name__)
+_NAMES = ("aliases", "adapters", "adapter_revisions")
 _MODELS = 256  # any registration may name a new one
 _Claim = TypeVar("_Claim")
 
@@ -98,11 +99,10 @@ class Registry:
 
     def _name(self, known: Instance, info: InstanceInfo) -> None:
         """Aliases and adapters come and go while a worker lives."""
-        if (known.info.aliases, known.info.adapters) != (info.aliases, info.adapters):
+        names = {field: getattr(info, field) for field in _NAMES}
+        if any(getattr(known.info, field) != value for field, value in names.items()):
             self._names.remove(known.info)
-            known.info = msgspec.structs.replace(
-                known.info, aliases=info.aliases, adapters=info.adapters
-            )
+            known.info = msgspec.structs.replace(known.info, **names)
             self._names.add(known.info)
             self.changelog.note(info.instance_id)
 

@@ -13,7 +13,10 @@ from services.http.access import STATUS_PATHS, Access, ApiKeys, check_reach, gat
 FLEET = FleetKey("the-secret-of-this-fleet")
 KEYS = ApiKeys(["one", "two"])
 CLIENT_ROUTES = ("/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
-CONTROL = ("/drain", "/inference/v1/encode", "/docs", "/v1", "/v2/chat", "/tokenize/")
+CONTROL = (
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+    "/drain", "/inference/v1/encode", "/docs", "/v1", "/v2/chat", "/tokenize/",
+)  # fmt: skip
 ONE, TWO, BAD = b"Bearer one", b"bearer  two", b"Bearer three"
 
 

@@ -23,6 +23,9 @@ class Worker:
 
     draining = False
 
+    def __init__(self) -> None:
+        self.adapters: dict[str, str] = {}
+
     def drain(self) -> None:
         self.draining = True
 
@@ -30,7 +33,7 @@ class Worker:
         self.draining = False
 
     async def info(self) -> InstanceInfo:
-        return InstanceInfo("w", "decode", "http://w:1", "m", "life")
+        return InstanceInfo("w", "decode", "http://w:1", "m", "life", adapters=list(self.adapters))
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat("w", "life", draining=self.draining)
@@ -102,6 +105,23 @@ async def test_every_master_is_told_and_one_that_is_down_or_silent_harms_none() 
         assert one.paths()[-1] == two.paths()[-1] == "/deregister"
         await registration.close()
     silent.close()
+
+
+async def test_a_new_adapter_is_registered_at_once() -> None:
+    worker, changes = Worker(), Changes()
+    async with serving(Master(60.0)) as master:
+        registration = Registration([worker], [master.url], 30.0, changes)
+        registration.start()
+        await master.until("/heartbeat")
+        worker.adapters = {"a": "revision"}
+        changes.announce()
+        await master.until("/register", 2)
+        told = [body.get("adapters", []) for path, body, _ in master.calls if path == "/register"]
+        assert told == [[], ["a"]]
+        changes.announce()
+        await master.until("/heartbeat", 4)
+        assert master.paths().count("/register") == 2
+        await registration.close()
 
 
 async def test_beats_keep_to_a_third_of_the_lease_and_a_forgetful_master_hears_all_again() -> None:

@@ -8,14 +8,15 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGES = ("troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md")
+PAGES = ("troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md", "weights.md")
 IMAGES = {"triptych:proxy", "triptych:cpu", "triptych:cuda"}
 FLAG = re.compile(r"`(--[a-z][a-z-]+)")
 # Flags of other programs, by the page that names them.
 OF_OTHERS = {
+    "weights.md": {"--samples"},
     "from-vllm.md": {
         "--enable-auto-tool-choice", "--tensor-parallel-size", "--pipeline-parallel-size",
-        "--data-parallel-size", "--quantization", "--enable-lora",
+        "--data-parallel-size",
         "--profiler-config",
     },
 }  # fmt: skip

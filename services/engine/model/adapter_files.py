@@ -1,0 +1,163 @@
+"""A LoRA adapter as PEFT writes it: a folder of adapter_config.json and adapter_model.safetensors.
+
+Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import torch
+from msgspec import Meta
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from protocol.errors import InvalidRequest
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_OUTER = ("model.", "language_model.")
+_KEY = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_Rank = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A [rank, in] and B [out, rank] of one linear layer."""
+
+
+class AdapterConfig(msgspec.Struct, frozen=True):
+    """The fields of adapter_config.json that change what is computed; see `_UNSERVED`."""
+
+    peft_type: str
+    r: _Rank
+    lora_alpha: float = 8.0
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    lora_bias: bool = False
+    bias: str = "none"
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, _Rank] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+    def scale(self, layer: str) -> float:
+        """What B·A of a layer is multiplied by."""
+        rank = _by_pattern(self.rank_pattern, layer, self.r)
+        alpha = _by_pattern(self.alpha_pattern, layer, self.lora_alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def unserved(self) -> str:
+        """The field whose value this engine has no arithmetic for, "" if there is none."""
+        flags = ("use_dora", "fan_in_fan_out", "lora_bias", "modules_to_save")
+        found = [name for name in flags if getattr(self, name)]
+        return "bias" if self.bias != "none" else next(iter(found), "")
+
+
+def _by_pattern(pattern: Mapping[str, Any] | None, layer: str, default: float) -> float:
+    """PEFT's rule: a key is a regular expression for the end of a layer's name."""
+    for key, value in (pattern or {}).items():
+        if re.fullmatch(rf"(.*\.)?({key})", layer):
+            return float(value)
+    return default
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Sizes of a linear layer that adapters may change."""
+
+    inputs: int
+    outputs: int
+
+
+def read_adapter(
+    name: str, folder: Path, layers: Mapping[str, Layer], max_rank: int
+) -> dict[str, Pair]:
+    """The weights of an adapter by layer, B scaled. `layers`: those that it may change, by their
+    names within the language model. `InvalidRequest` says what is wrong with it."""
+    config = _config(name, folder)
+    if field := config.unserved():
+        raise _refused(name, f"{CONFIG}: {field} is set, which this engine does not serve")
+    sides: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in _tensors(name, folder).items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise _refused(name, f"{WEIGHTS}: '{key[:200]}' is not a LoRA weight of a linear layer")
+        sides.setdefault(match["layer"], {})[match["side"]] = tensor
+    pairs: dict[str, Pair] = {}
+    for path, found in sides.items():
+        layer = _layer_of(name, path, layers)
+        a, b = _checked(name, path, found, layers[layer], max_rank)
+        pairs[layer] = a, b * config.scale(path.removeprefix(_PREFIX))
+    return pairs
+
+
+def _config(name: str, folder: Path) -> AdapterConfig:
+    try:
+        data = (folder / CONFIG).read_bytes()
+        config = msgspec.json.decode(data, type=AdapterConfig)
+    except OSError as error:
+        raise _refused(name, f"cannot read {folder / CONFIG}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refused(name, f"{CONFIG}: {error}") from None
+    if config.peft_type != "LORA":
+        raise _refused(name, f"{CONFIG}: peft_type '{config.peft_type[:64]}' is not LORA")
+    return config
+
+
+def _tensors(name: str, folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / WEIGHTS
+    try:
+        found: dict[str, torch.Tensor] = load_file(path)
+    except OSError as error:
+        reason = error.strerror or "no such file"
+        raise _refused(name, f"cannot read {path}: {reason}") from None
+    except SafetensorError as error:
+        raise _refused(name, f"cannot read {path}: {error}") from None
+    if not found:
+        raise _refused(name, f"{WEIGHTS} holds no weights")
+    return found
+
+
+def _layer_of(name: str, path: str, layers: Mapping[str, Layer]) -> str:
+    """The layer that a path of the whole model means. Checkpoints made before transformers 4.52
+    have the language model elsewhere."""
+    inner = path.removeprefix(_PREFIX)
+    while inner not in layers:
+        outer = next((prefix for prefix in _OUTER if inner.startswith(prefix)), None)
+        if outer is None:
+            raise _refused(
+                name,
+                f"it changes '{path.removeprefix(_PREFIX)[:200]}', which is not a linear layer of"
+                " this model's language part; other parts (vision, experts, embeddings) take no"
+                " adapters",
+            )
+        inner = inner.removeprefix(outer)
+    return inner
+
+
+def _checked(
+    name: str, path: str, sides: Mapping[str, torch.Tensor], layer: Layer, max_rank: int
+) -> Pair:
+    a, b = sides.get("A"), sides.get("B")
+    if a is None or b is None:
+        raise _refused(name, f"{WEIGHTS}: '{path[:200]}' has only one of lora_A and lora_B")
+    shapes = tuple(a.shape), tuple(b.shape)
+    rank = shapes[0][0] if shapes[0] else 0
+    if not rank or shapes != ((rank, layer.inputs), (layer.outputs, rank)):
+        raise _refused(
+            name,
+            f"it is of another model: '{path[:200]}' takes {layer.inputs} inputs and gives"
+            f" {layer.outputs} outputs here, its lora_A and lora_B are {shapes[0]} and {shapes[1]}",
+        )
+    if rank > max_rank:
+        raise _refused(name, f"its rank {rank} is above --max-lora-rank {max_rank}")
+    return a.float(), b.float()
+
+
+def _refused(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"LoRA adapter '{name}': {why}", param="lora_path")

@@ -1,0 +1,121 @@
+"""What is wrong with a LoRA adapter is said in one sentence, by its name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from protocol.errors import InvalidRequest
+from services.engine.model.adapter_files import CONFIG, WEIGHTS, Layer, read_adapter
+
+LAYERS = {f"layers.{i}.self_attn.{name}": Layer(6, 4) for i in range(2) for name in ("q_proj", "o")}
+PATH = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """One that changes a single layer."""
+    (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    tensors = {f"{PATH}.lora_A.weight": torch.ones(2, 6), f"{PATH}.lora_B.weight": torch.ones(4, 2)}
+    save_file(tensors, tmp_path / WEIGHTS)
+    return tmp_path
+
+
+def configured(adapter: Path, **fields: Any) -> None:
+    found = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps({**found, **fields}))
+
+
+def rewritten(adapter: Path, change: Callable[[Tensors], Tensors]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(adapter / WEIGHTS).items()}
+    save_file(change(tensors), adapter / WEIGHTS)
+
+
+def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name.replace(old, new): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "path", ["model.language_model.layers", "language_model.model.layers", "model.layers"]
+)
+def test_layers_are_found_wherever_their_model_has_them(path: str, adapter: Path) -> None:
+    rewritten(adapter, renamed("model.language_model.layers", path))
+    (name,) = pairs = read_adapter("a", adapter, LAYERS, 8)
+    assert name == "layers.0.self_attn.q_proj"
+    assert torch.equal(pairs[name][1], 2 * torch.ones(4, 2)), "scaled by alpha / rank"
+
+
+@pytest.mark.parametrize(
+    ("fields", "scale"),
+    [
+        ({"lora_alpha": 3}, 1.5),
+        ({"lora_alpha": 8, "use_rslora": True}, 8 / 2**0.5),
+        ({"rank_pattern": {"q_proj": 4}}, 1.0),
+        ({"alpha_pattern": {"layers.0.self_attn.q_proj": 10}}, 5.0),
+        ({"alpha_pattern": {"layers.1.*": 10, "j": 7}}, 2.0),
+    ],
+)
+def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
+    configured(adapter, **fields)
+    ((_, b),) = read_adapter("a", adapter, LAYERS, 8).values()
+    torch.testing.assert_close(b, scale * torch.ones(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"use_dora": True}, "use_dora is set"),
+        ({"bias": "all"}, "bias is set"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is set"),
+        ({"peft_type": "LOHA"}, "'LOHA' is not LORA"),
+        ({"r": 0}, "adapter_config.json: Expected `int` >= 1"),
+        ({"r": "many"}, "adapter_config.json: Expected `int`"),
+    ],
+)
+def test_what_is_not_served_is_named(fields: dict[str, Any], why: str, adapter: Path) -> None:
+    configured(adapter, **fields)
+    with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
+        read_adapter("a", adapter, LAYERS, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (renamed("language_model.layers", "visual.blocks"), "'model.visual.blocks.0.*vision"),
+        (renamed("q_proj", "gate"), "not a linear layer of this model's language part"),
+        (renamed("lora_A", "lora_embedding_A"), "is not a LoRA weight"),
+        (renamed("lora_A.weight", "magnitude"), "is not a LoRA weight"),
+        (lambda t: {k: v for k, v in t.items() if "lora_A" in k}, "only one of lora_A and lora_B"),
+        (lambda t: {k: v[..., :1].contiguous() for k, v in t.items()}, "of another model"),
+        (lambda t: {k: torch.ones(2) for k in t}, "of another model"),
+        (lambda t: {k: torch.tensor(1.0) for k in t}, "of another model"),
+        (lambda t: {}, "holds no weights"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    change: Callable[[Tensors], Tensors], why: str, adapter: Path
+) -> None:
+    rewritten(adapter, change)
+    with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
+        read_adapter("a", adapter, LAYERS, 8)
+
+
+def test_a_rank_that_is_too_large(adapter: Path) -> None:
+    with pytest.raises(InvalidRequest, match="its rank 2 is above --max-lora-rank 1"):
+        read_adapter("a", adapter, LAYERS, 1)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_files_that_are_missing_or_broken(name: str, adapter: Path) -> None:
+    (adapter / name).write_bytes(b"{")
+    with pytest.raises(InvalidRequest, match=name):
+        read_adapter("a", adapter, LAYERS, 8)
+    (adapter / name).unlink()
+    with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
+        read_adapter("a", adapter, LAYERS, 8)
