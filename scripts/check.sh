@@ -2,7 +2,7 @@
 # Style, types and layers; changes nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-EXTRAS="${EXTRAS:-dev,grpc}" scripts/setup.sh
+EXTRAS="${EXTRAS:-dev,grpc,quant}" scripts/setup.sh
 bin="${VENV:-.venv}/bin"
 "$bin/ruff" format --check .
 "$bin/ruff" check .
