@@ -4,7 +4,8 @@
 changes one comparison, operator, constant, branch or return value at a time and runs the unit tests
 that call the changed function. A mutant that no test notices is a survivor. A target is a package
 (connectors, engine, master, protocol, proxy) or a file; N mutants of each are drawn. A run that
-stops after M minutes goes on where FILE ends; --again tries its survivors once more.
+stops after M minutes goes on where FILE ends; --again tries its survivors once more. What
+scripts/mutation/equivalents.json lists counts neither as killed nor as a survivor.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.mutation.equivalents import Equivalents
 from scripts.mutation.forks import Change, Forks, preload
 from scripts.mutation.mutants import Mutant, mutant, sites
 from scripts.mutation.reach import Reach, Reached, Recorder
@@ -28,11 +30,18 @@ from scripts.mutation.reach import Reach, Reached, Recorder
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "connectors": ("connectors",),
-    "engine": ("services/engine/scheduling", "services/engine/transfers", "services/engine/*.py"),
+    "engine": ("services/engine/scheduling", "services/engine/transfers"),
     "master": ("services/master",),
     "protocol": ("protocol",),
-    "proxy": ("proxy",),
+    "proxy": ("proxy/*.py", "proxy/fleet", "proxy/placement", "proxy/tokens"),
 }
+ALSO_TESTED_BY = {
+    "engine": ("mock",),
+    "master": ("admission", "membership"),
+    "protocol": ("frontend", "grpc", "http", "membership", "proxy", "worker"),
+    "proxy": ("admission",),
+}
+"""Folders of unit tests, besides a package's own, that call much of it."""
 TESTS_S = 40.0
 """Seconds that the tests of one mutant may take together, by what they took when nothing was
 changed: the quickest that call the changed function."""
@@ -41,7 +50,8 @@ RECORD_S = 1800.0
 
 @dataclass(frozen=True)
 class Result:
-    """`status`: killed, survived, or unsure where the tests fail or hang without the change."""
+    """`status`: killed, survived, or unsure where the tests fail or hang without the change.
+    `tests`: how many it met."""
 
     target: str
     module: str
@@ -114,11 +124,18 @@ def modules_of(target: str) -> list[Path]:
 
 
 def test_files(module: Path) -> list[str]:
-    """Unit tests of a module's package, below the root."""
-    parts = module.relative_to(ROOT).parts
-    package = parts[1] if parts[0] == "services" else parts[0]
-    files = sorted((ROOT / "tests" / "unit" / package).rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files]
+    """Unit tests of a module's package and of those that use much of it, and tests of the unit and
+    security suites that name the module; below the root."""
+    path = module.relative_to(ROOT)
+    package = path.parts[1] if path.parts[0] == "services" else path.parts[0]
+    found: set[Path] = set()
+    for folder in (package, *ALSO_TESTED_BY.get(package, ())):
+        found.update((ROOT / "tests" / "unit" / folder).rglob("test_*.py"))
+    dotted = ".".join(path.with_suffix("").parts)
+    for suite in ("unit", "security"):
+        files = (ROOT / "tests" / suite).rglob("test_*.py")
+        found.update(file for file in files if dotted in file.read_text())
+    return sorted(str(file.relative_to(ROOT)) for file in found)
 
 
 def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Path, Mutant]]:
@@ -166,16 +183,27 @@ def recorded(forks: Forks, reach: Reach, files: Sequence[str]) -> None:
         reach.add(new, written)
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[Result], equivalents: Equivalents) -> str:
     """A line for each target."""
     lines = []
     for target in sorted({result.target for result in results}):
-        own = [result.status for result in results if result.target == target]
+        own = [_counted(result, equivalents) for result in results if result.target == target]
         killed, survived = own.count("killed"), own.count("survived")
         rate = killed / max(1, killed + survived)
-        unsure = f", {own.count('unsure')} unsure" if "unsure" in own else ""
-        lines.append(f"{target}: killed {killed} of {killed + survived} ({rate:.0%}){unsure}")
+        besides = [f", {own.count(s)} {s}" for s in ("equivalent", "unsure") if s in own]
+        lines.append(
+            f"{target}: killed {killed} of {killed + survived} ({rate:.0%}){''.join(besides)}"
+        )
     return "\n".join(lines)
+
+
+def _counted(result: Result, equivalents: Equivalents) -> str:
+    is_survivor = result.status == "survived"
+    return (
+        "equivalent"
+        if is_survivor and equivalents.holds(result.module, result.change)
+        else result.status
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -214,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
             tried.add(result)
             if status != "killed":
                 print(f"{status} {name}:{made.line}: {made.change}", flush=True)
-    print(summary(list(tried.results.values())))
+    print(summary(list(tried.results.values()), Equivalents.read()))
     return 0
 
 
