@@ -1,10 +1,11 @@
 """Mutation run: does a test fail when a line of the code says something else?
 
-`python -m scripts.mutate TARGET... [--sample N] [--seed N] [--minutes M] [--json FILE] [--again]`
-changes one comparison, operator, constant, branch or return value at a time and runs the unit tests
-that call the changed function. A mutant that no test notices is a survivor. A target is a package
-(connectors, engine, master, protocol, proxy) or a file; N mutants of each are drawn. A run that
-stops after M minutes goes on where FILE ends; --again tries its survivors once more. What
+`python -m scripts.mutate TARGET... [--sample N] [--seed N] [--minutes M] [--json FILE] [--again]
+[--tests PATH...]` changes one comparison, operator, constant, branch or return
+value at a time and runs the unit tests that call the changed function. A mutant that no test
+notices is a survivor. A target is a package (connectors, engine, master, protocol, proxy) or a
+file; N mutants of each are drawn. A run that stops after M minutes goes on where FILE ends; --again
+tries its survivors once more. What
 scripts/mutation/equivalents.json lists counts neither as killed nor as a survivor.
 """
 
@@ -45,7 +46,8 @@ ALSO_TESTED_BY = {
 TESTS_S = 40.0
 """Seconds that the tests of one mutant may take together, by what they took when nothing was
 changed: the quickest that call the changed function."""
-RECORD_S = 1800.0
+RECORD_S = 600.0
+RECORDED_AT_ONCE = 12
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,12 @@ def test_files(module: Path) -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in found)
 
 
+def given_tests(paths: Sequence[Path]) -> list[Path]:
+    """Files of tests that are named, or lie in a folder that is."""
+    found = (path.rglob("test_*.py") if path.is_dir() else [path] for path in paths)
+    return sorted({file.resolve() for files in found for file in files})
+
+
 def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Path, Mutant]]:
     """Mutants of all modules together, of which every one is as likely."""
     every = [(module, site) for module in modules for site in sites(module.read_text())]
@@ -147,20 +155,16 @@ def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Pat
 
 def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, float]:
     """Seconds of the tests that a change of `function` may concern, quickest first, within TESTS_S:
-    those that call it or, of what runs on import, any function of its module. What no test calls
-    may run in processes that tests start: then all tests of the files that name the module."""
+    those that call it. What no test calls may run on import, or in processes that tests start: then
+    all that call a function of its module, or are in a file that names it."""
     path = str(module.relative_to(ROOT))
-    calling = {
-        name: test.seconds
-        for name, test in known.items()
-        if ((path, function) in test.functions)
-        or (not function and any(file == path for file, _ in test.functions))
-    }
+    calling = {n: test.seconds for n, test in known.items() if (path, function) in test.functions}
     dotted = path.removesuffix(".py").replace("/", ".")
     naming = {
         name: test.seconds
         for name, test in known.items()
-        if dotted in (ROOT / name.partition("::")[0]).read_text()
+        if any(file == path for file, _ in test.functions)
+        or dotted in (ROOT / name.partition("::")[0]).read_text()
     }
     found: dict[str, float] = {}
     spent = 0.0
@@ -173,14 +177,14 @@ def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, 
 
 
 def recorded(forks: Forks, reach: Reach, files: Sequence[str]) -> None:
-    """Look at the tests of which nothing is known."""
+    """Look at the tests of which nothing is known, a few files at a time."""
     new = reach.unknown(files)
-    if not new:
-        return
-    with tempfile.TemporaryDirectory(prefix="reach-") as folder:
-        written = Path(folder, "reached.json")
-        forks.run(new, Recorder(ROOT, written), RECORD_S, folder)
-        reach.add(new, written)
+    for some in (new[at : at + RECORDED_AT_ONCE] for at in range(0, len(new), RECORDED_AT_ONCE)):
+        with tempfile.TemporaryDirectory(prefix="reach-") as folder:
+            written = Path(folder, "reached.json")
+            forks.run(some, Recorder(ROOT, written), RECORD_S, folder)
+            reach.add(some, written)
+        preload(reach.imported)
 
 
 def summary(results: Sequence[Result], equivalents: Equivalents) -> str:
@@ -216,6 +220,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--json", type=Path, help="results so far, and of this run; a line for each"
     )
+    parser.add_argument("--tests", type=Path, nargs="+", help="files and folders of tests to use")
     parser.add_argument("--again", action="store_true", help="try survivors of FILE once more")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.minutes * 60
@@ -225,8 +230,10 @@ def main(arguments: Sequence[str]) -> int:
     for target in options.targets:
         modules = modules_of(target)
         files = sorted({file for module in modules for file in test_files(module)})
-        recorded(forks, reach, files)
+        if options.tests:
+            files = [str(file.relative_to(ROOT)) for file in given_tests(options.tests)]
         preload(reach.imported)
+        recorded(forks, reach, files)
         known = reach.tests(files)
         for module, made in drawn(modules, options.sample, options.seed):
             digest = hashlib.sha256(f"{module}{made.source}".encode()).hexdigest()[:16]

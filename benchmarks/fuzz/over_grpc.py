@@ -25,6 +25,8 @@ from services.grpc.proto import kserve_pb2, rtp_pb2
 _AT_ONCE = 16
 _PATIENCE_S = 3.0
 _LONGEST_S = 25.0
+_CUT_SHORT = "Internal error from Core"
+"""How grpcio's client calls it that it wrote on when the server had answered: no server says so."""
 _BAD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _INFER, _STREAM, _GENERATE = "ModelInfer", "ModelStreamInfer", "GenerateStreamCall"
 KSERVE, RTP = "inference.GRPCInferenceService", "RpcService"
@@ -215,6 +217,8 @@ async def _answer(channel: grpc.aio.Channel, one: Call) -> tuple[grpc.StatusCode
                 pass
         return grpc.StatusCode.OK, ""
     except grpc.aio.AioRpcError as error:
+        if error.details() == _CUT_SHORT:
+            return grpc.StatusCode.CANCELLED, ""
         return error.code(), error.details() or ""
     except TimeoutError:
         return grpc.StatusCode.UNKNOWN, "no end"
