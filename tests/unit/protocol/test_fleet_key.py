@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protocol.curve import Curve
-from protocol.errors import ConfigError
-from protocol.fleet_key import FleetKey, FleetOptions
+from protocol.errors import ConfigError, Unauthorized
+from protocol.fleet_key import HEADER, FleetKey, FleetOptions, no_fleet_key, refuses_key
 from protocol.server_options import ClientKeyOptions
 from protocol.settings import describe, resolve
 
@@ -83,3 +83,23 @@ def test_api_keys_may_be_given_one_by_one() -> None:
     ]
     with pytest.raises(ConfigError, match="--api-key"):
         resolve(ClientKeyOptions, ["--api-key", "good", "--api-key", "no good"], {})
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "refused"),
+    [
+        (401, no_fleet_key().to_openai(), True),
+        (403, no_fleet_key().to_openai(), False),
+        (401, Unauthorized("another").to_openai(), False),
+        (401, {"error": "x"}, False),
+        (401, [], False),
+        (401, {}, False),
+    ],
+)
+def test_a_refusal_of_the_key_is_known(status: int, content: object, refused: bool) -> None:
+    assert refuses_key(status, content) is refused
+
+
+def test_only_a_key_is_sent_along() -> None:
+    assert dict(FleetKey(KEY).headers) == {HEADER: KEY}
+    assert not FleetKey("").headers
