@@ -12,9 +12,10 @@ from protocol.errors import InternalError, InvalidRequest, error_info
 from protocol.generate import decode_abort, decode_generate, encode_generate, item_metadata
 from protocol.generate_answers import TokenCounts, UsageBody, answer_of, check_spans, whole_answer
 from protocol.refs import KVRef
-from protocol.types import GenerateRequest, MMItem, RequestOutput, SamplingParams
+from protocol.types import GenerateRequest, MMItem, Modality, RequestOutput, SamplingParams
 
 TOKENS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5)
+KINDS: tuple[Modality, ...] = ("image", "video", "audio")
 GRIDS = st.sampled_from([(), (1, 2, 4), (2**31 - 1,)])
 
 
@@ -24,7 +25,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     for number in range(draw(st.integers(0, 3))):
         at += draw(st.integers(0, 4))
         length = draw(st.integers(1, 9))
-        kind = draw(st.sampled_from(["image", "video", "audio"]))
+        kind = draw(st.sampled_from(KINDS))
         items.append(MMItem(f"h{number}", kind, at, length, draw(GRIDS)))
         at += length
     return GenerateRequest(
