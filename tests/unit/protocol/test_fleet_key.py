@@ -103,3 +103,10 @@ def test_a_refusal_of_the_key_is_known(status: int, content: object, refused: bo
 def test_only_a_key_is_sent_along() -> None:
     assert dict(FleetKey(KEY).headers) == {HEADER: KEY}
     assert not FleetKey("").headers
+
+
+def test_no_key_is_shown_where_an_object_is() -> None:
+    curve = Curve.of(FleetKey(KEY))
+    assert curve is not None and Curve.of(FleetKey("")) is None
+    shown = repr(curve) + repr(FleetKey(KEY))
+    assert not any(secret in shown for secret in (KEY, repr(curve.secret), repr(curve.public)))

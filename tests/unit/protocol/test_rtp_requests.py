@@ -120,3 +120,17 @@ def test_flags_are_off_but_for_the_auxiliary_information() -> None:
     assert shown == (True, False, False, True, True)
     found = raw(prompt="x", yield_generator=True, return_incremental=True)
     assert found.stream and found.incremental
+
+
+def test_only_a_chat_has_words_for_its_template() -> None:
+    config = {"chat_template_kwargs": {"a": 1}}
+    (text,) = raw(prompt="x", generate_config=config).requests
+    assert isinstance(text, CompletionRequest)
+    (chat,) = raw(prompt=[{"role": "user", "content": "x"}], generate_config=config).requests
+    assert isinstance(chat, ChatCompletionRequest) and chat.chat_template_kwargs == {"a": 1}
+
+
+@pytest.mark.parametrize("prompt", [[], ["x"], [1], 5, None, {}])
+def test_a_prompt_is_a_text_or_messages(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        raw(prompt=prompt)
