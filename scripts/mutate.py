@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -133,11 +134,18 @@ def test_files(module: Path) -> list[str]:
     found: set[Path] = set()
     for folder in (package, *ALSO_TESTED_BY.get(package, ())):
         found.update((ROOT / "tests" / "unit" / folder).rglob("test_*.py"))
-    dotted = ".".join(path.with_suffix("").parts)
     for suite in ("unit", "security"):
         files = (ROOT / "tests" / suite).rglob("test_*.py")
-        found.update(file for file in files if dotted in file.read_text())
+        found.update(file for file in files if names(file.read_text(), module))
     return sorted(str(file.relative_to(ROOT)) for file in found)
+
+
+def names(test: str, module: Path) -> bool:
+    """Whether the source of a test names a module."""
+    *above, name = module.relative_to(ROOT).with_suffix("").parts
+    package = ".".join(above)
+    beside = f"from {package} import" in test and re.search(rf"\b{name}\b", test)
+    return f"{package}.{name}" in test or bool(beside)
 
 
 def given_tests(paths: Sequence[Path]) -> list[Path]:
@@ -159,12 +167,11 @@ def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, 
     all that call a function of its module, or are in a file that names it."""
     path = str(module.relative_to(ROOT))
     calling = {n: test.seconds for n, test in known.items() if (path, function) in test.functions}
-    dotted = path.removesuffix(".py").replace("/", ".")
     naming = {
         name: test.seconds
         for name, test in known.items()
         if any(file == path for file, _ in test.functions)
-        or dotted in (ROOT / name.partition("::")[0]).read_text()
+        or names((ROOT / name.partition("::")[0]).read_text(), module)
     }
     found: dict[str, float] = {}
     spent = 0.0

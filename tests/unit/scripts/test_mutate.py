@@ -94,6 +94,7 @@ def test_a_mutant_names_the_function_that_runs_it() -> None:
 
 
 def test_what_cannot_be_changed_gives_no_mutants() -> None:
+    assert made("@dataclass(frozen=True)\nclass A:\n    pass\n") == []
     assert made("import os\n\n\ndef nothing() -> None:\n    return None\n") == []
 
 
@@ -152,6 +153,14 @@ def test_tests_that_use_a_module_are_found_beyond_its_folder() -> None:
     files = mutate.test_files(ROOT / "protocol" / "keys.py")
     assert {"protocol", "proxy", "frontend"} <= {Path(file).parent.name for file in files}
     assert all((ROOT / file).exists() for file in files) and len(set(files)) == len(files)
+
+
+def test_a_test_names_a_module_in_either_form() -> None:
+    module = ROOT / "protocol" / "keys.py"
+    for test in ("from protocol.keys import short", "from protocol import (\n    keys,\n)"):
+        assert mutate.names(test, module)
+    for test in ("keys", "from protocol import errors", "from protocol.errors import keys"):
+        assert not mutate.names(test, module)
 
 
 def test_results_are_kept_and_counted(tmp_path: Path) -> None:
