@@ -86,6 +86,7 @@ def test_an_answer_is_whole_by_its_framing() -> None:
     assert _complete(bytearray(whole)) and not _complete(bytearray(whole[:-1]))
     again = b"HTTP/1.1 100 Continue\r\n\r\n"
     assert not _complete(bytearray(again)) and _complete(bytearray(again + whole))
+    assert _complete(bytearray(whole[:-1]), b"HEAD / HTTP/1.1")
     chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
     assert not _complete(bytearray(chunks)) and _complete(bytearray(chunks + b"0\r\n\r\n"))
 
