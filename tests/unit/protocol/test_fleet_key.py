@@ -110,3 +110,11 @@ def test_no_key_is_shown_where_an_object_is() -> None:
     assert curve is not None and Curve.of(FleetKey("")) is None
     shown = repr(curve) + repr(FleetKey(KEY))
     assert not any(secret in shown for secret in (KEY, repr(curve.secret), repr(curve.public)))
+
+
+def test_a_key_has_16_to_1024_characters() -> None:
+    for length in (16, 1024):
+        assert given("--fleet-key", "k" * length)
+    for length in (15, 1025):
+        with pytest.raises(ConfigError):
+            given("--fleet-key", "k" * length)

@@ -12,7 +12,14 @@ from protocol.errors import InternalError, InvalidRequest, error_info
 from protocol.generate import decode_abort, decode_generate, encode_generate, item_metadata
 from protocol.generate_answers import TokenCounts, UsageBody, answer_of, check_spans, whole_answer
 from protocol.refs import KVRef
-from protocol.types import GenerateRequest, MMItem, Modality, RequestOutput, SamplingParams
+from protocol.types import (
+    GenerateRequest,
+    MMItem,
+    Modality,
+    PositionLogprobs,
+    RequestOutput,
+    SamplingParams,
+)
 
 TOKENS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5)
 KINDS: tuple[Modality, ...] = ("image", "video", "audio")
@@ -188,6 +195,16 @@ def test_a_whole_answer_has_each_choice_put_together_in_order() -> None:
     ]  # fmt: skip
     assert found.usage == UsageBody(6, 8, 2) and found.kv_transfer_params == handle
     assert all(choice.logprobs is None for choice in found.choices)
+
+
+def test_log_probabilities_of_a_choice_follow_one_another() -> None:
+    one, two = (PositionLogprobs(token, -1.0, 1) for token in (4, 5))
+    outputs = [
+        RequestOutput("r", 0, [4], logprobs=[one]),
+        RequestOutput("r", 0, [5], logprobs=[two]),
+    ]
+    (choice,) = whole_answer(asked([]), outputs).choices
+    assert choice.logprobs is not None and choice.logprobs.content == [one, two]
 
 
 REF = KVRef(

@@ -78,3 +78,9 @@ def test_calls_of_another_stage_do_not_overlap() -> None:
     record.begin("prefill", 10.2).end = 10.4
     record.begin("encode", 10.25).end = 10.3
     assert record.stages_ms(99.0) == {"encode": pytest.approx(500), "prefill": pytest.approx(200)}
+
+
+def test_a_record_begins_with_nothing_known() -> None:
+    record = RequestRecord()
+    assert not (record.explained or record.streamed or record.reasons or record.ended_at)
+    assert record.result() == "aborted" and record.fields()["retries"] == 0
