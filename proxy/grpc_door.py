@@ -17,7 +17,7 @@ async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[i
     """KServe's and RTP-LLM's protocols while the context lasts; gives their ports, 0 for none.
     `ConfigError` if the library or the model is missing."""
     config = gateway.config
-    place = Place("proxy", config.host, config.max_body_bytes, config.max_in_flight, config)
+    place = Place("proxy", config.host, config.max_in_flight, config)
 
     def behind() -> Behind:
         if gateway.frontend is None:

@@ -1,10 +1,12 @@
 """Mutation run: does a test fail when a line of the code says something else?
 
-`python -m scripts.mutate TARGET... [--sample N] [--seed N] [--minutes M] [--json FILE] [--again]`
-changes one comparison, operator, constant, branch or return value at a time and runs the unit tests
-that call the changed function. A mutant that no test notices is a survivor. A target is a package
-(connectors, engine, master, protocol, proxy) or a file; N mutants of each are drawn. A run that
-stops after M minutes goes on where FILE ends; --again tries its survivors once more.
+`python -m scripts.mutate TARGET... [--sample N] [--seed N] [--minutes M] [--json FILE] [--again]
+[--tests PATH...]` changes one comparison, operator, constant, branch or return
+value at a time and runs the unit tests that call the changed function. A mutant that no test
+notices is a survivor. A target is a package (connectors, engine, master, protocol, proxy) or a
+file; N mutants of each are drawn. A run that stops after M minutes goes on where FILE ends; --again
+tries its survivors once more. What
+scripts/mutation/equivalents.json lists counts neither as killed nor as a survivor.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -21,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.mutation.equivalents import Equivalents
 from scripts.mutation.forks import Change, Forks, preload
 from scripts.mutation.mutants import Mutant, mutant, sites
 from scripts.mutation.reach import Reach, Reached, Recorder
@@ -28,20 +32,29 @@ from scripts.mutation.reach import Reach, Reached, Recorder
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "connectors": ("connectors",),
-    "engine": ("services/engine/scheduling", "services/engine/transfers", "services/engine/*.py"),
+    "engine": ("services/engine/scheduling", "services/engine/transfers"),
     "master": ("services/master",),
     "protocol": ("protocol",),
-    "proxy": ("proxy",),
+    "proxy": ("proxy/*.py", "proxy/fleet", "proxy/placement", "proxy/tokens"),
 }
+ALSO_TESTED_BY = {
+    "engine": ("mock",),
+    "master": ("admission", "membership"),
+    "protocol": ("frontend", "grpc", "http", "membership", "proxy", "worker"),
+    "proxy": ("admission",),
+}
+"""Folders of unit tests, besides a package's own, that call much of it."""
 TESTS_S = 40.0
 """Seconds that the tests of one mutant may take together, by what they took when nothing was
 changed: the quickest that call the changed function."""
-RECORD_S = 1800.0
+RECORD_S = 600.0
+RECORDED_AT_ONCE = 12
 
 
 @dataclass(frozen=True)
 class Result:
-    """`status`: killed, survived, or unsure where the tests fail or hang without the change."""
+    """`status`: killed, survived, or unsure where the tests fail or hang without the change.
+    `tests`: how many it met."""
 
     target: str
     module: str
@@ -114,11 +127,31 @@ def modules_of(target: str) -> list[Path]:
 
 
 def test_files(module: Path) -> list[str]:
-    """Unit tests of a module's package, below the root."""
-    parts = module.relative_to(ROOT).parts
-    package = parts[1] if parts[0] == "services" else parts[0]
-    files = sorted((ROOT / "tests" / "unit" / package).rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files]
+    """Unit tests of a module's package and of those that use much of it, and tests of the unit and
+    security suites that name the module; below the root."""
+    path = module.relative_to(ROOT)
+    package = path.parts[1] if path.parts[0] == "services" else path.parts[0]
+    found: set[Path] = set()
+    for folder in (package, *ALSO_TESTED_BY.get(package, ())):
+        found.update((ROOT / "tests" / "unit" / folder).rglob("test_*.py"))
+    for suite in ("unit", "security"):
+        files = (ROOT / "tests" / suite).rglob("test_*.py")
+        found.update(file for file in files if names(file.read_text(), module))
+    return sorted(str(file.relative_to(ROOT)) for file in found)
+
+
+def names(test: str, module: Path) -> bool:
+    """Whether the source of a test names a module."""
+    *above, name = module.relative_to(ROOT).with_suffix("").parts
+    package = ".".join(above)
+    beside = f"from {package} import" in test and re.search(rf"\b{name}\b", test)
+    return f"{package}.{name}" in test or bool(beside)
+
+
+def given_tests(paths: Sequence[Path]) -> list[Path]:
+    """Files of tests that are named, or lie in a folder that is."""
+    found = (path.rglob("test_*.py") if path.is_dir() else [path] for path in paths)
+    return sorted({file.resolve() for files in found for file in files})
 
 
 def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Path, Mutant]]:
@@ -130,20 +163,15 @@ def drawn(modules: Sequence[Path], number: int, seed: int) -> Iterator[tuple[Pat
 
 def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, float]:
     """Seconds of the tests that a change of `function` may concern, quickest first, within TESTS_S:
-    those that call it or, of what runs on import, any function of its module. What no test calls
-    may run in processes that tests start: then all tests of the files that name the module."""
+    those that call it. What no test calls may run on import, or in processes that tests start: then
+    all that call a function of its module, or are in a file that names it."""
     path = str(module.relative_to(ROOT))
-    calling = {
-        name: test.seconds
-        for name, test in known.items()
-        if ((path, function) in test.functions)
-        or (not function and any(file == path for file, _ in test.functions))
-    }
-    dotted = path.removesuffix(".py").replace("/", ".")
+    calling = {n: test.seconds for n, test in known.items() if (path, function) in test.functions}
     naming = {
         name: test.seconds
         for name, test in known.items()
-        if dotted in (ROOT / name.partition("::")[0]).read_text()
+        if any(file == path for file, _ in test.functions)
+        or names((ROOT / name.partition("::")[0]).read_text(), module)
     }
     found: dict[str, float] = {}
     spent = 0.0
@@ -156,26 +184,37 @@ def chosen(module: Path, function: str, known: dict[str, Reached]) -> dict[str, 
 
 
 def recorded(forks: Forks, reach: Reach, files: Sequence[str]) -> None:
-    """Look at the tests of which nothing is known."""
+    """Look at the tests of which nothing is known, a few files at a time."""
     new = reach.unknown(files)
-    if not new:
-        return
-    with tempfile.TemporaryDirectory(prefix="reach-") as folder:
-        written = Path(folder, "reached.json")
-        forks.run(new, Recorder(ROOT, written), RECORD_S, folder)
-        reach.add(new, written)
+    for some in (new[at : at + RECORDED_AT_ONCE] for at in range(0, len(new), RECORDED_AT_ONCE)):
+        with tempfile.TemporaryDirectory(prefix="reach-") as folder:
+            written = Path(folder, "reached.json")
+            forks.run(some, Recorder(ROOT, written), RECORD_S, folder)
+            reach.add(some, written)
+        preload(reach.imported)
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[Result], equivalents: Equivalents) -> str:
     """A line for each target."""
     lines = []
     for target in sorted({result.target for result in results}):
-        own = [result.status for result in results if result.target == target]
+        own = [_counted(result, equivalents) for result in results if result.target == target]
         killed, survived = own.count("killed"), own.count("survived")
         rate = killed / max(1, killed + survived)
-        unsure = f", {own.count('unsure')} unsure" if "unsure" in own else ""
-        lines.append(f"{target}: killed {killed} of {killed + survived} ({rate:.0%}){unsure}")
+        besides = [f", {own.count(s)} {s}" for s in ("equivalent", "unsure") if s in own]
+        lines.append(
+            f"{target}: killed {killed} of {killed + survived} ({rate:.0%}){''.join(besides)}"
+        )
     return "\n".join(lines)
+
+
+def _counted(result: Result, equivalents: Equivalents) -> str:
+    is_survivor = result.status == "survived"
+    return (
+        "equivalent"
+        if is_survivor and equivalents.holds(result.module, result.change)
+        else result.status
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -188,6 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--json", type=Path, help="results so far, and of this run; a line for each"
     )
+    parser.add_argument("--tests", type=Path, nargs="+", help="files and folders of tests to use")
     parser.add_argument("--again", action="store_true", help="try survivors of FILE once more")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.minutes * 60
@@ -197,8 +237,10 @@ def main(arguments: Sequence[str]) -> int:
     for target in options.targets:
         modules = modules_of(target)
         files = sorted({file for module in modules for file in test_files(module)})
-        recorded(forks, reach, files)
+        if options.tests:
+            files = [str(file.relative_to(ROOT)) for file in given_tests(options.tests)]
         preload(reach.imported)
+        recorded(forks, reach, files)
         known = reach.tests(files)
         for module, made in drawn(modules, options.sample, options.seed):
             digest = hashlib.sha256(f"{module}{made.source}".encode()).hexdigest()[:16]
@@ -214,7 +256,7 @@ def main(arguments: Sequence[str]) -> int:
             tried.add(result)
             if status != "killed":
                 print(f"{status} {name}:{made.line}: {made.change}", flush=True)
-    print(summary(list(tried.results.values())))
+    print(summary(list(tried.results.values()), Equivalents.read()))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,6 +27,7 @@ _PIECE = bytes(1 << 20)
 _SLOW = 500
 _START_S = 60.0
 _AGAIN_S = 10.0
+_SLICE_S = 0.05
 _EXTREMES: tuple[Mapping[str, Any], ...] = (
     {"n": 10**15}, {"logit_bias": {"1000000": 1}}, {"logprobs": True, "top_logprobs": 10_000},
     {"stop_token_ids": [1_000_000], "min_tokens": 2}, {"temperature": -1}, {"min_p": 2},
@@ -158,19 +160,43 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
 
 
 @contextlib.contextmanager
-def under(name: str, url: str) -> Iterator[None]:
-    """The attack of this name goes on, from a process of its own."""
+def under(name: str, url: str) -> Iterator[int]:
+    """The attack of this name goes on, from a process of its own; gives its id."""
+    with _beside(name, _work, name, url) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def computing(share: float) -> Iterator[int]:
+    """A process that has no part in anything computes for this share of a core's time."""
+    with _beside("computing", _compute, share) as pid:
+        yield pid
+
+
+@contextlib.contextmanager
+def _beside(name: str, work: Callable[..., None], *arguments: Any) -> Iterator[int]:
     context = multiprocessing.get_context("spawn")
     begun = context.Event()
-    process = context.Process(target=_work, args=(name, url, begun), daemon=True)
+    process = context.Process(target=work, args=(*arguments, begun), daemon=True)
     process.start()
     try:
         if not begun.wait(_START_S):
             raise RuntimeError(f"{name}: the attacker did not start")
-        yield
+        assert process.pid is not None
+        yield process.pid
     finally:
         process.kill()
         process.join()
+
+
+def _compute(share: float, begun: Any) -> None:
+    """In slices, as an attacker's event loop does."""
+    begun.set()
+    while True:
+        until = time.process_time() + _SLICE_S * share
+        while time.process_time() < until:
+            pass
+        time.sleep(_SLICE_S * (1.0 - share))
 
 
 def _work(name: str, url: str, begun: Any) -> None:

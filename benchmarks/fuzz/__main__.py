@@ -1,5 +1,6 @@
-"""Thousands of mutated requests on every route of proxy, master and workers: none is answered with
-a 5xx that is not meant, nothing dies, nothing grows, and ordinary requests are answered as before.
+"""Thousands of mutated requests on every route of proxy, master and workers, and over gRPC: none is
+answered with a 5xx that is not meant, nothing dies, nothing grows, and ordinary requests are
+answered as before.
 
     python -m benchmarks.fuzz [--quick] [--json FILE] [--requests N] [--seed N] [--only NUMBER]
 
@@ -19,20 +20,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.rows import Row, arguments, at_least, at_most, finish, hardware, head, line
+from benchmarks.fuzz import over_grpc
 from benchmarks.fuzz.aftermath import Size, answers, forget_strangers, settled, size
 from benchmarks.fuzz.cases import Target, case
 from benchmarks.fuzz.client import Findings, attack
-from benchmarks.fuzz.servers import attacked, targets, traces
+from benchmarks.fuzz.over_grpc import Door
+from benchmarks.fuzz.servers import attacked, doors, targets, traces
 from benchmarks.soak.stack import Service
 
 REQUESTS, QUICK = 12_000, 600
 _WARM = 0.4  # of the requests: caches fill meanwhile
 _MEMORY_BAR, _MEMORY_SLACK, _FILES_SLACK, _THREADS_SLACK, _TASKS_SLACK = 1.1, 48 << 20, 24, 8, 4
 _SHOWN = 40
+_FOR_EACH = 10  # requests over HTTP one over gRPC
 
 
-def _attack(attacked: Sequence[Target], seed: int, numbers: range) -> Findings:
-    return asyncio.run(attack(case(seed, number, attacked) for number in numbers))
+def _attack(aim: Sequence[Target], opened: Sequence[Door], seed: int, numbers: range) -> Findings:
+    """Over HTTP the requests of these numbers, then over gRPC one for ten of them."""
+    found = asyncio.run(attack(case(seed, number, aim) for number in numbers))
+    also = asyncio.run(
+        over_grpc.attack(over_grpc.call(seed, number, opened) for number in numbers[::_FOR_EACH])
+    )
+    return Findings(
+        found.statuses + also.statuses, [*found.defects, *also.defects], found.sent + also.sent
+    )
 
 
 def run(services: Sequence[Service], seed: int, count: int) -> list[Row]:
@@ -41,10 +52,11 @@ def run(services: Sequence[Service], seed: int, count: int) -> list[Row]:
     proxies = [one for one in services if one.module == "proxy"]
     aim, before = targets(services), answers(proxies)
     began, part = time.monotonic(), int(count * _WARM)
-    first = _attack(aim, seed, range(part))
+    opened = doors(services)
+    first = _attack(aim, opened, seed, range(part))
     problems = _calmed(services, workers)
     sizes = [size(one) for one in services]
-    second = _attack(aim, seed, range(part, count))
+    second = _attack(aim, opened, seed, range(part, count))
     problems += _calmed(services, workers)
     after = [size(one) for one in services]
     defects = [*first.defects, *second.defects]
@@ -56,7 +68,12 @@ def run(services: Sequence[Service], seed: int, count: int) -> list[Row]:
         print(one)
     return [
         at_least("requests sent, on all routes", first.sent + second.sent, count, 1),
-        at_most("answers 5xx but 503 and 504, without an end or a form", len(defects), 0, 1),
+        at_most(
+            "answers 5xx but 503 and 504 (gRPC: INTERNAL, UNKNOWN), without an end or a form",
+            len(defects),
+            0,
+            1,
+        ),
         at_most("uncaught exceptions in logs", len(traces(services)), 0, 1),
         at_most("processes that ended", len(services) - len(alive), 0, 1),
         at_most("problems of the workers' books", len(problems), 0, 1),
@@ -98,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         attacked(Path(name)) as services,
     ):
         if args.only is not None:
-            found = _attack(targets(services), args.seed, range(args.only, args.only + 1))
+            only = range(args.only, args.only + 1)
+            found = _attack(targets(services), doors(services), args.seed, only)
             print(case(args.seed, args.only, targets(services)).sent[:3000])
             print("\n".join([str(dict(found.statuses)), *found.defects, *traces(services)]))
             return 1 if found.defects else 0
@@ -111,7 +129,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments("fuzz", __doc__)
     parser.add_argument("--requests", type=int, default=0, help=f"{REQUESTS}, {QUICK} with --quick")
     parser.add_argument("--seed", type=int, default=1, help="another one for other requests")
-    parser.add_argument("--only", type=int, help="send the request of this number alone")
+    parser.add_argument("--only", type=int, help="send what has this number alone")
     return parser.parse_args(argv)
 
 

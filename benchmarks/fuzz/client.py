@@ -75,7 +75,7 @@ async def _exchange(
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SILENT_S if one.cut else None):
-                while not _complete(data) and (piece := await reader.read(1 << 16)):
+                while not _complete(data, one.sent) and (piece := await reader.read(1 << 16)):
                     data += piece
     finally:
         sending.cancel()
@@ -87,13 +87,15 @@ async def _send(sent: bytes, writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-def _complete(data: bytearray) -> bool:
-    """Whether a first answer is whole (or so long that it need not be)."""
+def _complete(data: bytearray, sent: bytes = b"") -> bool:
+    """Whether a first answer is whole (or so long that it need not be). One to HEAD has no body."""
     head, found, body = bytes(data).partition(b"\r\n\r\n")
     while head[9:12] == b"100":
         head, found, body = body.partition(b"\r\n\r\n")
     if not found:
         return False
+    if sent.startswith(b"HEAD "):
+        return True
     length = _LENGTH.search(head + b"\r\n")
     if length is not None:
         return len(body) >= int(length[1])

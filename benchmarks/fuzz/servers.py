@@ -10,11 +10,14 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from benchmarks.common.processes import free_port
 from benchmarks.fuzz.cases import Target
+from benchmarks.fuzz.over_grpc import KSERVE, RTP, Door
 from benchmarks.fuzz.samples import MASTERS_OWN
 from benchmarks.soak.stack import MODEL, Service, connector_flags, service
 from connectors.config import namespace_dir
@@ -25,6 +28,8 @@ ADMIN = "the-admin-of-the-attacked"
 MOST_BYTES = 4_000_000
 HEADERS = MappingProxyType({**FLEET.headers, "x-api-key": ADMIN})
 TRACE = re.compile(r"^Traceback|Exception in callback|never retrieved|was never awaited", re.M)
+_KSERVE_FLAG, _RTP_FLAG = "--kserve-grpc-port", "--rtp-grpc-port"
+_METADATA = tuple((name.lower(), value) for name, value in FLEET.headers.items())
 _LIMITS = ("--fleet-key", FLEET.secret, "--max-body-bytes", str(MOST_BYTES))
 
 
@@ -57,6 +62,7 @@ def _groups(folder: Path) -> list[list[Service]]:
         service(role, f"services.{role}", ["--model", MODEL, *_LIMITS, *joined], folder)
         for role in ("encoder", "prefill", "decode", "pdfusion")
     ]
+    workers[-1] = replace(workers[-1], flags=[*workers[-1].flags, *_doors(_RTP_FLAG)])
     doubles = [
         service(f"mock-{role}", "services.mock", _double(role), folder)
         for role in ("encode", "prefill", "decode")
@@ -64,13 +70,28 @@ def _groups(folder: Path) -> list[list[Service]]:
     listed = [*_listed(workers[:3]), "--admin-api-key", ADMIN, "--model", MODEL]
     relay = ["--dialect", "openai", *_listed(doubles), "--admin-api-key", ADMIN]
     proxies = [
-        service("proxy", "proxy", [*_LIMITS, *listed], folder),
+        service("proxy", "proxy",
+                [*_LIMITS, *listed, *_doors(_KSERVE_FLAG, _RTP_FLAG)], folder),
         service("relay", "proxy", [*_LIMITS, *relay], folder),
         service("placed", "proxy",
                 [*_LIMITS, "--master-url", master.url, "--admin-api-key", ADMIN,
                  "--model", MODEL], folder),
     ]  # fmt: skip
     return [[master], [*workers, *doubles], proxies]
+
+
+def _doors(*flags: str) -> list[str]:
+    return [part for flag in flags for part in (flag, str(free_port()))]
+
+
+def doors(services: Sequence[Service]) -> list[Door]:
+    """The gRPC doors that the services were told to open."""
+    return [
+        Door(one.name, f"{one.host}:{one.flags[list(one.flags).index(flag) + 1]}", name, _METADATA)
+        for one in services
+        for flag, name in ((_KSERVE_FLAG, KSERVE), (_RTP_FLAG, RTP))
+        if flag in one.flags
+    ]
 
 
 def _double(role: str) -> list[str]:

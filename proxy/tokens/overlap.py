@@ -53,3 +53,5 @@ async def unless_failed(work: Awaitable[_T], encoding: asyncio.Task[Any]) -> _T:
     finally:
         if not task.done():
             await ended(task)
+        elif not task.cancelled():
+            task.exception()  # both may fail in one turn: asyncio would log what no one has seen

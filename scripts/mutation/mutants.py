@@ -12,6 +12,7 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv,
     ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
+_UNSEEN = ("frozen", "slots")  # forbid what the type checker forbids too
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -42,9 +43,15 @@ def sites(source: str) -> list[Site]:
     """In the order of lines."""
     tree = ast.parse(source)
     functions = dict(_functions(tree, "", ""))
+    unseen = {
+        id(keyword.value)
+        for keyword in ast.walk(tree)
+        if isinstance(keyword, ast.keyword) and keyword.arg in _UNSEEN
+    }
     found = [
         Site(getattr(node, "lineno", 0), number, place, functions.get(id(node), ""))
         for number, node in enumerate(ast.walk(tree))
+        if id(node) not in unseen
         for place in range(len(list(_changes(node))))
     ]
     return sorted(found, key=lambda site: (site.line, site.number, site.place))

@@ -100,7 +100,7 @@ class Reach:
         for file in files:
             tests = {n: t for n, t in found["tests"].items() if n.partition("::")[0] == file}
             self._files[file] = {"digest": self._digest(file), "tests": tests}
-        self._files[""] = {"imported": found["imported"]}
+        self._files[""] = {"imported": list(dict.fromkeys([*self.imported, *found["imported"]]))}
         self._kept.write_text(json.dumps(self._files))
 
     @property

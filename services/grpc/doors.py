@@ -15,11 +15,10 @@ from services.http.openai import Service
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process listens, and how much it takes. `name`: the process."""
+    """Where a process listens, and how many calls it takes at once. `name`: the process."""
 
     name: str
     host: str
-    max_bytes: int
     max_calls: int
     tls: TlsOptions
 
@@ -46,7 +45,9 @@ async def door(
     kind = module.KServe if protocol == "kserve" else module.RtpModel
     found = behind()
     handler = kind(found.service, found.able, server.checked(found.access)).handler()
-    bounds = server.Bounds(place.max_bytes, place.max_calls)
+    bodies = found.service.bodies
+    largest = server.Intake.largest(bodies.largest, bodies.capacity)
+    bounds = server.Bounds(largest, place.max_calls)
     serving = server.serving(place.name, place.host, port, [handler], bounds, place.tls)
     async with serving as bound:
         yield bound

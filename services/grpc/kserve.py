@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,9 +14,19 @@ import grpc
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
 from services.frontend.output import Gain
 from services.frontend.render import RenderedRequest
-from services.grpc.kserve_requests import FINISH, TEXT, Inference, read
+from services.grpc.intake import Intake
+from services.grpc.kserve_requests import FINISH, TEXT, Form, Inference, read
 from services.grpc.proto import kserve_pb2 as pb
-from services.grpc.server import Check, Context, methods, status_of, told, unary_handler
+from services.grpc.server import (
+    Check,
+    Context,
+    Unary,
+    empty_handler,
+    message_handler,
+    methods,
+    status_of,
+    told,
+)
 from services.grpc.tensors import packed
 from services.http.deadline import Deadline
 from services.http.openai import Service
@@ -24,6 +35,7 @@ from services.http.server import version
 SERVICE = "inference.GRPCInferenceService"
 _PLATFORM, _VERSION = "triptych", "1"
 _PROMPTS_AT_ONCE = 8
+_NAMES_AT_ONCE = 4
 
 
 class KServe:
@@ -32,37 +44,41 @@ class KServe:
     def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
         self._service = service
         self._frontend = service.frontend
+        self._intake = Intake(service.bodies)
         self._able = able
         self._check = check
 
     def handler(self) -> Any:
         """For a gRPC server."""
+        named = Intake(self._service.bodies, _NAMES_AT_ONCE)  # needs no key
+
+        def about(work: Unary, response: Any) -> Any:
+            return message_handler(work, named, pb.ModelName, response)
+
         handlers = {
-            "ServerLive": unary_handler(self.live, pb.Empty, pb.Live),
-            "ServerReady": unary_handler(self.ready, pb.Empty, pb.Ready),
-            "ModelReady": unary_handler(self.model_ready, pb.ModelName, pb.Ready),
-            "ServerMetadata": unary_handler(self.server_metadata, pb.Empty, pb.ServerMetadata),
-            "ModelMetadata": unary_handler(self.metadata, pb.ModelName, pb.ModelMetadata),
-            "ModelConfig": unary_handler(self.config, pb.ModelName, pb.ModelConfigResponse),
-            "ModelInfer": unary_handler(self.infer, pb.InferRequest, pb.InferResponse),
+            "ServerLive": empty_handler(self.live, pb.Live),
+            "ServerReady": empty_handler(self.ready, pb.Ready),
+            "ModelReady": about(self.model_ready, pb.Ready),
+            "ServerMetadata": empty_handler(self.server_metadata, pb.ServerMetadata),
+            "ModelMetadata": about(self.metadata, pb.ModelMetadata),
+            "ModelConfig": about(self.config, pb.ModelConfigResponse),
+            "ModelInfer": empty_handler(self.infer, pb.InferResponse),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self.stream_infer,
-                pb.InferRequest.FromString,
-                pb.StreamInferResponse.SerializeToString,
+                self.stream_infer, None, pb.StreamInferResponse.SerializeToString
             ),
         }
         return methods(SERVICE, handlers)
 
-    async def live(self, request: pb.Empty, context: Context) -> pb.Live:
+    async def live(self, context: Context) -> pb.Live:
         return pb.Live(live=True)
 
-    async def ready(self, request: pb.Empty, context: Context) -> pb.Ready:
+    async def ready(self, context: Context) -> pb.Ready:
         return pb.Ready(ready=self._able())
 
     async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
         return pb.Ready(ready=self._able() and request.name in self._frontend.names)
 
-    async def server_metadata(self, request: pb.Empty, context: Context) -> pb.ServerMetadata:
+    async def server_metadata(self, context: Context) -> pb.ServerMetadata:
         return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
 
     async def metadata(self, request: pb.ModelName, context: Context) -> pb.ModelMetadata:
@@ -108,72 +124,90 @@ class KServe:
         if name not in self._frontend.names:
             raise ModelNotFound(f"name: '{name[:256]}' is not served here", param="name")
 
-    async def infer(self, message: pb.InferRequest, context: Context) -> pb.InferResponse:
+    async def infer(self, context: Context) -> pb.InferResponse:
         """The whole answer."""
         self._admit(context)
-        wanted = read(message, self._frontend.names)
-        if wanted.stream:
-            raise InvalidRequest(
-                "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
-            )
         with self._service.admitted():
-            deadline = self._deadline(wanted, context)
-            async with _within(deadline):
-                prompts = await self._rendered(wanted, deadline)
+            async with self._intake.message(context, pb.InferRequest) as message:
+                if message is None:
+                    raise InvalidRequest("the call has no message")
+                asked = await self._asked(message, context, streams=False)
+            del message
+            async with _within(asked.deadline):
                 room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-                works = (self._whole(prompt, room) for prompt in prompts)
+                works = (self._whole(prompt, room) for prompt in asked.prompts)
                 answers = await _all(works)
         choices = [choice for answer in answers for choice in answer]
-        return _response(wanted, [c[0] for c in choices], [c[1] for c in choices])
+        return _response(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
     async def stream_infer(
-        self, messages: AsyncIterator[pb.InferRequest], context: Context
+        self, messages: Any, context: Context
     ) -> AsyncGenerator[pb.StreamInferResponse, None]:
         """The answers to requests one after the other; one that fails does not end the stream."""
-        async for message in messages:
+        going_on = True
+        while going_on:
+            request = _Named()
             try:
                 self._admit(context)
-                wanted = read(message, self._frontend.names)
-                async with contextlib.aclosing(self._streamed(wanted, context)) as pieces:
+                async with contextlib.aclosing(self._streamed(context, request)) as pieces:
                     async for piece in pieces:
                         yield pb.StreamInferResponse(infer_response=piece)
             except TriptychError as error:
-                if error.status == 401:
+                if not request.received:
                     await context.abort(status_of(error), told(error))
                 yield pb.StreamInferResponse(
-                    error_message=told(error), infer_response=pb.InferResponse(id=message.id)
+                    error_message=told(error), infer_response=pb.InferResponse(id=request.id)
                 )
+            going_on = request.received
 
     async def _streamed(
-        self, wanted: Inference, context: Context
+        self, context: Context, request: _Named
     ) -> AsyncGenerator[pb.InferResponse, None]:
-        with self._service.admitted():
-            deadline = self._deadline(wanted, context)
-            async with _within(deadline):
-                prompts = await self._rendered(wanted, deadline)
-                if len(prompts) != 1:
-                    raise InvalidRequest("text_input: a stream takes one text", param="text_input")
-                if not wanted.stream:
-                    (choices,) = [await self._whole(prompts[0], asyncio.Semaphore(1))]
-                    yield _response(wanted, [c[0] for c in choices], [c[1] for c in choices])
+        """The answer to the stream's next request, of which `request` is told."""
+        with contextlib.ExitStack() as counted:
+            async with self._intake.message(context, pb.InferRequest) as message:
+                if message is None:
                     return
-                gains = self._gains(prompts[0])
-                left = prompts[0].output.n
+                request.received, request.id = True, message.id
+                counted.enter_context(self._service.admitted())
+                asked = await self._asked(message, context, streams=True)
+            del message
+            async with _within(asked.deadline):
+                if not asked.form.stream:
+                    (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
+                    yield _response(asked.form, [c[0] for c in choices], [c[1] for c in choices])
+                    return
+                gains = self._gains(asked.prompts[0])
+                left = asked.prompts[0].output.n
                 async with contextlib.aclosing(gains) as steps:
                     async for gain in steps:
                         left -= gain.finish_reason is not None
                         if gain.text or gain.finish_reason is not None:
-                            final = not left and not wanted.empty_end
-                            yield _piece(wanted, gain, final=final)
-                if wanted.empty_end:
-                    yield _end(wanted)
+                            final = not left and not asked.form.empty_end
+                            yield _piece(asked.form, gain, final=final)
+                if asked.form.empty_end:
+                    yield _end(asked.form)
+
+    async def _asked(self, message: pb.InferRequest, context: Context, *, streams: bool) -> _Asked:
+        """What a message asks for, rendered."""
+        wanted = read(message, self._frontend.names)
+        if wanted.form.stream and not streams:
+            raise InvalidRequest(
+                "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"
+            )
+        deadline = self._deadline(wanted.form, context)
+        async with _within(deadline):
+            prompts = await self._rendered(wanted, deadline)
+        if streams and len(prompts) != 1:
+            raise InvalidRequest("text_input: a stream takes one text", param="text_input")
+        return _Asked(wanted.form, prompts, deadline)
 
     def _admit(self, context: Context) -> None:
         error = self._check(context)
         if error is not None:
             raise error
 
-    def _deadline(self, wanted: Inference, context: Context) -> Deadline:
+    def _deadline(self, wanted: Form, context: Context) -> Deadline:
         """The earliest of what the call, the request and the server allow."""
         given = (context.time_remaining(), wanted.timeout_s, self._service.timeout_s)
         times = [seconds for seconds in given if seconds is not None]
@@ -211,6 +245,23 @@ class KServe:
         return [(text, finish) for text, finish in found]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request without its message."""
+
+    form: Form
+    prompts: list[RenderedRequest]
+    deadline: Deadline
+
+
+@dataclass
+class _Named:
+    """A request of a stream. `received`: whether its message has come."""
+
+    id: str = ""
+    received: bool = False
+
+
 @contextlib.asynccontextmanager
 async def _within(deadline: Deadline) -> AsyncGenerator[None, None]:
     try:
@@ -230,7 +281,7 @@ async def _all(works: Any) -> list[list[tuple[str, str]]]:
     return [task.result() for task in tasks]
 
 
-def _response(wanted: Inference, texts: list[str], finishes: list[str]) -> pb.InferResponse:
+def _response(wanted: Form, texts: list[str], finishes: list[str]) -> pb.InferResponse:
     values = {TEXT: texts, FINISH: finishes}
     return pb.InferResponse(
         model_name=wanted.model,
@@ -243,14 +294,14 @@ def _response(wanted: Inference, texts: list[str], finishes: list[str]) -> pb.In
     )
 
 
-def _piece(wanted: Inference, gain: Gain, *, final: bool) -> pb.InferResponse:
+def _piece(wanted: Form, gain: Gain, *, final: bool) -> pb.InferResponse:
     response = _response(wanted, [gain.text], [gain.finish_reason or ""])
     response.parameters["triton_final_response"].bool_param = final
     response.parameters["index"].int64_param = gain.index
     return response
 
 
-def _end(wanted: Inference) -> pb.InferResponse:
+def _end(wanted: Form) -> pb.InferResponse:
     response = pb.InferResponse(model_name=wanted.model, model_version=_VERSION, id=wanted.id)
     response.parameters["triton_final_response"].bool_param = True
     return response

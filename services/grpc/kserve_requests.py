@@ -29,19 +29,26 @@ _PROTOCOL = frozenset(
 )  # fmt: skip
 
 
-@dataclass
-class Inference:
-    """`request` has the texts as its prompt. `images`: URLs. `timeout_s`: as Triton's clients set
-    it, None for none. `empty_end`: whether a stream ends with a response without text."""
+@dataclass(frozen=True)
+class Form:
+    """What an answer looks like. `timeout_s`: as Triton's clients set it, None for none.
+    `empty_end`: whether a stream ends with a response without text."""
 
     model: str
     id: str
-    request: CompletionRequest
-    images: list[str]
     stream: bool
     outputs: tuple[str, ...]
     timeout_s: float | None
     empty_end: bool
+
+
+@dataclass(frozen=True)
+class Inference:
+    """`request` has the texts as its prompt. `images`: URLs."""
+
+    form: Form
+    request: CompletionRequest
+    images: list[str]
 
 
 @dataclass
@@ -81,16 +88,15 @@ def read(message: pb.InferRequest, names: tuple[str, ...]) -> Inference:
     prompt = given.prompts if len(given.prompts) > 1 else given.prompts[0]
     body = msgspec.json.encode({**fields, "prompt": prompt})
     timeout = parameters.get("timeout")
-    return Inference(
+    form = Form(
         message.model_name,
         message.id,
-        decode_completion(body),
-        given.images,
         given.stream,
         _outputs(message),
         int(timeout) / 1e6 if isinstance(timeout, int) and timeout > 0 else None,
         bool(parameters.get("triton_enable_empty_final_response")),
     )
+    return Inference(form, decode_completion(body), given.images)
 
 
 def _outputs(message: pb.InferRequest) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import time
 import uuid
 from array import array
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -18,8 +19,9 @@ from protocol.rtp_config import fields_of
 from services.frontend.output import Gain
 from services.frontend.render import RenderedRequest
 from services.frontend.rtp_answer import code_of
+from services.grpc.intake import Intake
 from services.grpc.proto import rtp_pb2 as pb
-from services.grpc.server import Check, Context, methods, status_of, told, unary_handler
+from services.grpc.server import Check, Context, empty_handler, methods, status_of, told
 from services.http.deadline import Deadline
 from services.http.openai import Service
 
@@ -33,31 +35,32 @@ class RtpModel:
     def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
         self._service = service
         self._frontend = service.frontend
+        self._intake = Intake(service.bodies)
         self._able = able
         self._check = check
 
     def handler(self) -> Any:
         """For a gRPC server. Methods that RTP-LLM's engines have among themselves are not here."""
         handlers = {
-            "GenerateStreamCall": grpc.unary_stream_rpc_method_handler(
-                self.generate, pb.GenerateInput.FromString, pb.GenerateOutputs.SerializeToString
+            "GenerateStreamCall": grpc.stream_stream_rpc_method_handler(
+                self.generate, None, pb.GenerateOutputs.SerializeToString
             ),
-            "CheckHealth": unary_handler(self.health, pb.Empty, pb.Health),
+            "CheckHealth": empty_handler(self.health, pb.Health),
         }
         return methods(SERVICE, handlers)
 
-    async def health(self, request: pb.Empty, context: Context) -> pb.Health:
+    async def health(self, context: Context) -> pb.Health:
         return pb.Health(health="ok" if self._able() else "no requests are taken here")
 
     async def generate(
-        self, message: pb.GenerateInput, context: Context
+        self, messages: Any, context: Context
     ) -> AsyncGenerator[pb.GenerateOutputs, None]:
         """The new tokens of each step, or all of them at once unless `is_streaming`."""
         try:
             if (refusal := self._check(context)) is not None:
                 raise refusal
             with self._service.admitted():
-                async with contextlib.aclosing(self._answers(message, context)) as answers:
+                async with contextlib.aclosing(self._answers(context)) as answers:
                     async for answer in answers:
                         yield answer
         except TriptychError as error:
@@ -65,21 +68,28 @@ class RtpModel:
             trailing = ((_DETAILS, details.SerializeToString()),)
             await context.abort(status_of(error), told(error), trailing)
 
-    async def _answers(
-        self, message: pb.GenerateInput, context: Context
-    ) -> AsyncGenerator[pb.GenerateOutputs, None]:
-        deadline = self._deadline(message, context)
-        prompt = await self._rendered(message, deadline)
-        answer = _Answer(message, prompt, min(self._frontend.info.eos_token_ids, default=0))
-        answering = self._service.answering(prompt)
-        async with contextlib.aclosing(answering.gains(self._service.run(prompt))) as steps:
+    async def _answers(self, context: Context) -> AsyncGenerator[pb.GenerateOutputs, None]:
+        asked = await self._asked(context)
+        answer = _Answer(
+            asked.request_id, asked.prompt, min(self._frontend.info.eos_token_ids, default=0)
+        )
+        answering = self._service.answering(asked.prompt)
+        async with contextlib.aclosing(answering.gains(self._service.run(asked.prompt))) as steps:
             async for gains in steps:
                 for gain in gains:
                     answer.add(gain)
                 details = answering.usage().prompt_tokens_details
                 reused = 0 if details is None else details.cached_tokens
-                if message.generate_config.is_streaming or answer.finished:
+                if asked.is_streaming or answer.finished:
                     yield answer.taken(reused)
+
+    async def _asked(self, context: Context) -> _Asked:
+        """What the call's message asks for, rendered; the message itself is let go of."""
+        async with self._intake.message(context, pb.GenerateInput) as message:
+            if message is None:
+                raise InvalidRequest("the call has no message")
+            prompt = await self._rendered(message, self._deadline(message, context))
+            return _Asked(message.request_id, message.generate_config.is_streaming, prompt)
 
     def _deadline(self, message: pb.GenerateInput, context: Context) -> Deadline:
         timeout_ms = message.generate_config.timeout_ms
@@ -124,11 +134,20 @@ def _config_of(config: pb.GenerateConfig) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request without its message."""
+
+    request_id: int
+    is_streaming: bool
+    prompt: RenderedRequest
+
+
 class _Answer:
     """What the choices of one request have gained since it was last told."""
 
-    def __init__(self, message: pb.GenerateInput, prompt: RenderedRequest, pad: int) -> None:
-        self._request_id = message.request_id
+    def __init__(self, request_id: int, prompt: RenderedRequest, pad: int) -> None:
+        self._request_id = request_id
         self._pad = pad
         self._input = len(prompt.generate.token_ids)
         self._new: list[list[int]] = [[] for _ in range(prompt.output.n)]

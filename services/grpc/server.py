@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +15,12 @@ import grpc.aio
 from protocol.errors import ConfigError, TriptychError
 from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
+from services.grpc.intake import Intake
 from services.http.access import Access
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Check = Callable[[Context], TriptychError | None]
 Unary = Callable[[Any, Context], Awaitable[Any]]
-Streaming = Callable[[Any, Context], AsyncIterator[Any]]
 _AS = "/v1/completions"
 _GRACE_S = 5.0
 _CODES = MappingProxyType(
@@ -55,6 +54,8 @@ async def serving(
             ("grpc.max_receive_message_length", bounds.max_bytes),
             ("grpc.max_send_message_length", bounds.max_bytes),
             ("grpc.so_reuseport", 0),
+            # What no handler reads yet stays with its client, but for 64 KiB of each call.
+            ("grpc.http2.bdp_probe", 0),
         ],
     )
     server.add_generic_rpc_handlers(tuple(services))
@@ -93,13 +94,13 @@ def told(error: TriptychError) -> str:
     return message
 
 
-def unary(work: Unary) -> Unary:
-    """`work`, whose errors of our tree are answered by their status code."""
+def unary(work: Callable[[Context], Awaitable[Any]]) -> Any:
+    """The handler of a method that answers once; errors of our tree become status codes. `work`
+    reads the call's message by itself, as the client's keys come first."""
 
-    @functools.wraps(work)
-    async def answered(request: Any, context: Context) -> Any:
+    async def answered(messages: Any, context: Context) -> Any:
         try:
-            return await work(request, context)
+            return await work(context)
         except TriptychError as error:
             return await context.abort(status_of(error), told(error))
 
@@ -123,10 +124,19 @@ def methods(service: str, handlers: dict[str, Any]) -> Any:
     return grpc.method_handlers_generic_handler(service, handlers)
 
 
-def unary_handler(work: Unary, request: Any, response: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
-        unary(work), request.FromString, response.SerializeToString
-    )
+def empty_handler(work: Callable[[Context], Awaitable[Any]], response: Any) -> Any:
+    """Of a method whose message says nothing, and is never received."""
+    return grpc.stream_unary_rpc_method_handler(unary(work), None, response.SerializeToString)
+
+
+def message_handler(work: Unary, intake: Intake, request: Any, response: Any) -> Any:
+    """Of a method that is open to all and answers one small message."""
+
+    async def read(context: Context) -> Any:
+        async with intake.message(context, request) as message:
+            return await work(message or request(), context)
+
+    return empty_handler(read, response)
 
 
 def metadata_of(context: Context, name: str) -> bytes:

@@ -128,7 +128,7 @@ def _rtp_door(worker: Worker, access: Access) -> AbstractAsyncContextManager[int
     config, role = worker.config, worker.role
     if config.rtp_grpc_port >= 0 and "language" not in role.parts:
         raise ConfigError(f"--rtp-grpc-port: a worker of the role {role.name} generates nothing")
-    place = Place(role.name, config.host, config.max_body_bytes, config.max_num_queued, config)
+    place = Place(role.name, config.host, config.max_num_queued, config)
 
     def able() -> bool:
         return not (worker.leaving or worker.engine.outage)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from protocol.errors import ErrorInfo, RequestAborted, error_info, from_info
+from protocol.errors import ErrorInfo, RequestAborted, Unavailable, error_info, from_info
 from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.messages import Stage
@@ -71,6 +71,9 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def generating(self, request: GenerateRequest, record: RequestRecord) -> Iterator[Generating]:
+        """`Unavailable` while another request has the same id: its outputs would come here. It may
+        be an earlier attempt, whose caller has left but was not missed yet."""
+        _check_unused(request.request_id, self._generating)
         here = Generating(set(request.emitted) or set(range(request.sampling.n)), record)
         self._generating[request.request_id] = here
         try:
@@ -80,6 +83,8 @@ class OpenRequests:
 
     @contextlib.contextmanager
     def encoding(self, request: EncodeRequest, record: RequestRecord) -> Iterator[Encoding]:
+        """As `generating`."""
+        _check_unused(request.request_id, self._encoding)
         here = Encoding({item.mm_hash for item in request.items}, record)
         self._encoding[request.request_id] = here
         try:
@@ -118,3 +123,8 @@ class OpenRequests:
             here.queue.put_nowait(RequestOutput(request_id, finish_reason="error", error=error))
         for request_id, waiting in self._encoding.items():
             waiting.queue.put_nowait(EncodeOutput(request_id, "", error=error))
+
+
+def _check_unused(request_id: str, held: Container[str]) -> None:
+    if request_id in held:
+        raise Unavailable(f"request id '{request_id[:256]}' is in use", retry_after_s=1.0)

@@ -20,6 +20,7 @@ async def door_of(
         stack.gateway.config, kserve_grpc_port=-1 if rtp else 0, rtp_grpc_port=0 if rtp else -1
     )
     gateway = replace(stack.gateway, frontend=front, config=config)
+    gateway.bodies = stack.gateway.bodies
     access = Access(clients=ApiKeys(keys), opened=OPENED)
     async with grpc_doors(gateway, access) as found:
         yield f"127.0.0.1:{max(found)}"

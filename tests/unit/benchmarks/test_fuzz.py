@@ -3,13 +3,16 @@
 import dataclasses
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from benchmarks.fuzz.__main__ import _growth
 from benchmarks.fuzz.aftermath import Size
 from benchmarks.fuzz.cases import Case, Target, case
 from benchmarks.fuzz.client import _complete, _wrong
+from benchmarks.fuzz.over_grpc import KSERVE, RTP, Door, call
 from benchmarks.fuzz.samples import SAMPLES
 from benchmarks.fuzz.values import Raw, as_json, as_msgpack
+from services.grpc.proto.kserve_pb2 import InferRequest
 
 TARGETS = [Target("worker", "127.0.0.1", 1, [(path, "POST") for path in SAMPLES], {})]
 SENT = Case(0, TARGETS[0], b"", cut=False, mangled=False, told="")
@@ -21,6 +24,25 @@ def test_a_request_comes_again_by_its_seed_and_number() -> None:
     assert len({one.sent for one in drawn}) > 190
     assert drawn[0].sent != case(8, 0, TARGETS).sent
     assert any(one.cut for one in drawn) and any(not one.mangled for one in drawn)
+
+
+def test_a_call_over_grpc_comes_again_and_is_still_a_message_mostly() -> None:
+    doors = [Door(name, "h:1", service, ()) for name, service in (("k", KSERVE), ("r", RTP))]
+    drawn = [call(7, number, doors) for number in range(300)]
+    assert drawn == [call(7, number, doors) for number in range(300)]
+    assert len({one.data for one in drawn}) > 150
+    assert drawn[0].data != call(8, 0, doors).data
+    assert any(len(one.data) > 1 for one in drawn) and any(not one.data for one in drawn)
+    infers = [data for one in drawn if one.method == "ModelInfer" for data in one.data]
+    parsed = [data for data in infers if is_message(data)]
+    assert len(infers) > len(parsed) > 0.7 * len(infers)
+
+
+def is_message(data: bytes) -> bool:
+    try:
+        return bool(InferRequest.FromString(data).ByteSize() >= 0)
+    except DecodeError:
+        return False
 
 
 def test_no_worker_is_told_to_drain() -> None:
@@ -64,6 +86,7 @@ def test_an_answer_is_whole_by_its_framing() -> None:
     assert _complete(bytearray(whole)) and not _complete(bytearray(whole[:-1]))
     again = b"HTTP/1.1 100 Continue\r\n\r\n"
     assert not _complete(bytearray(again)) and _complete(bytearray(again + whole))
+    assert _complete(bytearray(whole[:-1]), b"HEAD / HTTP/1.1")
     chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
     assert not _complete(bytearray(chunks)) and _complete(bytearray(chunks + b"0\r\n\r\n"))
 

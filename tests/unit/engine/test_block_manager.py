@@ -113,3 +113,28 @@ def test_cached_prefixes_leave_least_recently_used_first() -> None:
 def test_blocks_for_covers_tokens_exactly(tokens: int, size: int) -> None:
     blocks = BlockManager(1, size).blocks_for(tokens)
     assert (blocks - 1) * size < tokens <= blocks * size
+
+
+def test_the_books_say_which_block_is_wrong_and_how() -> None:
+    manager = BlockManager(4, block_size=4)
+    (held,) = manager.allocate(1) or []
+    (free,) = manager.allocate(1) or []
+    manager.release([free])
+    assert manager.check_integrity([[held], [free]]) == [
+        f"block {free}: 0 references, 1 owners", f"block {free}: free and owned at once"
+    ]  # fmt: skip
+    assert manager.check_integrity([]) == [f"block {held}: 1 references, 0 owners"]
+    assert manager.check_integrity([[held], [held]]) == [f"block {held}: 1 references, 2 owners"]
+    assert manager.check_integrity([[held]]) == []
+
+
+def test_the_version_grows_with_what_is_known_and_what_is_forgotten() -> None:
+    manager = BlockManager(2, block_size=4)
+    (block,) = manager.allocate(1) or []
+    seen = [manager.version]
+    assert manager.store(block, b"a") and not manager.store(block, b"b")
+    seen.append(manager.version)
+    manager.release([block])
+    manager.reset_prefix_cache()
+    seen.append(manager.version)
+    assert seen == sorted(set(seen)) and manager.known() == []

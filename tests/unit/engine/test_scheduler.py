@@ -203,3 +203,18 @@ def test_all_end_and_books_agree_whatever_comes(
         left -= 1
         assert left, "somebody starves"
     assert case.scheduler.blocks.usage == 0.0
+
+
+def test_what_is_finished_gives_its_blocks_back_or_hands_them_over() -> None:
+    case = Case(Limits(64, 256))
+    gone, kept = case.add(40), case.add(40)
+    case.step()
+    free = case.scheduler.blocks.num_free
+    blocks = list(kept.blocks)
+    assert (
+        case.scheduler.finish(gone) == []
+        and case.scheduler.finish(kept, keep_blocks=True) == blocks
+    )
+    assert case.scheduler.blocks.num_free == free + len(blocks), "as many as the other had"
+    assert gone.blocks == kept.blocks == [] and not case.scheduler.keys()
+    assert case.scheduler.blocks.check_integrity([blocks]) == []

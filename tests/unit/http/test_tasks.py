@@ -97,3 +97,21 @@ async def test_a_bug_is_told(caplog: pytest.LogCaptureFixture) -> None:
     await ended(task)
     await asyncio.sleep(0)
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_of_two_that_fail_at_once_both_are_heard_and_the_encode_stage_is_told_of() -> None:
+    """asyncio logs the error of a task that no one has asked for it."""
+    begin = asyncio.Event()
+
+    async def fail(message: str) -> None:
+        await begin.wait()
+        raise UpstreamError(message)
+
+    encoding = asyncio.create_task(fail("of the encoder"))
+    prefill = asyncio.create_task(fail("of prefill"))
+    waiting = asyncio.create_task(unless_failed(prefill, encoding))
+    await asyncio.sleep(0)
+    begin.set()
+    with pytest.raises(UpstreamError, match="of the encoder"):
+        await waiting
+    assert prefill.done() and not prefill._log_traceback

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.draining import held_only
-from protocol.errors import Unavailable
+from protocol.errors import NotServing
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 
 
@@ -34,5 +34,6 @@ async def test_what_it_has_not_is_missing_if_it_was_not_sent() -> None:
 
 
 async def test_what_it_should_encode_is_refused() -> None:
-    with pytest.raises(Unavailable):
+    with pytest.raises(NotServing) as refused:
         await held_only(asking(("a", b"x"), ("b", b"x")), held)
+    assert refused.value.retry_after_s == 1.0

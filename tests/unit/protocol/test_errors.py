@@ -2,8 +2,28 @@
 
 import pytest
 
-from protocol.errors import InvalidRequest, TransferError, TriptychError, UpstreamError
+from protocol.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    ErrorInfo,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    PayloadTooLarge,
+    RateLimited,
+    RequestAborted,
+    TransferError,
+    TriptychError,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMedia,
+    UpstreamError,
+    error_info,
+    from_info,
+    from_openai,
+)
 
+HTTP_404, UPSTREAM = "worker answered HTTP 404", "upstream_error"
 NAMES = ("10.0.0.7", "8001", "decode-1", "fd00", "3f2a" * 8, "/inference", "master")
 MESSAGES = {
     "http://10.0.0.7:8001/inference/v1/generate: no answer in time": "a worker: no answer in time",
@@ -29,3 +49,54 @@ def test_they_hear_what_happened_and_not_where(message: str, told: str) -> None:
 def test_their_own_words_are_given_back() -> None:
     message = "messages[0]: https://their.example:8443/cat.png has no picture"
     assert InvalidRequest(message).to_openai()["error"]["message"] == message
+
+
+STATUSES = {
+    InvalidRequest: (400, "invalid_value"), Unauthorized: (401, "invalid_api_key"),
+    ModelNotFound: (404, "model_not_found"), PayloadTooLarge: (413, "payload_too_large"),
+    UnsupportedMedia: (415, "unsupported_media"), RateLimited: (429, "rate_limit_exceeded"),
+    RequestAborted: (499, "aborted"), InternalError: (500, "internal_error"),
+    UpstreamError: (502, "upstream_error"), Unavailable: (503, "unavailable"),
+    DeadlineExceeded: (504, "deadline_exceeded"), TransferError: (503, "transfer_failed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STATUSES)
+def test_each_error_has_its_status_and_code_and_comes_back_as_itself(
+    kind: type[TriptychError],
+) -> None:
+    status, code = STATUSES[kind]
+    error = kind("what", param="where")
+    info = error_info(error)
+    assert (info.status, info.code, info.param, info.message) == (status, code, "where", "what")
+    again = from_info(info)
+    assert (again.status, again.code, again.param) == (status, code, "where")
+    assert isinstance(again, kind) or kind in (InternalError, TransferError)
+
+
+def test_an_error_of_the_configuration_comes_back_as_one() -> None:
+    again = from_info(error_info(ConfigError("no such model")))
+    assert isinstance(again, ConfigError) and again.message == "no such model"
+
+
+def test_what_is_no_error_of_ours_is_internal_and_named() -> None:
+    info = error_info(ValueError("odd"))
+    assert (info.status, info.code, info.message) == (500, "internal_error", "ValueError: odd")
+
+
+def test_a_status_that_is_not_known_is_the_workers_failure() -> None:
+    assert isinstance(from_info(ErrorInfo(418, "tea", "x")), UpstreamError)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"error": {"message": "m", "code": "c", "param": "p"}}, ("m", "c", "p")),
+        ({"error": {"message": "", "code": 7, "param": []}}, (HTTP_404, UPSTREAM, None)),
+        ({"error": "no object"}, (HTTP_404, UPSTREAM, None)),
+        (["no object"], (HTTP_404, UPSTREAM, None)),
+    ],
+)
+def test_an_answer_of_another_process_is_read_whatever_it_is(body: object, told: object) -> None:
+    error = from_openai(404, body)
+    assert (error.message, error.code, error.param) == told and error.status == 404

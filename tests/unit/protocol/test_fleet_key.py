@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protocol.curve import Curve
-from protocol.errors import ConfigError
-from protocol.fleet_key import FleetKey, FleetOptions
+from protocol.errors import ConfigError, Unauthorized
+from protocol.fleet_key import HEADER, FleetKey, FleetOptions, no_fleet_key, refuses_key
 from protocol.server_options import ClientKeyOptions
 from protocol.settings import describe, resolve
 
@@ -83,3 +83,38 @@ def test_api_keys_may_be_given_one_by_one() -> None:
     ]
     with pytest.raises(ConfigError, match="--api-key"):
         resolve(ClientKeyOptions, ["--api-key", "good", "--api-key", "no good"], {})
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "refused"),
+    [
+        (401, no_fleet_key().to_openai(), True),
+        (403, no_fleet_key().to_openai(), False),
+        (401, Unauthorized("another").to_openai(), False),
+        (401, {"error": "x"}, False),
+        (401, [], False),
+        (401, {}, False),
+    ],
+)
+def test_a_refusal_of_the_key_is_known(status: int, content: object, refused: bool) -> None:
+    assert refuses_key(status, content) is refused
+
+
+def test_only_a_key_is_sent_along() -> None:
+    assert dict(FleetKey(KEY).headers) == {HEADER: KEY}
+    assert not FleetKey("").headers
+
+
+def test_no_key_is_shown_where_an_object_is() -> None:
+    curve = Curve.of(FleetKey(KEY))
+    assert curve is not None and Curve.of(FleetKey("")) is None
+    shown = repr(curve) + repr(FleetKey(KEY))
+    assert not any(secret in shown for secret in (KEY, repr(curve.secret), repr(curve.public)))
+
+
+def test_a_key_has_16_to_1024_characters() -> None:
+    for length in (16, 1024):
+        assert given("--fleet-key", "k" * length)
+    for length in (15, 1025):
+        with pytest.raises(ConfigError):
+            given("--fleet-key", "k" * length)

@@ -82,6 +82,14 @@ def test_older_and_newer_publishers_are_read() -> None:
     assert [type(e).__name__.lstrip("_") for e in batch.events] == ["BlockStored", "BlockRemoved"]
 
 
+@pytest.mark.parametrize("length", [5, 15, 16, 17, 70_000])
+def test_arrays_of_any_length_are_arrays(length: int) -> None:
+    """msgpack has three forms of them."""
+    event = ["BlockStored", [1], None, [5, 6], 2, *[None] * (length - 5)]
+    batch = decode_batch(msgspec.msgpack.encode([2, [event], 0]))
+    assert len(batch.events) == 1 and batch.unknown == 0
+
+
 def test_what_is_unknown_in_a_batch_is_counted_and_the_rest_read() -> None:
     strange = [{"type": "BlockMoved"}, ["Nothing"], 7, {"type": "BlockRemoved"}, None]
     payload = msgspec.msgpack.encode([0.0, [*strange, {"type": "AllBlocksCleared"}], None])

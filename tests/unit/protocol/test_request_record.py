@@ -50,3 +50,37 @@ def test_how_it_ended(status: int, outcome: str, result: str) -> None:
     record = RequestRecord()
     record.status, record.outcome = status, outcome
     assert record.result() == result
+
+
+def test_a_request_that_has_ended_takes_no_longer() -> None:
+    record = RequestRecord("/v1/completions", "me")
+    record.first_output(record.start + 0.25)
+    record.first_output(record.start + 0.5)
+    record.ended_at = record.start + 1.5
+    line = record.fields()
+    assert (line["ms"], line["ttft_ms"]) == (pytest.approx(1500), pytest.approx(250))
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "result"),
+    [(0, "", "aborted"), (200, "", "ok"), (307, "", "ok"), (399, "", "ok"), (400, "", "refused"),
+     (503, "", "refused"), (200, "broken", "broken")],
+)  # fmt: skip
+def test_how_it_ended_is_one_word(status: int, outcome: str, result: str) -> None:
+    record = RequestRecord("/v1/completions", "me")
+    record.status, record.outcome = status, outcome
+    assert record.result() == record.fields()["outcome"] == result
+
+
+def test_calls_of_another_stage_do_not_overlap() -> None:
+    record = RequestRecord()
+    record.begin("encode", 10.0).end = 10.5
+    record.begin("prefill", 10.2).end = 10.4
+    record.begin("encode", 10.25).end = 10.3
+    assert record.stages_ms(99.0) == {"encode": pytest.approx(500), "prefill": pytest.approx(200)}
+
+
+def test_a_record_begins_with_nothing_known() -> None:
+    record = RequestRecord()
+    assert not (record.explained or record.streamed or record.reasons or record.ended_at)
+    assert record.result() == "aborted" and record.fields()["retries"] == 0

@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, decode_chat
 from protocol.rtp_config import HARMLESS, fields_of
-from protocol.rtp_requests import RawRequest, decode_raw
+from protocol.rtp_requests import MAX_PROMPTS, RawRequest, decode_raw
 
 # As RTP-LLM's clients write out their defaults.
 DEFAULTS: dict[str, Any] = {
@@ -96,3 +96,41 @@ def test_a_chats_own_fields_go_before_its_extra_configs() -> None:
     with pytest.raises(InvalidRequest) as refused:
         decode_chat(json.dumps({**chat, "extra_configs": {"min_new_tokens": -1}}).encode())
     assert refused.value.param == "extra_configs.min_new_tokens"
+
+
+def test_a_batch_has_one_prompt_up_to_as_many_as_a_completion_may_have() -> None:
+    for count in (1, MAX_PROMPTS):
+        assert len(raw(prompt_batch=["x"] * count).requests) == count
+    with pytest.raises(InvalidRequest, match=f"1 to {MAX_PROMPTS} prompts"):
+        raw(prompt_batch=["x"] * (MAX_PROMPTS + 1))
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(1, 0.001), (0, None), (-1, None), (None, None)])
+def test_only_a_timeout_above_0_is_one(given: int | None, seconds: float | None) -> None:
+    assert raw(prompt="x", generate_config={"timeout_ms": given}).timeout_s == seconds
+
+
+def test_flags_are_off_but_for_the_auxiliary_information() -> None:
+    found = raw(prompt="x")
+    shown = (found.several, found.incremental, found.aux_info, found.output_ids, found.input_ids)
+    assert shown == (False, False, True, False, False)
+    flags = {"num_return_sequences": 2, "return_output_ids": True, "return_input_ids": True}
+    found = raw(prompt="x", generate_config={**flags, "aux_info": False})
+    shown = (found.several, found.incremental, found.aux_info, found.output_ids, found.input_ids)
+    assert shown == (True, False, False, True, True)
+    found = raw(prompt="x", yield_generator=True, return_incremental=True)
+    assert found.stream and found.incremental
+
+
+def test_only_a_chat_has_words_for_its_template() -> None:
+    config = {"chat_template_kwargs": {"a": 1}}
+    (text,) = raw(prompt="x", generate_config=config).requests
+    assert isinstance(text, CompletionRequest)
+    (chat,) = raw(prompt=[{"role": "user", "content": "x"}], generate_config=config).requests
+    assert isinstance(chat, ChatCompletionRequest) and chat.chat_template_kwargs == {"a": 1}
+
+
+@pytest.mark.parametrize("prompt", [[], ["x"], [1], 5, None, {}])
+def test_a_prompt_is_a_text_or_messages(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        raw(prompt=prompt)

@@ -233,3 +233,15 @@ async def test_nothing_is_tried_again_after_the_deadline() -> None:
     with pytest.raises(UpstreamError):
         await site.run()
     assert site.asked == [0]
+
+
+async def test_a_call_is_timed() -> None:
+    site = Site(1)
+    before = time.monotonic()
+    call = site.dispatch.calling(site.tries, site.workers[0], "decode")
+    with call:
+        assert site.workers[0].in_flight == 1
+        await asyncio.sleep(0.01)
+        assert 0.0 < call.so_far_s <= time.monotonic() - before
+    assert 0.0 < call.elapsed_s <= time.monotonic() - before
+    assert site.workers[0].in_flight == 0 and site.workers[0].heard >= before

@@ -11,6 +11,7 @@ import pytest
 
 from scripts import mutate
 from scripts.mutate import PACKAGES, ROOT, Result, Tried, chosen, drawn, modules_of, summary
+from scripts.mutation.equivalents import Equivalents
 from scripts.mutation.mutants import Mutant, mutant, sites
 from scripts.mutation.reach import Reached
 
@@ -93,6 +94,7 @@ def test_a_mutant_names_the_function_that_runs_it() -> None:
 
 
 def test_what_cannot_be_changed_gives_no_mutants() -> None:
+    assert made("@dataclass(frozen=True)\nclass A:\n    pass\n") == []
     assert made("import os\n\n\ndef nothing() -> None:\n    return None\n") == []
 
 
@@ -147,10 +149,35 @@ def test_each_package_has_code_and_a_sample_is_its_seeds() -> None:
         modules_of("nothing")
 
 
+def test_tests_that_use_a_module_are_found_beyond_its_folder() -> None:
+    files = mutate.test_files(ROOT / "protocol" / "keys.py")
+    assert {"protocol", "proxy", "frontend"} <= {Path(file).parent.name for file in files}
+    assert all((ROOT / file).exists() for file in files) and len(set(files)) == len(files)
+
+
+def test_a_test_names_a_module_in_either_form() -> None:
+    module = ROOT / "protocol" / "keys.py"
+    for test in ("from protocol.keys import short", "from protocol import (\n    keys,\n)"):
+        assert mutate.names(test, module)
+    for test in ("keys", "from protocol import errors", "from protocol.errors import keys"):
+        assert not mutate.names(test, module)
+
+
 def test_results_are_kept_and_counted(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     for digest, status in (("a", "survived"), ("b", "killed"), ("c", "unsure"), ("a", "killed")):
         Tried(file).add(Result("protocol", "x.py", 1, "0 -> 1", status, "", 1, digest))
+    Tried(file).add(Result("protocol", "x.py", 1, "1 -> 2", "survived", "", 1, "d"))
     results = list(Tried(file).results.values())
-    assert summary(results) == "protocol: killed 2 of 2 (100%), 1 unsure"
-    assert mutate.summary([]) == ""
+    assert summary(results, Equivalents({})) == "protocol: killed 2 of 3 (67%), 1 unsure"
+    same = Equivalents({"x.py": {"1 -> 2": "why"}, "y.py": {"0 -> 1": "why"}})
+    assert summary(results, same) == "protocol: killed 2 of 2 (100%), 1 equivalent, 1 unsure"
+    assert summary([], same) == ""
+
+
+def test_changes_that_make_no_difference_are_changes_of_the_code() -> None:
+    for module, change, reason in Equivalents.read():
+        path = ROOT / module
+        source = path.read_text() if path.exists() else ""
+        assert change in {mutant(source, site).change for site in sites(source)}, (module, change)
+        assert len(reason) > 10, (module, change)

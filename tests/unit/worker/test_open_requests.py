@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.errors import InternalError, RequestAborted, TriptychError, error_info
+from protocol.errors import InternalError, RequestAborted, TriptychError, Unavailable, error_info
 from protocol.request_record import RequestRecord
 from protocol.types import (
     EncodeItem,
@@ -81,3 +81,29 @@ async def test_an_aborted_encode_request_is_told() -> None:
         requests.abort("e")
         with pytest.raises(RequestAborted):
             await here.finish()
+
+
+async def test_a_second_request_with_the_same_id_is_refused_and_the_first_goes_on() -> None:
+    requests = OpenRequests()
+    with (
+        requests.generating(generating(), RequestRecord()) as one,
+        requests.encoding(encoding("a"), RequestRecord()) as other,
+    ):
+        with (
+            pytest.raises(Unavailable, match="'r' is in use"),
+            requests.generating(generating(), RequestRecord()),
+        ):
+            pass
+        with (
+            pytest.raises(Unavailable, match="'e' is in use"),
+            requests.encoding(encoding("b"), RequestRecord()),
+        ):
+            pass
+        requests.hand([RequestOutput("r", 0, [1], finish_reason="stop")], [EncodeOutput("e", "a")])
+        assert [output.token_ids for output in await one.take()] == [[1]]
+        await other.finish()
+    with (
+        requests.generating(generating(), RequestRecord()),
+        requests.encoding(encoding("a"), RequestRecord()),
+    ):
+        pass
