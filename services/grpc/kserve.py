@@ -15,7 +15,8 @@ from protocol.errors import InvalidRequest, ModelNotFound, TriptychError
 from services.frontend.output import Gain
 from services.frontend.render import RenderedRequest
 from services.grpc.intake import Intake
-from services.grpc.kserve_requests import FINISH, TEXT, Form, Inference, read
+from services.grpc.kserve_answers import config_of, end_of, metadata_of, piece_of, response_of
+from services.grpc.kserve_requests import Form, Inference, read
 from services.grpc.proto import kserve_pb2 as pb
 from services.grpc.server import (
     Check,
@@ -27,13 +28,11 @@ from services.grpc.server import (
     status_of,
     told,
 )
-from services.grpc.tensors import packed
 from services.http.deadline import Deadline
 from services.http.openai import Service
 from services.http.server import version
 
 SERVICE = "inference.GRPCInferenceService"
-_PLATFORM, _VERSION = "triptych", "1"
 _PROMPTS_AT_ONCE = 8
 _NAMES_AT_ONCE = 4
 
@@ -83,42 +82,11 @@ class KServe:
 
     async def metadata(self, request: pb.ModelName, context: Context) -> pb.ModelMetadata:
         self._served(request.name)
-        return pb.ModelMetadata(
-            name=request.name,
-            versions=[_VERSION],
-            platform=_PLATFORM,
-            inputs=[
-                pb.TensorMetadata(name="text_input", datatype="BYTES", shape=[-1]),
-                pb.TensorMetadata(name="streaming", datatype="BOOL", shape=[1]),
-                pb.TensorMetadata(name="sampling_parameters", datatype="BYTES", shape=[1]),
-                pb.TensorMetadata(name="image", datatype="BYTES", shape=[-1]),
-            ],
-            outputs=[
-                pb.TensorMetadata(name=name, datatype="BYTES", shape=[-1])
-                for name in (TEXT, FINISH)
-            ],
-        )
+        return metadata_of(request.name)
 
     async def config(self, request: pb.ModelName, context: Context) -> pb.ModelConfigResponse:
         self._served(request.name)
-        text, boolean = pb.DataType.TYPE_STRING, pb.DataType.TYPE_BOOL
-        config = pb.ModelConfig(
-            name=request.name,
-            platform=_PLATFORM,
-            backend=_PLATFORM,
-            max_batch_size=0,
-            input=[
-                pb.ModelInput(name="text_input", data_type=text, dims=[-1]),
-                pb.ModelInput(name="streaming", data_type=boolean, dims=[1], optional=True),
-                pb.ModelInput(name="sampling_parameters", data_type=text, dims=[1], optional=True),
-                pb.ModelInput(name="image", data_type=text, dims=[-1], optional=True),
-            ],
-            output=[
-                pb.ModelOutput(name=name, data_type=text, dims=[-1]) for name in (TEXT, FINISH)
-            ],
-            model_transaction_policy=pb.TransactionPolicy(decoupled=True),
-        )
-        return pb.ModelConfigResponse(config=config)
+        return pb.ModelConfigResponse(config=config_of(request.name))
 
     def _served(self, name: str) -> None:
         if name not in self._frontend.names:
@@ -138,7 +106,7 @@ class KServe:
                 works = (self._whole(prompt, room) for prompt in asked.prompts)
                 answers = await _all(works)
         choices = [choice for answer in answers for choice in answer]
-        return _response(asked.form, [c[0] for c in choices], [c[1] for c in choices])
+        return response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
 
     async def stream_infer(
         self, messages: Any, context: Context
@@ -175,7 +143,7 @@ class KServe:
             async with _within(asked.deadline):
                 if not asked.form.stream:
                     (choices,) = [await self._whole(asked.prompts[0], asyncio.Semaphore(1))]
-                    yield _response(asked.form, [c[0] for c in choices], [c[1] for c in choices])
+                    yield response_of(asked.form, [c[0] for c in choices], [c[1] for c in choices])
                     return
                 gains = self._gains(asked.prompts[0])
                 left = asked.prompts[0].output.n
@@ -184,9 +152,9 @@ class KServe:
                         left -= gain.finish_reason is not None
                         if gain.text or gain.finish_reason is not None:
                             final = not left and not asked.form.empty_end
-                            yield _piece(asked.form, gain, final=final)
+                            yield piece_of(asked.form, gain, final=final)
                 if asked.form.empty_end:
-                    yield _end(asked.form)
+                    yield end_of(asked.form)
 
     async def _asked(self, message: pb.InferRequest, context: Context, *, streams: bool) -> _Asked:
         """What a message asks for, rendered."""
@@ -279,29 +247,3 @@ async def _all(works: Any) -> list[list[tuple[str, str]]]:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _response(wanted: Form, texts: list[str], finishes: list[str]) -> pb.InferResponse:
-    values = {TEXT: texts, FINISH: finishes}
-    return pb.InferResponse(
-        model_name=wanted.model,
-        model_version=_VERSION,
-        id=wanted.id,
-        outputs=[
-            pb.Tensor(name=name, datatype="BYTES", shape=[len(texts)]) for name in wanted.outputs
-        ],
-        raw_output_contents=[packed(values[name]) for name in wanted.outputs],
-    )
-
-
-def _piece(wanted: Form, gain: Gain, *, final: bool) -> pb.InferResponse:
-    response = _response(wanted, [gain.text], [gain.finish_reason or ""])
-    response.parameters["triton_final_response"].bool_param = final
-    response.parameters["index"].int64_param = gain.index
-    return response
-
-
-def _end(wanted: Form) -> pb.InferResponse:
-    response = pb.InferResponse(model_name=wanted.model, model_version=_VERSION, id=wanted.id)
-    response.parameters["triton_final_response"].bool_param = True
-    return response
