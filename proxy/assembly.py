@@ -78,7 +78,7 @@ def make_gateway(
 
 def _tell_adapters(fleet: Fleet, frontend: Frontend) -> None:
     """Clients may name the adapters that workers have, but for the model's own names."""
-    frontend.adapters = {
+    frontend.served.adapters = {
         name: revision
         for name, revision in fleet.models.adapters.items()
         if revision and name not in frontend.config.names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,6 @@ from blake3 import blake3
 from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
-from protocol.openai_answers import ModelCard, ModelList
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.call_grammar import after_reasoning, grammar_for
@@ -29,6 +27,7 @@ from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
+from services.frontend.served_names import ServedNames
 from services.frontend.spec import OutputSpec, describe_output
 from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
@@ -58,11 +57,7 @@ class RenderedRequest:
 
 
 class Frontend:
-    """Everything that turns one model's requests into tokens. `load` it once per process.
-
-    `adapters`: LoRA adapters that clients may name instead of the model, with their revisions; kept
-    true by the process that has workers or is one.
-    """
+    """Everything that turns one model's requests into tokens. `load` it once per process."""
 
     def __init__(
         self, config: FrontendConfig, info: ModelInfo, tokenizer: Tokenizer, family: Family
@@ -86,8 +81,7 @@ class Frontend:
         self._raw = RawPrompts(
             self._items, self._prompts, self._placeholder, self._checked, self._generate
         )
-        self.adapters: dict[str, str] = {}
-        self._created = int(time.time())
+        self.served = ServedNames(config, info.max_model_len)
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
 
     @staticmethod
@@ -105,34 +99,6 @@ class Frontend:
 
     async def close(self) -> None:
         await self._items.close()
-
-    def models(self) -> ModelList:
-        """The answer to /v1/models."""
-        root, length = str(self.config.model), self.info.max_model_len
-        parents = dict.fromkeys(self.config.names) | dict.fromkeys(
-            self.adapters, self.config.names[0]
-        )
-        return ModelList(
-            [
-                ModelCard(
-                    id=name,
-                    created=self._created,
-                    root=root,
-                    parent=parent,
-                    max_model_len=length,
-                )
-                for name, parent in parents.items()
-            ]
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What clients may call: the model by its names, its adapters."""
-        return (*self.config.names, *self.adapters)
-
-    def serves(self, name: str) -> bool:
-        """Whether a client may call this; the empty name is the model's."""
-        return not name or name in self.names
 
     @property
     def media_store(self) -> MediaStore:
@@ -257,7 +223,7 @@ class Frontend:
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS
     ) -> SamplingParams:
         """What can be checked before media are fetched."""
-        if not self.serves(request.model or ""):
+        if (request.model or "") not in self.served:
             raise ModelNotFound(f"model: '{request.model}' is not served here", param="model")
         if len(request.cache_salt or "") > MAX_NAME_CHARS:
             raise InvalidRequest(
@@ -294,7 +260,7 @@ class Frontend:
                 defaults=self.info.generation_defaults,
             ),
             model=request.model or self.config.names[0],
-            adapter_revision=self.adapters.get(request.model or "", ""),
+            adapter_revision=self.served.adapters.get(request.model or "", ""),
             priority=request.priority,
             cache_salt=request.cache_salt or "",
             kv_transfer_params=request.kv_transfer_params,

@@ -75,7 +75,7 @@ class KServe:
         return pb.Ready(ready=self._able())
 
     async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able() and request.name in self._frontend.names)
+        return pb.Ready(ready=self._able() and request.name in self._frontend.served.all)
 
     async def server_metadata(self, context: Context) -> pb.ServerMetadata:
         return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
@@ -89,7 +89,7 @@ class KServe:
         return pb.ModelConfigResponse(config=config_of(request.name))
 
     def _served(self, name: str) -> None:
-        if name not in self._frontend.names:
+        if name not in self._frontend.served.all:
             raise ModelNotFound(f"name: '{name[:256]}' is not served here", param="name")
 
     async def infer(self, context: Context) -> pb.InferResponse:
@@ -158,7 +158,7 @@ class KServe:
 
     async def _asked(self, message: pb.InferRequest, context: Context, *, streams: bool) -> _Asked:
         """What a message asks for, rendered."""
-        wanted = read(message, self._frontend.names)
+        wanted = read(message, self._frontend.served.all)
         if wanted.form.stream and not streams:
             raise InvalidRequest(
                 "streaming: ModelInfer answers once; use ModelStreamInfer", param="streaming"

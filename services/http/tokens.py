@@ -76,12 +76,12 @@ def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRout
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        return Response(encode(frontend.models()), media_type=JSON)
+        return Response(encode(frontend.served.cards()), media_type=JSON)
 
     @routes.get("/v1/models/{model:path}")
     async def one_model(model: str) -> Response:
         """One of them, by its name."""
-        for card in frontend.models().data:
+        for card in frontend.served.cards().data:
             if card.id == model:
                 return Response(msgspec.json.encode(card), media_type=JSON)
         raise ModelNotFound(f"model: '{model[:256]}' is not served here", param="model")

@@ -69,7 +69,7 @@ async def _load(worker: Worker, name: str, folder: str) -> None:
 
 def _tell(worker: Worker, adapters: dict[str, str]) -> None:
     """Clients and masters learn of them."""
-    worker.frontend.adapters = adapters
+    worker.frontend.served.adapters = adapters
     worker.changes.announce()
 
 

@@ -134,7 +134,7 @@ def _facts(worker: Worker) -> dict[str, Any]:
         "dialect": "tokens",
         "model": worker.model,
         "revision": worker.frontend.info.revision,
-        "adapters": worker.frontend.adapters,
+        "adapters": worker.frontend.served.adapters,
         "parameter_bytes": engine.parameter_bytes,
         "num_blocks": engine.num_blocks,
         "block_size": engine.block_size,

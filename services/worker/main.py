@@ -90,7 +90,7 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
             metrics = WorkerMetrics(
                 role.name, frontend.config.names[0] if config.vllm_metrics else ""
             )
-            frontend.adapters = engine.ready.adapters
+            frontend.served.adapters = engine.ready.adapters
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)
             member = WorkerMember(worker, url)
             registration = Registration(

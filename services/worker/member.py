@@ -45,15 +45,15 @@ class WorkerMember:
             kv_endpoint=facts.kv_endpoint or None,
             ec_endpoint=facts.ec_endpoint or None,
             events=reachable(facts.events, host),
-            adapters=list(worker.frontend.adapters),
-            adapter_revisions=worker.frontend.adapters,
+            adapters=list(worker.frontend.served.adapters),
+            adapter_revisions=worker.frontend.served.adapters,
             grpc_port=worker.grpc_port,
             load=await self._newest(),
         )
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return self._worker.frontend.adapters
+        return self._worker.frontend.served.adapters
 
     async def heartbeat(self) -> Heartbeat:
         worker, engine = self._worker, self._worker.engine

@@ -98,7 +98,7 @@ class Worker:
 
     def check_model(self, name: str) -> None:
         """`ModelNotFound` unless `name` is empty, the model served here or an adapter of it."""
-        if not self.frontend.serves(name):
+        if name not in self.frontend.served:
             raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
 
     def check_room(self) -> None:

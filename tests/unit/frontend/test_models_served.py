@@ -58,5 +58,5 @@ def test_a_request_without_a_model_is_for_the_one_there_is(fronts: Fronts) -> No
 
 
 def test_models_are_listed(fronts: Fronts) -> None:
-    (card,) = fronts().models().data
+    (card,) = fronts().served.cards().data
     assert (card.id, card.max_model_len) == (NAME, MAX_POSITIONS)
