@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,10 @@ def parse(argv: Sequence[str] | None) -> Options:
         parser.error(str(error))
     if args.trace not in TRACES and not Path(args.trace).is_file():
         parser.error(f"--trace: '{args.trace}' is no file and none of {', '.join(TRACES)}")
-    for flag in ("rate", "max_workers", "seeds"):
-        if not getattr(args, flag) > 0:
-            parser.error(f"--{flag.replace('_', '-')}: {getattr(args, flag)} is not positive")
+    for flag, least in (("rate", 0.0), ("max_workers", 1), ("seeds", 0)):
+        if not least < getattr(args, flag) < math.inf:
+            name = flag.replace("_", "-")
+            parser.error(f"--{name}: {getattr(args, flag)} is not a number above {least:g}")
     if not 0.0 < args.share <= 1.0:
         parser.error(f"--share: {args.share} is not within 0 to 1")
     return Options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -109,7 +110,16 @@ def as_json(options: Options, best: Trial, cost: float, around: Sequence[Trial],
         "asked": asked, "cost": cost, "fleet": _fields(best),
         "around": [_fields(t) for t in around], "curve": [_fields(t) for t in curve],
     }  # fmt: skip
-    return json.dumps(plan, indent=1) + "\n"
+    return json.dumps(_plain(plan), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: the time of what was never answered is null."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _fields(trial: Trial) -> dict[str, Any]:

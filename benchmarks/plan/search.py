@@ -42,6 +42,20 @@ class Trial:
         return float(np.mean([run.utilisation.get(role, 0.0) for run in self.runs]))
 
 
+def within(shape: Shape, most: int) -> Shape:
+    """The shape, or one of `most` workers in about the same proportions, one at least of each role
+    that it has. `NoFleet` if these are more than `most`."""
+    counts = {role: getattr(shape, role) for role in ROLES}
+    if sum(1 for count in counts.values() if count) > most:
+        raise NoFleet(f"{shape} cannot be brought down to {most} workers (--max-workers)")
+    scale = min(1.0, most / shape.total)
+    fewer = {role: max(1, int(count * scale)) if count else 0 for role, count in counts.items()}
+    while sum(fewer.values()) > most:
+        largest = max(fewer, key=lambda role: fewer[role])
+        fewer[largest] -= 1
+    return replace(shape, **fewer)
+
+
 @dataclass
 class Planner:
     """Searches fleets for `rate` requests/s of one workload.
@@ -109,11 +123,11 @@ class Planner:
         return best
 
     def _first(self) -> Shape:
-        """As many workers as the work takes if caches save half of it."""
+        """As many workers as the work takes if caches save half of it, at most `most`."""
         sample = requests(self.bench.case.make(self.seeds[0]), _SAMPLE)
         need = stage_seconds(self.bench.profile, sample, 0.5, 0.5, _BATCH)
         counts = [math.ceil(self.rate * seconds / _FULL) for seconds in need]
-        return Shape(counts[0], max(1, counts[1]), max(1, counts[2]))
+        return within(Shape(counts[0], max(1, counts[1]), max(1, counts[2])), self.most)
 
     def _grown(self, shape: Shape) -> Trial:
         """Add workers until it suffices: of the role that helps most, or of all where none helps

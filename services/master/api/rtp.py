@@ -34,7 +34,8 @@ _ROLES = MappingProxyType(
 _ERRORS = MappingProxyType(
     {
         "no_worker": 8400, "model_not_found": 8400, "no_prefill": 8402, "no_decode": 8403,
-        "no_encode": 8405, "queue_full": 8502, "rate_limit_exceeded": 8502, "all_busy": 8502,
+        "no_encode": 8405, "disagg_unavailable": 8402, "queue_full": 8502,
+        "rate_limit_exceeded": 8502, "all_busy": 8502,
         "queue_timeout": 8503, "deadline_exceeded": 8503, "deadline_unreachable": 8503,
         "preempted": 8429,
     }

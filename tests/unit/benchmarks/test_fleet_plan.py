@@ -12,7 +12,7 @@ import yaml
 from benchmarks.plan.__main__ import main
 from benchmarks.plan.options import named, parse
 from benchmarks.plan.report import deployment
-from benchmarks.plan.search import NoFleet, Planner
+from benchmarks.plan.search import NoFleet, Planner, within
 from benchmarks.simulate.cases import case
 from benchmarks.simulate.contenders import Contender
 from benchmarks.simulate.metrics import Outcome
@@ -74,6 +74,14 @@ def test_too_few_workers_are_said_to_be_too_few() -> None:
         planner(most=10).cheapest()
 
 
+def test_a_first_guess_stays_within_the_bound() -> None:
+    assert within(Shape(3, 1, 3), 10) == Shape(3, 1, 3)
+    assert within(Shape(600, 200, 1200), 10).total <= 10
+    assert within(Shape(0, 5, 500), 3) == Shape(0, 1, 2)
+    with pytest.raises(NoFleet, match="2 workers"):
+        within(Shape(5, 5, 5), 2)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -83,12 +91,14 @@ def test_too_few_workers_are_said_to_be_too_few() -> None:
         (["--slo", "ttft=nan,tpot=1"], "--slo: ttft: nan"),
         (["--slo", "e2e=1"], "--slo: 'e2e' is none of"),
         (["--costs", "encode=1"], "--costs: prefill, decode is missing"),
-        (["--rate", "0"], "--rate: 0.0 is not positive"),
-        (["--rate", "nan"], "--rate: nan is not positive"),
+        (["--rate", "0"], "--rate: 0.0 is not a number above 0"),
+        (["--rate", "inf"], "--rate: inf is not a number above 0"),
+        (["--max-workers", "1"], "--max-workers: 1 is not a number above 1"),
+        (["--rate", "nan"], "--rate: nan is not a number above 0"),
         (["--share", "1.5"], "--share: 1.5"),
         (["--model", "gpu"], "--model: 'gpu' is no file and none of calibrated, "),
         (["--trace", "nothing"], "--trace: 'nothing' is no file"),
-        (["--seeds", "0"], "--seeds: 0 is not positive"),
+        (["--seeds", "0"], "--seeds: 0 is not a number above 0"),
     ],
 )
 def test_a_wrong_flag_is_named(
