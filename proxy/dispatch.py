@@ -215,7 +215,7 @@ class Calling(Call):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that it took, once it is over."""
+        """Seconds from its start to its end."""
         return self.end - self.start
 
     @property

@@ -1,4 +1,4 @@
-"""Conversations that a worker is asked to go on with, turn by turn, and what came of them."""
+"""Conversations that a worker answers turn by turn, and the figures of each turn."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Arrivals:
         self._arrive(request)
 
     def ended(self, name: str) -> None:
-        """A request is over, by an answer or a refusal: the user thinks, and asks again. Dropping
+        """A request was answered or refused: the user thinks, and asks again. Dropping
         the rest of a refused session would make a fleet that refuses look less loaded."""
         turns = self._next_turns.pop(name)
         following = next(turns, None)

@@ -78,7 +78,7 @@ class Record:
         return not self.refused and self.ttft <= self.aims[0] and self.tpot <= self.aims[1]
 
     def lost(self, now: float) -> bool:
-        """It cannot keep its objectives any more, whether it is over or not."""
+        """It cannot keep its objectives any more, finished or not."""
         if self.over:
             return not self.good
         if math.isinf(self.first):
