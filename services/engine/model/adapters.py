@@ -131,6 +131,14 @@ class Adapters:
     def load(self, name: str, folder: Path) -> None:
         """`InvalidRequest` says why it cannot be. One that is loaded already from the same files is
         left as it is."""
+        try:
+            self._load(name, folder)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            raise InvalidRequest(
+                f"LoRA adapter '{name}': cannot load {folder}: {error}", param="lora_path"
+            ) from error
+
+    def _load(self, name: str, folder: Path) -> None:
         revision = self._revision(name, folder)
         if (known := self._loaded.get(name)) is not None:
             if known.revision == revision:

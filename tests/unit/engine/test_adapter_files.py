@@ -1,6 +1,7 @@
 """What is wrong with a LoRA adapter is said in one sentence, by its name."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protocol.errors import InvalidRequest
+from services.engine.messages import AdapterTable, LoadAdapter
 from services.engine.model.adapter_files import CONFIG, WEIGHTS, Layer, read_adapter
+from services.engine.model.adapters import Adapters
+from services.engine.reports import adapters_after
 
 LAYERS = {f"layers.{i}.self_attn.{name}": Layer(6, 4) for i in range(2) for name in ("q_proj", "o")}
 PATH = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
@@ -75,6 +79,8 @@ def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set"),
         ({"peft_type": "LOHA"}, "'LOHA' is not LORA"),
         ({"r": 0}, "adapter_config.json: Expected `int` >= 1"),
+        ({"rank_pattern": {"(": 4}}, r"'\(' is not a regular expression"),
+        ({"alpha_pattern": {"a{1}{9": 4, "b{99999999999}": 1}}, "is not a regular expression"),
         ({"r": "many"}, "adapter_config.json: Expected `int`"),
     ],
 )
@@ -119,3 +125,53 @@ def test_files_that_are_missing_or_broken(name: str, adapter: Path) -> None:
     (adapter / name).unlink()
     with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
         read_adapter("a", adapter, LAYERS, 8)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_files_that_are_none(make: Callable[[Path], None], name: str, adapter: Path) -> None:
+    (adapter / name).unlink()
+    make(adapter / name)
+    with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
+        read_adapter("a", adapter, LAYERS, 8)
+
+
+def test_a_file_larger_than_any_adapter_is_not_read(adapter: Path) -> None:
+    os.truncate(adapter / WEIGHTS, 1 << 40)
+    with pytest.raises(InvalidRequest, match="has 1099511627776 bytes, an adapter of this model"):
+        read_adapter("a", adapter, LAYERS, 8)
+
+
+def loaded(folder: Path) -> AdapterTable:
+    """What an engine answers that is told to load it."""
+    adapters = Adapters(LAYERS, 4, 8, torch.float32, "cpu")
+    return adapters_after(adapters, LoadAdapter(1, "a", str(folder)))
+
+
+def test_no_folder_ends_the_engine(adapter: Path) -> None:
+    assert loaded(adapter).error is None
+    (adapter / "x.safetensors").mkdir()
+    (adapter / "x_config.json").mkdir()
+    found = loaded(adapter).error
+    assert found is None or found.status == 400
+    for folder in (Path("/" + "x" * 300), Path("a\0b"), adapter / "nothing", adapter / CONFIG):
+        error = loaded(folder).error
+        assert error is not None
+        assert (error.status, error.param) == (400, "lora_path")
+
+
+def test_an_error_that_was_not_foreseen_is_the_answer() -> None:
+    class Broken:
+        @property
+        def revisions(self) -> dict[str, str]:
+            return {}
+
+        def load(self, name: str, folder: Path) -> None:
+            raise LookupError("surprise")
+
+        def unload(self, name: str) -> None:
+            raise LookupError("surprise")
+
+    error = adapters_after(Broken(), LoadAdapter(1, "a", "/a")).error
+    assert error is not None
+    assert (error.status, error.message) == (500, "LookupError: surprise")
