@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
+from blake3 import blake3
 from msgspec import Meta
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -87,16 +88,42 @@ class Layer:
     outputs: int
 
 
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The two files of an adapter, read once: what its revision names is what is loaded."""
+
+    name: str
+    config: bytes
+    weights: bytes
+
+    @property
+    def revision(self) -> str:
+        """A digest of all of them, wherever they lie: 40 hex digits."""
+        hasher = blake3(len(self.config).to_bytes(8, "little"))
+        hasher.update(self.config)
+        hasher.update(self.weights)
+        return hasher.hexdigest()[:40]
+
+
+def read_files(name: str, folder: Path, layers: Mapping[str, Layer], max_rank: int) -> AdapterFiles:
+    """`InvalidRequest` says why they cannot be read. See `read_adapter`."""
+    return AdapterFiles(
+        name,
+        _read(name, folder / CONFIG, _MOST_CONFIG),
+        _read(name, folder / WEIGHTS, _most_bytes(layers, max_rank)),
+    )
+
+
 def read_adapter(
-    name: str, folder: Path, layers: Mapping[str, Layer], max_rank: int
+    files: AdapterFiles, layers: Mapping[str, Layer], max_rank: int
 ) -> dict[str, Pair]:
     """The weights of an adapter by layer, B scaled. `layers`: those that it may change, by their
     names within the language model. `InvalidRequest` says what is wrong with it."""
-    config = _config(name, folder)
+    name, config = files.name, _config(files)
     if field := config.unserved():
         raise _refused(name, f"{CONFIG}: {field} is set, which this engine does not serve")
     sides: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in _tensors(name, folder, _most_bytes(layers, max_rank)).items():
+    for key, tensor in _tensors(files).items():
         match = _KEY.fullmatch(key)
         if match is None:
             raise _refused(name, f"{WEIGHTS}: '{key[:200]}' is not a LoRA weight of a linear layer")
@@ -109,10 +136,10 @@ def read_adapter(
     return pairs
 
 
-def _config(name: str, folder: Path) -> AdapterConfig:
-    data = _read(name, folder / CONFIG, _MOST_CONFIG)
+def _config(files: AdapterFiles) -> AdapterConfig:
+    name = files.name
     try:
-        config = msgspec.json.decode(data, type=AdapterConfig)
+        config = msgspec.json.decode(files.config, type=AdapterConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(name, f"{CONFIG}: {error}") from None
     if config.peft_type != "LORA":
@@ -126,15 +153,13 @@ def _config(name: str, folder: Path) -> AdapterConfig:
     return config
 
 
-def _tensors(name: str, folder: Path, most: int) -> dict[str, torch.Tensor]:
-    path = folder / WEIGHTS
-    data = _read(name, path, most)
+def _tensors(files: AdapterFiles) -> dict[str, torch.Tensor]:
     try:
-        found: dict[str, torch.Tensor] = load(data)
+        found: dict[str, torch.Tensor] = load(files.weights)
     except (SafetensorError, KeyError) as error:
-        raise _refused(name, f"cannot read {path}: {error}") from None
+        raise _refused(files.name, f"cannot read {WEIGHTS}: {error}") from None
     if not found:
-        raise _refused(name, f"{WEIGHTS} holds no weights")
+        raise _refused(files.name, f"{WEIGHTS} holds no weights")
     return found
 
 

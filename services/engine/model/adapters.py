@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
-from protocol.keys import model_revision
-from services.engine.model.adapter_files import Layer, Pair, read_adapter
+from services.engine.model.adapter_files import AdapterFiles, Layer, Pair, read_adapter, read_files
 from services.engine.model.packed_linear import plain
 
 logger = logging.getLogger(__name__)
@@ -139,7 +138,8 @@ class Adapters:
             ) from error
 
     def _load(self, name: str, folder: Path) -> None:
-        revision = self._revision(name, folder)
+        files = self._files(name, folder)
+        revision = files.revision
         if (known := self._loaded.get(name)) is not None:
             if known.revision == revision:
                 return
@@ -153,7 +153,7 @@ class Adapters:
                 " that --max-loras has room for: unload one first",
                 param="lora_name",
             )
-        pairs = read_adapter(name, folder, self._layers, self._max_rank)
+        pairs = read_adapter(files, self._layers, self._max_rank)
         moved = {layer: (self._moved(a), self._moved(b)) for layer, (a, b) in pairs.items()}
         self._loaded[name] = adapter = Adapter(name, revision, moved)
         self._alive.add(adapter)
@@ -168,10 +168,10 @@ class Adapters:
     def _moved(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.to(self._device, self._dtype).contiguous()
 
-    def _revision(self, name: str, folder: Path) -> str:
+    def _files(self, name: str, folder: Path) -> AdapterFiles:
         if not folder.is_dir():
             raise InvalidRequest(f"LoRA adapter '{name}': {folder} is no folder", param="lora_path")
-        return model_revision(folder)
+        return read_files(name, folder, self._layers, self._max_rank)
 
 
 def adaptable_layers(model: nn.Module) -> dict[str, Layer]:

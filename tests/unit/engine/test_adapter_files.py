@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from protocol.errors import InvalidRequest
 from services.engine.messages import AdapterTable, LoadAdapter
-from services.engine.model.adapter_files import CONFIG, WEIGHTS, Layer, read_adapter
+from services.engine.model.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    Layer,
+    Pair,
+    read_adapter,
+    read_files,
+)
 from services.engine.model.adapters import Adapters
 from services.engine.reports import adapters_after
 
@@ -28,6 +36,10 @@ def adapter(tmp_path: Path) -> Path:
     tensors = {f"{PATH}.lora_A.weight": torch.ones(2, 6), f"{PATH}.lora_B.weight": torch.ones(4, 2)}
     save_file(tensors, tmp_path / WEIGHTS)
     return tmp_path
+
+
+def read(folder: Path, max_rank: int = 8) -> dict[str, Pair]:
+    return read_adapter(read_files("a", folder, LAYERS, max_rank), LAYERS, max_rank)
 
 
 def configured(adapter: Path, **fields: Any) -> None:
@@ -49,7 +61,7 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
 )
 def test_layers_are_found_wherever_their_model_has_them(path: str, adapter: Path) -> None:
     rewritten(adapter, renamed("model.language_model.layers", path))
-    (name,) = pairs = read_adapter("a", adapter, LAYERS, 8)
+    (name,) = pairs = read(adapter)
     assert name == "layers.0.self_attn.q_proj"
     assert torch.equal(pairs[name][1], 2 * torch.ones(4, 2)), "scaled by alpha / rank"
 
@@ -66,7 +78,7 @@ def test_layers_are_found_wherever_their_model_has_them(path: str, adapter: Path
 )
 def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
     configured(adapter, **fields)
-    ((_, b),) = read_adapter("a", adapter, LAYERS, 8).values()
+    ((_, b),) = read(adapter).values()
     torch.testing.assert_close(b, scale * torch.ones(4, 2))
 
 
@@ -87,7 +99,7 @@ def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
 def test_what_is_not_served_is_named(fields: dict[str, Any], why: str, adapter: Path) -> None:
     configured(adapter, **fields)
     with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 @pytest.mark.parametrize(
@@ -109,22 +121,22 @@ def test_weights_that_do_not_fit(
 ) -> None:
     rewritten(adapter, change)
     with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 def test_a_rank_that_is_too_large(adapter: Path) -> None:
     with pytest.raises(InvalidRequest, match="its rank 2 is above --max-lora-rank 1"):
-        read_adapter("a", adapter, LAYERS, 1)
+        read(adapter, 1)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_files_that_are_missing_or_broken(name: str, adapter: Path) -> None:
     (adapter / name).write_bytes(b"{")
     with pytest.raises(InvalidRequest, match=name):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
     (adapter / name).unlink()
     with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
@@ -133,13 +145,13 @@ def test_files_that_are_none(make: Callable[[Path], None], name: str, adapter: P
     (adapter / name).unlink()
     make(adapter / name)
     with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 def test_a_file_larger_than_any_adapter_is_not_read(adapter: Path) -> None:
     os.truncate(adapter / WEIGHTS, 1 << 40)
     with pytest.raises(InvalidRequest, match="has 1099511627776 bytes, an adapter of this model"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 def loaded(folder: Path) -> AdapterTable:
@@ -152,12 +164,36 @@ def test_no_folder_ends_the_engine(adapter: Path) -> None:
     assert loaded(adapter).error is None
     (adapter / "x.safetensors").mkdir()
     (adapter / "x_config.json").mkdir()
-    found = loaded(adapter).error
-    assert found is None or found.status == 400
+    assert loaded(adapter).error is None, "other files are none of the adapter"
     for folder in (Path("/" + "x" * 300), Path("a\0b"), adapter / "nothing", adapter / CONFIG):
         error = loaded(folder).error
         assert error is not None
         assert (error.status, error.param) == (400, "lora_path")
+
+
+def test_the_revision_is_of_the_bytes_wherever_they_lie(
+    adapter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copies = tmp_path_factory.mktemp("copies")
+
+    def copied(to: str) -> Path:
+        return Path(shutil.copytree(adapter, copies / to))
+
+    def revision(folder: Path) -> str:
+        return loaded(folder).adapters["a"]
+
+    folders = [copied(to) for to in ("sql/snapshots/final", "chat/snapshots/final", "c")]
+    first = revision(adapter)
+    assert [revision(folder) for folder in folders] == [first] * 3
+    rewritten(folders[0], lambda tensors: {name: t + 1 for name, t in tensors.items()})
+    configured(folders[2], lora_alpha=3)
+    found = [revision(folder) for folder in folders]
+    assert found[1] == first
+    assert len({*found}) == 3
+    size = (folders[1] / WEIGHTS).stat().st_size
+    rewritten(folders[1], lambda tensors: {name: t + 2 for name, t in tensors.items()})
+    assert (folders[1] / WEIGHTS).stat().st_size == size
+    assert revision(folders[1]) not in found, "trained anew in place"
 
 
 def test_an_error_that_was_not_foreseen_is_the_answer() -> None:
