@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
 from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from protocol.registry import Name
 from services.engine.model.adapter_files import AdapterFiles, Layer, Pair, read_adapter, read_files
 from services.engine.model.packed_linear import plain
 
@@ -130,6 +132,10 @@ class Adapters:
     def load(self, name: str, folder: Path) -> None:
         """`InvalidRequest` says why it cannot be. One that is loaded already from the same files is
         left as it is."""
+        try:
+            msgspec.convert(name, Name)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"lora_name: {error}", param="lora_name") from None
         try:
             self._load(name, folder)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:

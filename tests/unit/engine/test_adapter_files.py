@@ -154,10 +154,18 @@ def test_a_file_larger_than_any_adapter_is_not_read(adapter: Path) -> None:
         read(adapter)
 
 
-def loaded(folder: Path) -> AdapterTable:
+def loaded(folder: Path, name: str = "a") -> AdapterTable:
     """What an engine answers that is told to load it."""
     adapters = Adapters(LAYERS, 4, 8, torch.float32, "cpu")
-    return adapters_after(adapters, LoadAdapter(1, "a", str(folder)))
+    return adapters_after(adapters, LoadAdapter(1, name, str(folder)))
+
+
+@pytest.mark.parametrize(("name", "why"), [("", ">= 1"), ("n" * 300, "<= 256")])
+def test_a_name_that_no_master_takes_is_refused(name: str, why: str, adapter: Path) -> None:
+    error = loaded(adapter, name).error
+    assert error is not None
+    assert (error.status, error.param) == (400, "lora_name")
+    assert why in error.message
 
 
 def test_no_folder_ends_the_engine(adapter: Path) -> None:
