@@ -160,7 +160,7 @@ class Adapters:
                 param="lora_name",
             )
         pairs = read_adapter(files, self._layers, self._max_rank)
-        moved = {layer: (self._moved(a), self._moved(b)) for layer, (a, b) in pairs.items()}
+        moved = {layer: self._moved(name, layer, pair) for layer, pair in pairs.items()}
         self._loaded[name] = adapter = Adapter(name, revision, moved)
         self._alive.add(adapter)
         logger.info("loaded LoRA adapter '%s' from %s: %d layers", name, folder, len(moved))
@@ -171,8 +171,15 @@ class Adapters:
         del self._loaded[name]
         logger.info("unloaded LoRA adapter '%s'", name)
 
-    def _moved(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self._device, self._dtype).contiguous()
+    def _moved(self, name: str, layer: str, pair: Pair) -> Pair:
+        a, b = (weight.to(self._device, self._dtype).contiguous() for weight in pair)
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise InvalidRequest(
+                f"LoRA adapter '{name}': scaled by lora_alpha, its weights of '{layer}' are not all"
+                f" finite numbers in {str(self._dtype).removeprefix('torch.')}",
+                param="lora_path",
+            )
+        return a, b
 
     def _files(self, name: str, folder: Path) -> AdapterFiles:
         if not folder.is_dir():

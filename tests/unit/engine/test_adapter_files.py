@@ -179,6 +179,15 @@ def test_no_folder_ends_the_engine(adapter: Path) -> None:
         assert (error.status, error.param) == (400, "lora_path")
 
 
+@pytest.mark.parametrize(("alpha", "dtype"), [(1e39, torch.float32), (1e6, torch.float16)])
+def test_weights_that_are_not_finite(alpha: float, dtype: torch.dtype, adapter: Path) -> None:
+    configured(adapter, lora_alpha=alpha)
+    adapters = Adapters(LAYERS, 4, 8, dtype, "cpu")
+    with pytest.raises(InvalidRequest, match=r"'layers\.0\.self_attn\.q_proj' are not all finite"):
+        adapters.load("a", adapter)
+    assert adapters.revisions == {}
+
+
 def test_the_revision_is_of_the_bytes_wherever_they_lie(
     adapter: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
