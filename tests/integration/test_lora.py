@@ -155,6 +155,18 @@ def test_rtp_llms_update_loads_too(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
+    ("revision", "status", "code"), [("", 404, "model_not_found"), ("r", 503, "adapter_missing")]
+)
+def test_a_request_whose_adapter_is_gone(
+    revision: str, status: int, code: str, fleet: Fleet
+) -> None:
+    """Another worker may have the adapter with which the prompt was rendered."""
+    body = {"token_ids": [5], "model": "gone", "adapter_revision": revision}
+    found, answer = call(f"{fleet.workers['decode'].url}/inference/v1/generate", body)
+    assert (found, answer["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
     ("name", "folder", "why"),
     [
         ("x", "nowhere", "is no folder"),

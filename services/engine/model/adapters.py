@@ -17,7 +17,8 @@ import msgspec
 import torch
 from torch import nn
 
-from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
+from protocol.errors import ConfigError, InvalidRequest, Unavailable
+from protocol.generate import not_served
 from protocol.registry import Name
 from services.engine.model.adapter_files import AdapterFiles, Layer, Pair, read_adapter, read_files
 from services.engine.model.packed_linear import plain
@@ -109,9 +110,9 @@ class Adapters:
         return self._most * self._max_rank * width * self._dtype.itemsize
 
     def find(self, name: str, revision: str = "") -> Adapter:
-        """`ModelNotFound` if it is not loaded, `Unavailable` if it has other weights."""
+        """`ModelNotFound` if it is not loaded, `Unavailable` if the wanted revision is not."""
         if (adapter := self._loaded.get(name)) is None:
-            raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
+            raise not_served(name, revision)
         if revision and revision != adapter.revision:
             raise Unavailable(
                 f"LoRA adapter '{name}' has other weights on this worker than elsewhere: load the"

@@ -161,6 +161,11 @@ def test_an_unloaded_adapter_ends_with_its_last_request(
     (refused,) = worker.generate.add(again)
     assert refused.error is not None
     assert refused.error.code == "model_not_found"
+    placed, _ = request_of(path, messages, "t", max_tokens=1)
+    placed.model, placed.adapter_revision = "a", "rendered elsewhere"
+    (refused,) = worker.generate.add(placed)
+    assert refused.error is not None
+    assert (refused.error.status, refused.error.code) == (503, "adapter_missing")
     tokens = [t for _ in range(TOKENS) for output in worker.step()[0] for t in output.token_ids]
     assert len(tokens) >= TOKENS - 2
     worker.close()
