@@ -169,7 +169,7 @@ def test_a_request_whose_adapter_is_gone(
 @pytest.mark.parametrize(
     ("name", "folder", "why"),
     [
-        ("x", "nowhere", "is no folder"),
+        ("x", "nowhere", "is not a folder on this worker's machine"),
         ("x", "empty", "adapter_config.json"),
         ("x", "wide", "its rank 8 is above --max-lora-rank 4"),
         ("tiny", "a", "the model's own name"),

@@ -196,7 +196,7 @@ def _layer_of(name: str, path: str, layers: Mapping[str, Layer]) -> str:
         if outer is None:
             raise _refused(
                 name,
-                f"it changes '{path.removeprefix(_PREFIX)[:200]}', which is not a linear layer of"
+                f"its weight '{path.removeprefix(_PREFIX)[:200]}' belongs to no linear layer of"
                 " this model's language part; other parts (vision, experts, embeddings) take no"
                 " adapters",
             )

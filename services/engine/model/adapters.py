@@ -184,7 +184,11 @@ class Adapters:
 
     def _files(self, name: str, folder: Path) -> AdapterFiles:
         if not folder.is_dir():
-            raise InvalidRequest(f"LoRA adapter '{name}': {folder} is no folder", param="lora_path")
+            raise InvalidRequest(
+                f"LoRA adapter '{name}': lora_path {folder} is not a folder on this worker's"
+                " machine",
+                param="lora_path",
+            )
         return read_files(name, folder, self._layers, self._max_rank)
 
 

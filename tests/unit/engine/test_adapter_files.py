@@ -106,7 +106,7 @@ def test_what_is_not_served_is_named(fields: dict[str, Any], why: str, adapter: 
     ("change", "why"),
     [
         (renamed("language_model.layers", "visual.blocks"), "'model.visual.blocks.0.*vision"),
-        (renamed("q_proj", "gate"), "not a linear layer of this model's language part"),
+        (renamed("q_proj", "gate"), "'.*gate' belongs to no linear layer of this model"),
         (renamed("lora_A", "lora_embedding_A"), "is not a LoRA weight"),
         (renamed("lora_A.weight", "magnitude"), "is not a LoRA weight"),
         (lambda t: {k: v for k, v in t.items() if "lora_A" in k}, "only one of lora_A and lora_B"),
