@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError, InvalidRequest
+from protocol.kv_events import BlockStored
 from services.engine.engine import Engine
 from services.engine.model.adapters import Adapters
+from services.membership.config import parse_events
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import engine, listening, request_of, run
 from tests.support.lora import merged_generate, write_adapter
 from tests.support.reference import Messages, reference_generate
 from tests.support.replayed_steps import Rerun, use
@@ -101,6 +103,17 @@ def test_a_prefix_is_reused_by_the_same_adapter_alone(
         answer = served(worker, path, [(messages, name)])
         assert answer == expected(path, folders, [(messages, name)])
         assert (worker.counters()["cached_tokens"] > before) is hits
+    worker.close()
+
+
+def test_cache_events_name_the_adapter(two: tuple[Path, dict[str, Path]]) -> None:
+    path, folders = two
+    worker = serving(path, folders, events=parse_events("", "127.0.0.1", default=True))
+    heard = listening(worker)
+    for name in ("a", "", "b"):
+        served(worker, path, [(asking(LONG), name)])
+    stored = [event.lora_name for event in heard if isinstance(event, BlockStored)]
+    assert list(dict.fromkeys(stored)) == ["a", None, "b"]
     worker.close()
 
 
