@@ -145,19 +145,20 @@ class Adapters:
             ) from error
 
     def _load(self, name: str, folder: Path) -> None:
-        files = self._files(name, folder)
-        revision = files.revision
-        if (known := self._loaded.get(name)) is not None:
-            if known.revision == revision:
-                return
-            raise InvalidRequest(
-                f"LoRA adapter '{name}' is loaded from other files: unload it first",
-                param="lora_name",
-            )
-        if len(self._alive) >= self._most:
+        known = self._loaded.get(name)
+        if known is None and len(self._alive) >= self._most:
             raise InvalidRequest(
                 f"{self._most} LoRA adapters are loaded, or still used by requests, which is all"
                 " that --max-loras has room for: unload one first",
+                param="lora_name",
+            )
+        files = self._files(name, folder)
+        revision = files.revision
+        if known is not None and known.revision == revision:
+            return
+        if known is not None:
+            raise InvalidRequest(
+                f"LoRA adapter '{name}' is loaded from other files: unload it first",
                 param="lora_name",
             )
         pairs = read_adapter(files, self._layers, self._max_rank)
