@@ -171,6 +171,8 @@ def test_a_request_whose_adapter_is_gone(
     [
         ("x", "nowhere", "is not a folder on this worker's machine"),
         ("x", "empty", "adapter_config.json"),
+        ("x", "n" * 300, "File name too long"),
+        ("x", "nowhere\0", "is not a folder"),
         ("x", "wide", "its rank 8 is above --max-lora-rank 4"),
         ("tiny", "a", "the model's own name"),
     ],
