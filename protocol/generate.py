@@ -20,7 +20,7 @@ from protocol.bounds import (
     check_opaque,
 )
 from protocol.decoding import accepted
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
 from protocol.types import (
     EncodeItem,
     EncodeRequest,
@@ -38,6 +38,18 @@ ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
 MSGPACK = "application/msgpack"
 _SHOWN = 64
+
+
+def not_served(model: str, adapter_revision: str) -> TriptychError:
+    """What a worker answers that has no such model or adapter. Where the prompt was rendered, there
+    was an adapter of that revision: other workers may still have it."""
+    if not adapter_revision:
+        return ModelNotFound(f"model: this worker does not serve '{model}'", param="model")
+    return Unavailable(
+        f"LoRA adapter '{model}' is not loaded on this worker: load it on all workers",
+        code="adapter_missing",
+        retry_after_s=1.0,
+    )
 
 
 class Placeholder(msgspec.Struct, frozen=True):

@@ -52,6 +52,7 @@ class _ShortLog(CacheLog):
         numbers: Sequence[int],
         tokens: Sequence[int],
         source: GenerateRequest,
+        lora_name: str | None = None,
     ) -> None:
         self.flush()
         self.kv.append(BlockStored([*short_keys([keys[i] for i in numbers])], medium=MEDIUM))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Meter
 from services.engine.transfers.kv_tiers import KVTiers
+
+logger = logging.getLogger(__name__)
 
 
 class Reporting(Protocol):
@@ -93,6 +96,9 @@ def adapters_after(adapters: Adapters | None, wanted: ChangeAdapters) -> Adapter
         else:
             adapters.unload(wanted.name)
     except TriptychError as error:
+        return AdapterTable(wanted.query_id, error=error_info(error))
+    except Exception as error:
+        logger.exception("LoRA adapter '%s' could not be changed", wanted.name)
         return AdapterTable(wanted.query_id, error=error_info(error))
     return AdapterTable(wanted.query_id, adapters.revisions)
 

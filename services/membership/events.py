@@ -36,12 +36,13 @@ class CacheLog:
         numbers: Sequence[int],
         tokens: Sequence[int],
         source: GenerateRequest,
+        lora_name: str | None = None,
     ) -> None:
         """The blocks of these numbers, ascending, of a request's token list got their keys; `keys`
-        are those of its blocks from the first on."""
+        are those of its blocks from the first on. `lora_name`: the adapter that computed them."""
         self.flush()
         for first, end in _runs(numbers):
-            self.kv.append(self._stored(keys, first, end, tokens, source))
+            self.kv.append(self._stored(keys, first, end, tokens, source, lora_name))
 
     def _stored(
         self,
@@ -50,6 +51,7 @@ class CacheLog:
         end: int,
         tokens: Sequence[int],
         source: GenerateRequest,
+        lora_name: str | None,
     ) -> BlockStored:
         size = self._block_size
         return BlockStored(
@@ -58,6 +60,7 @@ class CacheLog:
             token_ids=list(tokens[first * size : end * size]),
             block_size=size,
             medium=MEDIUM,
+            lora_name=lora_name,
             extra_keys=[_extra(n * size, (n + 1) * size, source) for n in range(first, end)],
         )
 

@@ -10,24 +10,24 @@ from msgspec import Meta
 
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
+from protocol.registry import Name
 from services.http.access import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from services.http.bodies import read_body
 from services.http.rtp_updates import Adapters, rtp_updates
 from services.worker.worker import Worker
 
 _MAX_BODY = 1 << 20
-_Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class _Load(msgspec.Struct):
     """vLLM's further fields are taken and have no effect."""
 
-    lora_name: _Name
+    lora_name: Name
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class _Unload(msgspec.Struct):
-    lora_name: _Name
+    lora_name: Name
 
 
 def adapting(worker: Worker) -> APIRouter:

@@ -29,7 +29,7 @@ def router(worker: Worker) -> APIRouter:
         """Generate from token ids, streamed or whole; the body is vLLM's."""
         async with worker.bodies.read(request) as body:
             wanted, stream = decode_generate(body)
-        worker.check_model(wanted.model)
+        worker.check_model(wanted)
         worker.frontend.config.check_priority(wanted.priority)
         if not wanted.request_id:
             wanted.request_id = request_id(request)

@@ -158,7 +158,9 @@ def _quantization(role: RoleSpec, config: WorkerConfig) -> str:
     if config.quantization == "none" or "language" not in role.parts:
         return ""
     if config.weight_layout == "packed":
-        raise ConfigError("--weight-layout packed: weights with --quantization are not packed")
+        raise ConfigError(
+            "--weight-layout packed: cannot be used with --quantization: use auto or plain"
+        )
     return config.quantization
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter
 
 from protocol.draining import held_only
-from protocol.errors import InvalidRequest, ModelNotFound, NotServing, Unavailable
+from protocol.errors import InvalidRequest, NotServing, Unavailable
+from protocol.generate import not_served
 from protocol.refs import wants_remote_decode
 from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
@@ -96,10 +97,10 @@ class Worker:
     def model(self) -> str:
         return self.frontend.config.names[0]
 
-    def check_model(self, name: str) -> None:
-        """`ModelNotFound` unless `name` is empty, the model served here or an adapter of it."""
-        if name not in self.frontend.served:
-            raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
+    def check_model(self, wanted: GenerateRequest) -> None:
+        """`not_served` unless it names nothing, the model served here or an adapter of it."""
+        if wanted.model not in self.frontend.served:
+            raise not_served(wanted.model, wanted.adapter_revision)
 
     def check_room(self) -> None:
         """`Unavailable` if the worker is full, drains or has no engine."""

@@ -155,10 +155,24 @@ def test_rtp_llms_update_loads_too(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
+    ("revision", "status", "code"), [("", 404, "model_not_found"), ("r", 503, "adapter_missing")]
+)
+def test_a_request_whose_adapter_is_gone(
+    revision: str, status: int, code: str, fleet: Fleet
+) -> None:
+    """Another worker may have the adapter with which the prompt was rendered."""
+    body = {"token_ids": [5], "model": "gone", "adapter_revision": revision}
+    found, answer = call(f"{fleet.workers['decode'].url}/inference/v1/generate", body)
+    assert (found, answer["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
     ("name", "folder", "why"),
     [
-        ("x", "nowhere", "is no folder"),
+        ("x", "nowhere", "is not a folder on this worker's machine"),
         ("x", "empty", "adapter_config.json"),
+        ("x", "n" * 300, "File name too long"),
+        ("x", "nowhere\0", "is not a folder"),
         ("x", "wide", "its rank 8 is above --max-lora-rank 4"),
         ("tiny", "a", "the model's own name"),
     ],

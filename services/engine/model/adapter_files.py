@@ -6,7 +6,9 @@ Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoi
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
+from blake3 import blake3
 from msgspec import Meta
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from protocol.errors import InvalidRequest
 
@@ -24,6 +27,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _OUTER = ("model.", "language_model.")
 _KEY = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_MOST_CONFIG, _MOST_HEADER = 1 << 24, 1 << 27  # bytes; safetensors takes headers of 100 MB
 _Rank = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -58,12 +62,22 @@ class AdapterConfig(msgspec.Struct, frozen=True):
         return "bias" if self.bias != "none" else next(iter(found), "")
 
 
+def _most_bytes(layers: Mapping[str, Layer], max_rank: int) -> int:
+    """Of a file of weights: those of every layer in the widest type, and its header."""
+    width = sum(layer.inputs + layer.outputs for layer in layers.values())
+    return max_rank * width * torch.float64.itemsize + _MOST_HEADER
+
+
 def _by_pattern(pattern: Mapping[str, Any] | None, layer: str, default: float) -> float:
     """PEFT's rule: a key is a regular expression for the end of a layer's name."""
     for key, value in (pattern or {}).items():
-        if re.fullmatch(rf"(.*\.)?({key})", layer):
+        if _ending(key).fullmatch(layer):
             return float(value)
     return default
+
+
+def _ending(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})")
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,42 @@ class Layer:
     outputs: int
 
 
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The two files of an adapter, read once: what its revision names is what is loaded."""
+
+    name: str
+    config: bytes
+    weights: bytes
+
+    @property
+    def revision(self) -> str:
+        """A digest of all of them, wherever they lie: 40 hex digits."""
+        hasher = blake3(len(self.config).to_bytes(8, "little"))
+        hasher.update(self.config)
+        hasher.update(self.weights)
+        return hasher.hexdigest()[:40]
+
+
+def read_files(name: str, folder: Path, layers: Mapping[str, Layer], max_rank: int) -> AdapterFiles:
+    """`InvalidRequest` says why they cannot be read. See `read_adapter`."""
+    return AdapterFiles(
+        name,
+        _read(name, folder / CONFIG, _MOST_CONFIG),
+        _read(name, folder / WEIGHTS, _most_bytes(layers, max_rank)),
+    )
+
+
 def read_adapter(
-    name: str, folder: Path, layers: Mapping[str, Layer], max_rank: int
+    files: AdapterFiles, layers: Mapping[str, Layer], max_rank: int
 ) -> dict[str, Pair]:
     """The weights of an adapter by layer, B scaled. `layers`: those that it may change, by their
     names within the language model. `InvalidRequest` says what is wrong with it."""
-    config = _config(name, folder)
+    name, config = files.name, _config(files)
     if field := config.unserved():
         raise _refused(name, f"{CONFIG}: {field} is set, which this engine does not serve")
     sides: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in _tensors(name, folder).items():
+    for key, tensor in _tensors(files).items():
         match = _KEY.fullmatch(key)
         if match is None:
             raise _refused(name, f"{WEIGHTS}: '{key[:200]}' is not a LoRA weight of a linear layer")
@@ -96,31 +136,55 @@ def read_adapter(
     return pairs
 
 
-def _config(name: str, folder: Path) -> AdapterConfig:
+def _config(files: AdapterFiles) -> AdapterConfig:
+    name = files.name
     try:
-        data = (folder / CONFIG).read_bytes()
-        config = msgspec.json.decode(data, type=AdapterConfig)
-    except OSError as error:
-        raise _refused(name, f"cannot read {folder / CONFIG}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        config = msgspec.json.decode(files.config, type=AdapterConfig)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(name, f"{CONFIG}: {error}") from None
     if config.peft_type != "LORA":
         raise _refused(name, f"{CONFIG}: peft_type '{config.peft_type[:64]}' is not LORA")
+    for key in (*(config.rank_pattern or ()), *(config.alpha_pattern or ())):
+        try:
+            _ending(key)
+        except (re.error, OverflowError, RecursionError) as error:
+            why = f"{CONFIG}: '{key[:200]}' is not a regular expression: {error}"
+            raise _refused(name, why) from None
     return config
 
 
-def _tensors(name: str, folder: Path) -> dict[str, torch.Tensor]:
-    path = folder / WEIGHTS
+def _tensors(files: AdapterFiles) -> dict[str, torch.Tensor]:
     try:
-        found: dict[str, torch.Tensor] = load_file(path)
-    except OSError as error:
-        reason = error.strerror or "no such file"
-        raise _refused(name, f"cannot read {path}: {reason}") from None
-    except SafetensorError as error:
-        raise _refused(name, f"cannot read {path}: {error}") from None
+        found: dict[str, torch.Tensor] = load(files.weights)
+    except (SafetensorError, KeyError) as error:
+        raise _refused(files.name, f"cannot read {WEIGHTS}: {error}") from None
     if not found:
-        raise _refused(name, f"{WEIGHTS} holds no weights")
+        raise _refused(files.name, f"{WEIGHTS} holds no weights")
     return found
+
+
+def _read(name: str, path: Path, most: int) -> bytes:
+    """A regular file whole."""
+    try:
+        with open(path, "rb", opener=_at_once) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _refused(name, f"cannot read {path}: it is not a regular file")
+            if found.st_size > most:
+                raise _refused(
+                    name,
+                    f"{path} has {found.st_size} bytes, an adapter of this model and"
+                    f" --max-lora-rank at most {most}",
+                )
+            return file.read(found.st_size)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refused(name, f"cannot read {path}: {reason}") from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a pipe too without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _layer_of(name: str, path: str, layers: Mapping[str, Layer]) -> str:
@@ -132,7 +196,7 @@ def _layer_of(name: str, path: str, layers: Mapping[str, Layer]) -> str:
         if outer is None:
             raise _refused(
                 name,
-                f"it changes '{path.removeprefix(_PREFIX)[:200]}', which is not a linear layer of"
+                f"its weight '{path.removeprefix(_PREFIX)[:200]}' belongs to no linear layer of"
                 " this model's language part; other parts (vision, experts, embeddings) take no"
                 " adapters",
             )

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
-from protocol.errors import ConfigError, InvalidRequest, ModelNotFound, Unavailable
-from protocol.keys import model_revision
-from services.engine.model.adapter_files import Layer, Pair, read_adapter
+from protocol.errors import ConfigError, InvalidRequest, Unavailable
+from protocol.generate import not_served
+from protocol.registry import Name
+from services.engine.model.adapter_files import AdapterFiles, Layer, Pair, read_adapter, read_files
 from services.engine.model.packed_linear import plain
 
 logger = logging.getLogger(__name__)
@@ -108,9 +110,9 @@ class Adapters:
         return self._most * self._max_rank * width * self._dtype.itemsize
 
     def find(self, name: str, revision: str = "") -> Adapter:
-        """`ModelNotFound` if it is not loaded, `Unavailable` if it has other weights."""
+        """`ModelNotFound` if it is not loaded, `Unavailable` if the wanted revision is not."""
         if (adapter := self._loaded.get(name)) is None:
-            raise ModelNotFound(f"model: this worker does not serve '{name}'", param="model")
+            raise not_served(name, revision)
         if revision and revision != adapter.revision:
             raise Unavailable(
                 f"LoRA adapter '{name}' has other weights on this worker than elsewhere: load the"
@@ -131,22 +133,36 @@ class Adapters:
     def load(self, name: str, folder: Path) -> None:
         """`InvalidRequest` says why it cannot be. One that is loaded already from the same files is
         left as it is."""
-        revision = self._revision(name, folder)
-        if (known := self._loaded.get(name)) is not None:
-            if known.revision == revision:
-                return
+        try:
+            msgspec.convert(name, Name)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"lora_name: {error}", param="lora_name") from None
+        try:
+            self._load(name, folder)
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
             raise InvalidRequest(
-                f"LoRA adapter '{name}' is loaded from other files: unload it first",
-                param="lora_name",
-            )
-        if len(self._alive) >= self._most:
+                f"LoRA adapter '{name}': cannot load {folder}: {error}", param="lora_path"
+            ) from error
+
+    def _load(self, name: str, folder: Path) -> None:
+        known = self._loaded.get(name)
+        if known is None and len(self._alive) >= self._most:
             raise InvalidRequest(
                 f"{self._most} LoRA adapters are loaded, or still used by requests, which is all"
                 " that --max-loras has room for: unload one first",
                 param="lora_name",
             )
-        pairs = read_adapter(name, folder, self._layers, self._max_rank)
-        moved = {layer: (self._moved(a), self._moved(b)) for layer, (a, b) in pairs.items()}
+        files = self._files(name, folder)
+        revision = files.revision
+        if known is not None and known.revision == revision:
+            return
+        if known is not None:
+            raise InvalidRequest(
+                f"LoRA adapter '{name}' is loaded from other files: unload it first",
+                param="lora_name",
+            )
+        pairs = read_adapter(files, self._layers, self._max_rank)
+        moved = {layer: self._moved(name, layer, pair) for layer, pair in pairs.items()}
         self._loaded[name] = adapter = Adapter(name, revision, moved)
         self._alive.add(adapter)
         logger.info("loaded LoRA adapter '%s' from %s: %d layers", name, folder, len(moved))
@@ -157,13 +173,24 @@ class Adapters:
         del self._loaded[name]
         logger.info("unloaded LoRA adapter '%s'", name)
 
-    def _moved(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.to(self._device, self._dtype).contiguous()
+    def _moved(self, name: str, layer: str, pair: Pair) -> Pair:
+        a, b = (weight.to(self._device, self._dtype).contiguous() for weight in pair)
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise InvalidRequest(
+                f"LoRA adapter '{name}': scaled by lora_alpha, its weights of '{layer}' are not all"
+                f" finite numbers in {str(self._dtype).removeprefix('torch.')}",
+                param="lora_path",
+            )
+        return a, b
 
-    def _revision(self, name: str, folder: Path) -> str:
+    def _files(self, name: str, folder: Path) -> AdapterFiles:
         if not folder.is_dir():
-            raise InvalidRequest(f"LoRA adapter '{name}': {folder} is no folder", param="lora_path")
-        return model_revision(folder)
+            raise InvalidRequest(
+                f"LoRA adapter '{name}': lora_path {folder} is not a folder on this worker's"
+                " machine",
+                param="lora_path",
+            )
+        return read_files(name, folder, self._layers, self._max_rank)
 
 
 def adaptable_layers(model: nn.Module) -> dict[str, Layer]:

@@ -85,9 +85,8 @@ def _with_weights(
         raise ConfigError(f"--model: cannot read the weights in {model_dir}: {reason}") from error
     except ImportError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"--model: the weights in {model_dir} are quantized by '{method}': {reason}"
-        ) from error
+        form = f" are quantized by '{method}'" if method else " cannot be read"
+        raise ConfigError(f"--model: the weights in {model_dir}{form}: {reason}") from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ConfigError(

@@ -90,6 +90,10 @@ class Request:
         return self.sampling.prompt_logprobs is not None and self.num_output == 0
 
     @property
+    def adapter_name(self) -> str | None:
+        return self.adapter.name if self.adapter is not None else None
+
+    @property
     def key(self) -> RequestKey:
         return self.source.request_id, self.index
 

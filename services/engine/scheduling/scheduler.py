@@ -265,7 +265,9 @@ class Scheduler:
         ]
         request.num_stored = full * self.blocks.block_size
         if self.log is not None and new:
-            self.log.blocks_stored(keys, new, request.tokens, request.source)
+            self.log.blocks_stored(
+                keys, new, request.tokens, request.source, lora_name=request.adapter_name
+            )
 
     def finish(self, request: Request, *, keep_blocks: bool = False) -> list[int]:
         """Remove a request; returns its blocks if they are to outlive it, else releases them."""

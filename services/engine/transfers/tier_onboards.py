@@ -184,7 +184,9 @@ class TierOnboards:
             numbers = sorted(onboard.first + n for n in stored)
             request = onboard.request
             keys = request.keys.extend(request.tokens)
-            self._log.blocks_stored(keys, numbers, request.tokens, request.source)
+            self._log.blocks_stored(
+                keys, numbers, request.tokens, request.source, lora_name=request.adapter_name
+            )
         self._blocks.release([*onboard.matched, *onboard.blocks])
 
     def _store(self, onboard: _Onboard, number: int) -> bool:

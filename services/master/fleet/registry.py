@@ -22,10 +22,9 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
-from services.master.fleet.validation import check_info, check_load, same_life
+from services.master.fleet.validation import NAMES, check_info, check_load, same_life
 
 logger = logging.getLogger(__name__)
-_NAMES = ("aliases", "adapters", "adapter_revisions")
 _MODELS = 256  # any registration may name a new one
 _Claim = TypeVar("_Claim")
 
@@ -99,7 +98,7 @@ class Registry:
 
     def _name(self, known: Instance, info: InstanceInfo) -> None:
         """Aliases and adapters come and go while a worker lives."""
-        names = {field: getattr(info, field) for field in _NAMES}
+        names = {field: getattr(info, field) for field in NAMES}
         if any(getattr(known.info, field) != value for field, value in names.items()):
             self._names.remove(known.info)
             known.info = msgspec.structs.replace(known.info, **names)

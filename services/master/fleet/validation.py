@@ -16,6 +16,8 @@ from protocol.registry import InstanceInfo, Load
 if TYPE_CHECKING:
     from services.master.fleet.instance import Instance
 
+NAMES = ("aliases", "adapters", "adapter_revisions")
+"""Fields of a worker that may change while it lives."""
 _LARGEST = 1 << 20
 _STRANGE = re.compile(r"[\s@?#\\\x00-\x20\x7f]")
 
@@ -91,7 +93,6 @@ def _unusable(name: str, problem: str) -> InvalidRequest:
 
 
 def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
-    """Whether only the load and the names of adapters differ."""
-    nothing = Load()
-    old = msgspec.structs.replace(known, load=nothing, aliases=[], adapters=[])
-    return old == msgspec.structs.replace(info, load=nothing, aliases=[], adapters=[])
+    """Whether only the load and what is in `NAMES` differ."""
+    told = {name: getattr(info, name) for name in NAMES}
+    return msgspec.structs.replace(known, load=info.load, **told) == info

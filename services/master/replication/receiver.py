@@ -105,6 +105,8 @@ class Receiver:
             registry.instances[name].since = since
         elif self.homes.speaks_to_us(name, now):
             lease_s = 0.0  # its own word is newer than what another master says of it
+        else:
+            registry.rename(info)
         if lease_s:
             registry.touch(name, now * 1e3, lease_s)
             self.homes.speaks_elsewhere(name, joined.home, now)

@@ -1,6 +1,8 @@
 """What is wrong with a LoRA adapter is said in one sentence, by its name."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protocol.errors import InvalidRequest
-from services.engine.model.adapter_files import CONFIG, WEIGHTS, Layer, read_adapter
+from services.engine.messages import AdapterTable, LoadAdapter
+from services.engine.model.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    Layer,
+    Pair,
+    read_adapter,
+    read_files,
+)
+from services.engine.model.adapters import Adapters
+from services.engine.reports import adapters_after
 
 LAYERS = {f"layers.{i}.self_attn.{name}": Layer(6, 4) for i in range(2) for name in ("q_proj", "o")}
 PATH = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
@@ -24,6 +36,10 @@ def adapter(tmp_path: Path) -> Path:
     tensors = {f"{PATH}.lora_A.weight": torch.ones(2, 6), f"{PATH}.lora_B.weight": torch.ones(4, 2)}
     save_file(tensors, tmp_path / WEIGHTS)
     return tmp_path
+
+
+def read(folder: Path, max_rank: int = 8) -> dict[str, Pair]:
+    return read_adapter(read_files("a", folder, LAYERS, max_rank), LAYERS, max_rank)
 
 
 def configured(adapter: Path, **fields: Any) -> None:
@@ -45,7 +61,7 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
 )
 def test_layers_are_found_wherever_their_model_has_them(path: str, adapter: Path) -> None:
     rewritten(adapter, renamed("model.language_model.layers", path))
-    (name,) = pairs = read_adapter("a", adapter, LAYERS, 8)
+    (name,) = pairs = read(adapter)
     assert name == "layers.0.self_attn.q_proj"
     assert torch.equal(pairs[name][1], 2 * torch.ones(4, 2)), "scaled by alpha / rank"
 
@@ -62,7 +78,7 @@ def test_layers_are_found_wherever_their_model_has_them(path: str, adapter: Path
 )
 def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
     configured(adapter, **fields)
-    ((_, b),) = read_adapter("a", adapter, LAYERS, 8).values()
+    ((_, b),) = read(adapter).values()
     torch.testing.assert_close(b, scale * torch.ones(4, 2))
 
 
@@ -75,20 +91,22 @@ def test_scales(fields: dict[str, Any], scale: float, adapter: Path) -> None:
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set"),
         ({"peft_type": "LOHA"}, "'LOHA' is not LORA"),
         ({"r": 0}, "adapter_config.json: Expected `int` >= 1"),
+        ({"rank_pattern": {"(": 4}}, r"'\(' is not a regular expression"),
+        ({"alpha_pattern": {"a{1}{9": 4, "b{99999999999}": 1}}, "is not a regular expression"),
         ({"r": "many"}, "adapter_config.json: Expected `int`"),
     ],
 )
 def test_what_is_not_served_is_named(fields: dict[str, Any], why: str, adapter: Path) -> None:
     configured(adapter, **fields)
     with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         (renamed("language_model.layers", "visual.blocks"), "'model.visual.blocks.0.*vision"),
-        (renamed("q_proj", "gate"), "not a linear layer of this model's language part"),
+        (renamed("q_proj", "gate"), "'.*gate' belongs to no linear layer of this model"),
         (renamed("lora_A", "lora_embedding_A"), "is not a LoRA weight"),
         (renamed("lora_A.weight", "magnitude"), "is not a LoRA weight"),
         (lambda t: {k: v for k, v in t.items() if "lora_A" in k}, "only one of lora_A and lora_B"),
@@ -103,19 +121,110 @@ def test_weights_that_do_not_fit(
 ) -> None:
     rewritten(adapter, change)
     with pytest.raises(InvalidRequest, match=f"LoRA adapter 'a': .*{why}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
 
 
 def test_a_rank_that_is_too_large(adapter: Path) -> None:
     with pytest.raises(InvalidRequest, match="its rank 2 is above --max-lora-rank 1"):
-        read_adapter("a", adapter, LAYERS, 1)
+        read(adapter, 1)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_files_that_are_missing_or_broken(name: str, adapter: Path) -> None:
     (adapter / name).write_bytes(b"{")
     with pytest.raises(InvalidRequest, match=name):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
     (adapter / name).unlink()
     with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
-        read_adapter("a", adapter, LAYERS, 8)
+        read(adapter)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_files_that_are_none(make: Callable[[Path], None], name: str, adapter: Path) -> None:
+    (adapter / name).unlink()
+    make(adapter / name)
+    with pytest.raises(InvalidRequest, match=f"cannot read .*{name}"):
+        read(adapter)
+
+
+def test_a_file_larger_than_any_adapter_is_not_read(adapter: Path) -> None:
+    os.truncate(adapter / WEIGHTS, 1 << 40)
+    with pytest.raises(InvalidRequest, match="has 1099511627776 bytes, an adapter of this model"):
+        read(adapter)
+
+
+def loaded(folder: Path, name: str = "a") -> AdapterTable:
+    """What an engine answers that is told to load it."""
+    adapters = Adapters(LAYERS, 4, 8, torch.float32, "cpu")
+    return adapters_after(adapters, LoadAdapter(1, name, str(folder)))
+
+
+@pytest.mark.parametrize(("name", "why"), [("", ">= 1"), ("n" * 300, "<= 256")])
+def test_a_name_that_no_master_takes_is_refused(name: str, why: str, adapter: Path) -> None:
+    error = loaded(adapter, name).error
+    assert error is not None
+    assert (error.status, error.param) == (400, "lora_name")
+    assert why in error.message
+
+
+def test_no_folder_ends_the_engine(adapter: Path) -> None:
+    assert loaded(adapter).error is None
+    (adapter / "x.safetensors").mkdir()
+    (adapter / "x_config.json").mkdir()
+    assert loaded(adapter).error is None, "other files are none of the adapter"
+    for folder in (Path("/" + "x" * 300), Path("a\0b"), adapter / "nothing", adapter / CONFIG):
+        error = loaded(folder).error
+        assert error is not None
+        assert (error.status, error.param) == (400, "lora_path")
+
+
+@pytest.mark.parametrize(("alpha", "dtype"), [(1e39, torch.float32), (1e6, torch.float16)])
+def test_weights_that_are_not_finite(alpha: float, dtype: torch.dtype, adapter: Path) -> None:
+    configured(adapter, lora_alpha=alpha)
+    adapters = Adapters(LAYERS, 4, 8, dtype, "cpu")
+    with pytest.raises(InvalidRequest, match=r"'layers\.0\.self_attn\.q_proj' are not all finite"):
+        adapters.load("a", adapter)
+    assert adapters.revisions == {}
+
+
+def test_the_revision_is_of_the_bytes_wherever_they_lie(
+    adapter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copies = tmp_path_factory.mktemp("copies")
+
+    def copied(to: str) -> Path:
+        return Path(shutil.copytree(adapter, copies / to))
+
+    def revision(folder: Path) -> str:
+        return loaded(folder).adapters["a"]
+
+    folders = [copied(to) for to in ("sql/snapshots/final", "chat/snapshots/final", "c")]
+    first = revision(adapter)
+    assert [revision(folder) for folder in folders] == [first] * 3
+    rewritten(folders[0], lambda tensors: {name: t + 1 for name, t in tensors.items()})
+    configured(folders[2], lora_alpha=3)
+    found = [revision(folder) for folder in folders]
+    assert found[1] == first
+    assert len({*found}) == 3
+    size = (folders[1] / WEIGHTS).stat().st_size
+    rewritten(folders[1], lambda tensors: {name: t + 2 for name, t in tensors.items()})
+    assert (folders[1] / WEIGHTS).stat().st_size == size
+    assert revision(folders[1]) not in found, "trained anew in place"
+
+
+def test_an_error_that_was_not_foreseen_is_the_answer() -> None:
+    class Broken:
+        @property
+        def revisions(self) -> dict[str, str]:
+            return {}
+
+        def load(self, name: str, folder: Path) -> None:
+            raise LookupError("surprise")
+
+        def unload(self, name: str) -> None:
+            raise LookupError("surprise")
+
+    error = adapters_after(Broken(), LoadAdapter(1, "a", "/a")).error
+    assert error is not None
+    assert (error.status, error.message) == (500, "LookupError: surprise")

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError, InvalidRequest
+from protocol.kv_events import BlockStored
 from services.engine.engine import Engine
 from services.engine.model.adapters import Adapters
+from services.membership.config import parse_events
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import engine, listening, request_of, run
 from tests.support.lora import merged_generate, write_adapter
 from tests.support.reference import Messages, reference_generate
 from tests.support.replayed_steps import Rerun, use
@@ -104,6 +106,17 @@ def test_a_prefix_is_reused_by_the_same_adapter_alone(
     worker.close()
 
 
+def test_cache_events_name_the_adapter(two: tuple[Path, dict[str, Path]]) -> None:
+    path, folders = two
+    worker = serving(path, folders, events=parse_events("", "127.0.0.1", default=True))
+    heard = listening(worker)
+    for name in ("a", "", "b"):
+        served(worker, path, [(asking(LONG), name)])
+    stored = [event.lora_name for event in heard if isinstance(event, BlockStored)]
+    assert list(dict.fromkeys(stored)) == ["a", None, "b"]
+    worker.close()
+
+
 def test_a_preempted_request_keeps_its_adapter(two: tuple[Path, dict[str, Path]]) -> None:
     path, folders = two
     asked = [(text_cases()[0], name) for name in ("a", "", "b", "a", "b")]
@@ -161,6 +174,11 @@ def test_an_unloaded_adapter_ends_with_its_last_request(
     (refused,) = worker.generate.add(again)
     assert refused.error is not None
     assert refused.error.code == "model_not_found"
+    placed, _ = request_of(path, messages, "t", max_tokens=1)
+    placed.model, placed.adapter_revision = "a", "rendered elsewhere"
+    (refused,) = worker.generate.add(placed)
+    assert refused.error is not None
+    assert (refused.error.status, refused.error.code) == (503, "adapter_missing")
     tokens = [t for _ in range(TOKENS) for output in worker.step()[0] for t in output.token_ids]
     assert len(tokens) >= TOKENS - 2
     worker.close()

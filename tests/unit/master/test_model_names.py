@@ -53,8 +53,11 @@ def test_an_adapter_goes_to_workers_that_have_it(made: Master) -> None:
 
 
 def test_adapters_come_and_go_without_a_new_life(made: Master) -> None:
-    cursor = made.registry.changelog.cursor
-    registered(made, "b1", "pdfusion", "base", aliases=["short"], adapters=["french", "new"])
+    cursor, instance = made.registry.changelog.cursor, made.registry.instances["b1"]
+    names: dict[str, Any] = {"aliases": ["short"], "adapters": ["french", "new"]}
+    registered(made, "b1", "pdfusion", "base", **names, adapter_revisions={"new": "1"})
+    assert made.registry.instances["b1"] is instance
+    assert instance.info.adapter_revisions == {"new": "1"}
     assert at(ask(made, "new")) == "b1"
     assert {at(ask(made, "french", f"r{i}")) for i in range(8)} == {"b0", "b1"}
     assert made.registry.changelog.since(cursor) == (["b1"], []), "proxies are told"

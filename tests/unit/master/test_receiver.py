@@ -41,6 +41,17 @@ def test_a_heartbeat_of_an_unknown_worker_makes_it_wanted() -> None:
     assert fleet.nodes[1].replicator.receiver.wanted == {"w"}, "another life than the one known"
 
 
+def test_other_masters_learn_of_an_adapter_and_keep_the_worker() -> None:
+    fleet = fleet_of("w")
+    registry = fleet.nodes[1].master.registry
+    instance = registry.instances["w"]
+    fleet.nodes[0].register(info("w", adapters=["x"], adapter_revisions={"x": "1"}))
+    fleet.deliver()
+    assert registry.instances["w"] is instance
+    assert registry.resolve("x") == (registry.fleets["m"], "x")
+    assert instance.info.adapter_revisions == {"x": "1"}
+
+
 def absurd(**fields: Any) -> Placed:
     return Placed("r", "m", **{"ttl_ms": 1.0, "decode": SharedCharge("w"), **fields})
 

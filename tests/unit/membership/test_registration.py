@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 
 from protocol.registry import Heartbeat, InstanceInfo, LeaseAnswer
+from services.master.config import MasterConfig
+from services.master.fleet.registry import Registry
 from services.membership import registration
 from services.membership.registration import Changes, Registration
 
@@ -33,7 +35,10 @@ class Worker:
         self.draining = False
 
     async def info(self) -> InstanceInfo:
-        return InstanceInfo("w", "decode", "http://w:1", "m", "life", adapters=list(self.adapters))
+        return InstanceInfo(
+            "w", "decode", "http://w:1", "m", "life",
+            adapters=list(self.adapters), adapter_revisions=self.adapters,
+        )  # fmt: skip
 
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat("w", "life", draining=self.draining)
@@ -118,6 +123,12 @@ async def test_a_new_adapter_is_registered_at_once() -> None:
         await master.until("/register", 2)
         told = [body.get("adapters", []) for path, body, _ in master.calls if path == "/register"]
         assert told == [[], ["a"]]
+        bodies = [body for path, body, _ in master.calls if path == "/register"]
+        registry, lives = Registry(MasterConfig()), set()
+        for body in bodies:
+            registry.register(msgspec.convert(body, InstanceInfo), 0.0)
+            lives.add(registry.instances["w"])
+        assert len(lives) == 1, "it is no restart"
         changes.announce()
         await master.until("/heartbeat", 4)
         assert master.paths().count("/register") == 2

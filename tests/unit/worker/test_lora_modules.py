@@ -13,7 +13,13 @@ def test_names_and_folders() -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("a", "form name=folder"), ("=x", "form"), ("a=", "form"), ("a=x,a=y", "twice")],
+    [
+        ("a", "form name=folder"),
+        ("=x", "form"),
+        ("a=", "form"),
+        ("a=x,a=y", "twice"),
+        ("n" * 257 + "=x", "length <= 256"),
+    ],
 )
 def test_what_is_wrong_is_said(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"--lora-modules: .*{why}"):
