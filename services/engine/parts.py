@@ -90,23 +90,10 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     """Load the model and allocate its KV pool, which leaves `activations` bytes to others.
     `changed` is told what the cache of embeddings gains and loses."""
     config = shared.config
-    model = LanguageModel(
-        Path(config.model_dir),
-        DTYPES[config.dtype],
-        config.device,
-        config.weight_layout,
-        fused=config.fused_kernels and runs_triton(config.device),
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank,
-        quantization=config.quantization,
-    )
+    model = _language_model(config)
     layout = model.kv_layout(config.block_size)
     capture = capture_on(config.device, enforce_eager=config.enforce_eager)
-    activations += _step_bytes(config, model, capture)
-    activations += model.adapters.most_bytes if model.adapters is not None else 0
-    num_blocks = num_blocks_of(config, block_bytes(layout), activations)
-    max_model_len = min(config.max_model_len, num_blocks * config.block_size)
-    check_positions(model.module, model.config.model_type, max_model_len)
+    num_blocks, max_model_len = _pool_size(config, model, capture, activations)
     with contextlib.ExitStack() as opened:
         compatibility = _compatibility(config, layout)
         kv = shared.connectors.make_kv(compatibility, config.device)
@@ -165,6 +152,31 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         model.parameter_bytes,
         model.adapters,
     )
+
+
+def _language_model(config: EngineConfig) -> LanguageModel:
+    return LanguageModel(
+        Path(config.model_dir),
+        DTYPES[config.dtype],
+        config.device,
+        config.weight_layout,
+        fused=config.fused_kernels and runs_triton(config.device),
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        quantization=config.quantization,
+    )
+
+
+def _pool_size(
+    config: EngineConfig, model: LanguageModel, capture: Capture | None, activations: int
+) -> tuple[int, int]:
+    """Blocks of the KV pool, and tokens of the longest request that it has room for."""
+    activations += _step_bytes(config, model, capture)
+    activations += model.adapters.most_bytes if model.adapters is not None else 0
+    num_blocks = num_blocks_of(config, block_bytes(model.kv_layout(config.block_size)), activations)
+    max_model_len = min(config.max_model_len, num_blocks * config.block_size)
+    check_positions(model.module, model.config.model_type, max_model_len)
+    return num_blocks, max_model_len
 
 
 def _step_bytes(config: EngineConfig, model: LanguageModel, capture: Capture | None) -> int:
