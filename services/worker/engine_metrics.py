@@ -31,8 +31,8 @@ ENGINE_COUNTERS = MappingProxyType(
         "preemptions": "Choices whose KV blocks were taken for older ones.",
         "kv_fetched": "KV transfers from other workers that succeeded.",
         "kv_failed": "KV transfers from other workers that failed.",
-        "kv_offload_dropped_blocks": "KV blocks that the KV cache evicted before they were copied"
-        " to host memory.",
+        "kv_offload_dropped_blocks": "KV blocks that were evicted from the KV cache or from host"
+        " memory before they were copied to the next tier.",
         "kv_onboards_given_up": "Choices that computed KV which was on its way from host memory or"
         " disk, as it took longer than computing.",
         "kv_host_offloaded_blocks": "KV blocks that were copied to host memory.",
