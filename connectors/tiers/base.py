@@ -16,7 +16,8 @@ TierName = Literal["host", "disk"]
 @dataclass(frozen=True)
 class Copied:
     """`whole`: for each block, in the order of the call, whether all of it was copied and is what
-    was kept under its key. `seconds` from the call to the end of the last copy."""
+    was kept under its key. `seconds` from the start of the first copy, which may have waited for
+    those of earlier calls, to the end of the last."""
 
     whole: Sequence[bool]
     seconds: float

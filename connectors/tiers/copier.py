@@ -6,36 +6,43 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from connectors.tiers.base import Copied, TierCopy
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Whether each block is whole, and when the copy was made (monotonic)."""
+
+    whole: Sequence[bool]
+    begun: float
+    ended: float
+
+
 class ThreadCopy(TierCopy):
     """One call for each part of a copy; a part that raises has copied none of its blocks."""
 
-    def __init__(self, parts: Sequence[tuple[int, Future[Sequence[bool]]]]) -> None:
+    def __init__(self, parts: Sequence[tuple[int, Future[_Part]]]) -> None:
         """`parts`: how many blocks each has, and what becomes of them."""
         self._parts = parts
-        self._begun = self._ended = time.monotonic()
-        for _, future in parts:
-            future.add_done_callback(self._end)
-
-    def _end(self, _: Future[Sequence[bool]]) -> None:
-        self._ended = time.monotonic()
 
     def poll(self) -> Copied | None:
         if not all(future.done() for _, future in self._parts):
             return None
-        whole = [good for count, future in self._parts for good in _results(count, future)]
-        return Copied(whole, max(0.0, self._ended - self._begun))
+        parts = [_result(count, future) for count, future in self._parts]
+        begun = min((part.begun for part in parts), default=0.0)
+        ended = max((part.ended for part in parts), default=0.0)
+        return Copied([good for part in parts for good in part.whole], ended - begun)
 
 
-def _results(count: int, future: Future[Sequence[bool]]) -> Sequence[bool]:
+def _result(count: int, future: Future[_Part]) -> _Part:
     if (error := future.exception()) is not None:
         logger.error("KV blocks could not be copied", exc_info=error)
-        return [False] * count
+        now = time.monotonic()
+        return _Part([False] * count, now, now)
     return future.result()
 
 
@@ -50,7 +57,12 @@ class Copier:
         """Have `copy` called with every number below `count`, shared out over the threads."""
         share = -(-count // self._threads)
         ranges = [range(n, min(n + share, count)) for n in range(0, count, share)]
-        return ThreadCopy([(len(mine), self._pool.submit(copy, mine)) for mine in ranges])
+
+        def part(mine: range) -> _Part:
+            begun = time.monotonic()
+            return _Part(copy(mine), begun, time.monotonic())
+
+        return ThreadCopy([(len(mine), self._pool.submit(part, mine)) for mine in ranges])
 
     def call(self, do: Callable[[], None]) -> None:
         """Have it done after what was asked for before."""

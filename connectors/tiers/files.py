@@ -31,6 +31,7 @@ _FLAG = "--kv-disk-path"
 _PRIVATE = "kv-blocks"  # prompts can be told from KV: other users neither read nor write it
 _VERSION = 1
 _CHECKSUM = 32
+_PAGE = 4096  # what file systems round the size of a file up to, as a rule
 _SUFFIX = ".kv"
 _NAME = re.compile(rf"[0-9a-f]{{64}}\{_SUFFIX}(\.tmp)?")
 _READERS = 2
@@ -101,6 +102,11 @@ class _Folder:
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+def disk_bytes(block_bytes: int) -> int:
+    """What the file of a block takes up on disk, as far as it can be known."""
+    return -(-(_CHECKSUM + block_bytes) // _PAGE) * _PAGE
 
 
 class FileStore:

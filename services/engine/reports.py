@@ -218,7 +218,7 @@ def _tier_counters(tiers: KVTiers) -> dict[str, float]:
     if not tiers.tiers:
         return {}
     values: dict[str, float] = {
-        "kv_offload_dropped_blocks": tiers.idle.dropped,
+        "kv_offload_dropped_blocks": tiers.dropped,
         "kv_onboards_given_up": tiers.given_up,
     }
     for tier in tiers.tiers:

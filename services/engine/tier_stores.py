@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from connectors.tiers.base import TierStore
-from connectors.tiers.files import FileStore
+from connectors.tiers.files import FileStore, disk_bytes
 from connectors.tiers.host import HostStore
 from protocol.errors import ConfigError
 from services.engine.config import EngineConfig
@@ -20,8 +20,9 @@ def tier_stores(config: EngineConfig, pool: torch.Tensor, compatibility: str) ->
     """From the first below `pool` [blocks, elements] on, [] for none; `ConfigError` names the flag
     at fault. Files are written from host memory, which a step never writes to."""
     row_bytes = pool.shape[1] * pool.element_size()
-    in_memory, on_disk = config.kv_host_bytes // row_bytes, config.kv_disk_bytes // row_bytes
-    _check(config, row_bytes)
+    file_bytes = disk_bytes(row_bytes)
+    in_memory, on_disk = config.kv_host_bytes // row_bytes, config.kv_disk_bytes // file_bytes
+    _check(config, row_bytes, file_bytes)
     if not in_memory and not on_disk:
         return []
     with contextlib.ExitStack() as opened:
@@ -36,12 +37,13 @@ def tier_stores(config: EngineConfig, pool: torch.Tensor, compatibility: str) ->
     return stores
 
 
-def _check(config: EngineConfig, row_bytes: int) -> None:
-    for flag, nbytes in (
-        ("--kv-host-memory", config.kv_host_bytes), ("--kv-disk", config.kv_disk_bytes),
-    ):  # fmt: skip
-        if 0 < nbytes < row_bytes:
-            raise ConfigError(f"{flag}: {nbytes} bytes hold no KV block of {row_bytes} bytes")
+def _check(config: EngineConfig, row_bytes: int, file_bytes: int) -> None:
+    for flag, nbytes, needed in (
+        ("--kv-host-memory", config.kv_host_bytes, row_bytes),
+        ("--kv-disk", config.kv_disk_bytes, file_bytes),
+    ):
+        if 0 < nbytes < needed:
+            raise ConfigError(f"{flag}: {nbytes} bytes hold no KV block of {needed} bytes")
         if nbytes and not config.prefix_caching:
             raise ConfigError(f"{flag}: needs --enable-prefix-caching")
     if bool(config.kv_disk_bytes) != bool(config.kv_disk_path):

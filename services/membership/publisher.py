@@ -62,12 +62,14 @@ class _State:
     def __init__(self) -> None:
         self._blocks: dict[str | None, dict[BlockHash, None]] = {}
         self._embeddings: dict[str, EmbeddingStored] = {}
+        self._block_size = 0  # tokens in one block, the same in all
 
     def apply(self, event: CacheEvent) -> None:
         match event:
             case BlockStored():
                 held = self._blocks.setdefault(event.medium, {})
                 held.update(dict.fromkeys(event.block_hashes))
+                self._block_size = event.block_size
             case BlockRemoved():
                 held = self._blocks.get(event.medium, {})
                 for name in event.block_hashes:
@@ -87,7 +89,7 @@ class _State:
         for medium, held in self._blocks.items():
             for names in _batches(held, _PIECE_BLOCKS):
                 told = True
-                yield [BlockStored(names, medium=medium)]
+                yield [BlockStored(names, block_size=self._block_size, medium=medium)]
         for events in _batches(self._embeddings.values(), _PIECE):
             told = True
             yield [*events]

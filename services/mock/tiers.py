@@ -48,8 +48,8 @@ class TimedStore:
     def _copy(self, blocks: int) -> TierCopy:
         now = self._clock()
         self._busy_until = max(now, self._busy_until) + blocks * self._block_s
-        copy, seconds = _TimedCopy(blocks), self._busy_until - now
-        self._timers.at(self._busy_until, lambda: copy.end(seconds))
+        copy = _TimedCopy(blocks)
+        self._timers.at(self._busy_until, lambda: copy.end(blocks * self._block_s))
         return copy
 
     def remove(self, keys: Sequence[bytes]) -> None:

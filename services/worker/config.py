@@ -120,8 +120,9 @@ class WorkerConfig(
     )
     kv_disk: float = option(
         0.0,
-        "Size of the files that keep such KV blocks on disk, also while the worker is not running."
-        " Needs --kv-disk-path. 0: no files.",
+        "Largest total size of the files that hold KV blocks; they survive a restart. Needs"
+        " --kv-disk-path. Without --kv-host-memory, host memory for 64 blocks is taken too. 0: no"
+        " files.",
         "GiB",
         minimum=0,
         maximum=1 << 20,

@@ -31,15 +31,15 @@ ENGINE_COUNTERS = MappingProxyType(
         "preemptions": "Choices whose KV blocks were taken for older ones.",
         "kv_fetched": "KV transfers from other workers that succeeded.",
         "kv_failed": "KV transfers from other workers that failed.",
-        "kv_offload_dropped_blocks": "KV blocks that the KV cache evicted before they were copied"
-        " to host memory.",
-        "kv_onboards_given_up": "Choices that computed KV which was on its way from host memory or"
-        " disk, as it took longer than computing.",
+        "kv_offload_dropped_blocks": "KV blocks that were evicted from the KV cache or from host"
+        " memory before they were copied to the next tier.",
+        "kv_onboards_given_up": "Requests that stopped waiting for KV from host memory or disk and"
+        " computed it.",
         "kv_host_offloaded_blocks": "KV blocks that were copied to host memory.",
         "kv_host_onboarded_blocks": "KV blocks that came back from host memory.",
         "kv_host_failed_blocks": "KV blocks that could not be copied to or from host memory.",
-        "kv_host_hit_tokens": "Prompt tokens whose KV came back from host memory; those of the"
-        " prefix cache itself are in cached_tokens, with these.",
+        "kv_host_hit_tokens": "Prompt tokens whose KV came back from host memory; cached_tokens"
+        " counts these and hits of the prefix cache.",
         "kv_disk_offloaded_blocks": "KV blocks that were written to disk.",
         "kv_disk_onboarded_blocks": "KV blocks that came back from disk.",
         "kv_disk_failed_blocks": "KV blocks that could not be written to disk, or whose file was"

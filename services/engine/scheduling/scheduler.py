@@ -1,10 +1,11 @@
 """Which tokens of which requests run in the next step.
 
 Continuous batching with chunked prefill. Requests that decode come first, with one token each; what
-is left of `max_num_batched_tokens` goes to prompts, running ones first, in order of (priority,
-arrival). While requests decode, prompts get at most `max_prefill_beside_decode` tokens of a step:
-that bounds how long a prompt makes the others wait for their next token. There are never more
-requests running than a step has tokens, so the oldest prompt gets some of every step.
+is left of `max_num_batched_tokens` goes to prompts, running ones first, in order of (rank by the
+scheduling policy, arrival). While requests decode, prompts get at most `max_prefill_beside_decode`
+tokens of a step: that bounds how long a prompt makes the others wait for their next token. There
+are never more requests running than a step has tokens, so the oldest prompt gets some of every
+step.
 
 When blocks run out, the youngest running request is preempted and starts again later; the oldest
 can therefore always finish.

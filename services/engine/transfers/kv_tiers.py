@@ -56,6 +56,11 @@ class KVTiers:
         return self._onboards.next_time
 
     @property
+    def dropped(self) -> int:
+        """Blocks that were evicted from the pool or a tier before the next tier had them."""
+        return self.idle.dropped + self._offloads.dropped
+
+    @property
     def given_up(self) -> int:
         """Requests that have computed KV that was on its way."""
         return self._onboards.given_up

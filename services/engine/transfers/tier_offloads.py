@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from connectors.tiers.base import TierCopy, TierStore
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _BATCH = 64  # blocks of one copy: a tier is busy with no more than these
 _PAUSE_S = 10.0  # after a copy that failed, as on a full disk
+_STAGING = 4 * _BATCH  # slots: a tier with no more is above all a way to the one below
 
 
 @dataclass(eq=False)
@@ -59,7 +60,8 @@ class _Level:
 
 class TierOffloads:
     """One batch at a time into each tier. What comes faster than it can be copied is dropped: from
-    the pool when its block is needed, from a tier when its slot is."""
+    the pool when its block is needed, from a tier when its slot is. A small tier keeps what waits
+    for the one below instead, and takes less."""
 
     def __init__(
         self, tiers: Sequence[Tier], idle: IdleBlocks, clock: Clock, log: CacheLog | None
@@ -68,6 +70,7 @@ class TierOffloads:
         self._idle = idle
         self._clock = clock
         self._log = log
+        self.dropped = 0  # blocks that a tier evicted before they had been copied to the next one
 
     @property
     def active(self) -> bool:
@@ -85,6 +88,8 @@ class TierOffloads:
         """Settle what has been copied, begin to copy what waits."""
         for number, level in enumerate(self._levels):
             self._settle(number, level)
+        # The lowest first: it pins what it reads, which the tier above then does not evict.
+        for number, level in reversed([*enumerate(self._levels)]):
             if level.batch is None and self._clock() >= level.paused_until:
                 self._begin(number, level)
 
@@ -92,18 +97,26 @@ class TierOffloads:
         if not self._has_work(number):
             return
         shelf, batch = level.tier.shelf, _Batch()
-        most = min(_BATCH, shelf.num_free + len(shelf.oldest(_BATCH)))
+        evictable = shelf.oldest(_BATCH, self._held_for_below(number))
+        most = min(_BATCH, shelf.num_free + len(evictable))
         if number:
             self._take_from_above(number, batch, most)
         else:
             taken = self._idle.take(most, batch, shelf.__contains__)
             batch.rows, batch.keys = list(taken), list(taken.values())
         if batch.rows:
-            if shelf.num_free < len(batch.rows):
-                self._evict(number, shelf.oldest(len(batch.rows) - shelf.num_free))
+            self._evict(number, evictable[: max(0, len(batch.rows) - shelf.num_free)])
             batch.slots = shelf.fill(len(batch.rows))
             batch.copy = level.tier.store.save(batch.rows, batch.keys, batch.slots)
             level.batch = batch
+
+    def _held_for_below(self, number: int) -> Container[bytes]:
+        """Keys that a small tier does not evict, as the one below is going to take them."""
+        if number + 1 == len(self._levels):
+            return ()
+        below, capacity = self._levels[number + 1], self._levels[number].tier.shelf.capacity
+        takes = self._clock() >= below.paused_until
+        return below.waiting if takes and capacity <= _STAGING else ()
 
     def _take_from_above(self, number: int, batch: _Batch, most: int) -> None:
         waiting, above = self._levels[number].waiting, self._levels[number - 1].tier.shelf
@@ -116,8 +129,10 @@ class TierOffloads:
     def _evict(self, number: int, keys: Sequence[bytes]) -> None:
         self.remove(number, keys)
         for below in self._levels[number + 1 : number + 2]:
-            for key in keys:
-                below.waiting.pop(key, None)
+            lost = [key for key in keys if key in below.waiting]
+            self.dropped += len(lost)
+            for key in lost:
+                del below.waiting[key]
 
     def remove(self, number: int, keys: Sequence[bytes]) -> None:
         """A tier holds these no more."""

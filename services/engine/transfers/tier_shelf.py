@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 class TierShelf:
@@ -60,13 +60,14 @@ class TierShelf:
             if key in self._slots:
                 self._slots.move_to_end(key)
 
-    def oldest(self, count: int) -> list[bytes]:
-        """Up to `count` keys whose slots are not pinned, those that go next first."""
+    def oldest(self, count: int, kept: Container[bytes] = ()) -> list[bytes]:
+        """Up to `count` keys, not among the `kept` ones, whose slots are not pinned, those that go
+        next first."""
         found: list[bytes] = []
         for key, slot in self._slots.items():
             if len(found) >= count:
                 break
-            if not self._pins[slot]:
+            if not self._pins[slot] and key not in kept:
                 found.append(key)
         return found
 

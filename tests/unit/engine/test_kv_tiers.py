@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from connectors.tiers.base import Copied, TierCopy
+from connectors.tiers.files import disk_bytes
 from protocol.errors import ConfigError
 from protocol.kv_events import EventBatch, EventSource, short_key
 from protocol.registry import InstanceInfo, Rates
@@ -190,14 +191,16 @@ def test_a_tier_holds_no_more_than_it_may(model_dir: ModelDir, tmp_path: Path) -
     folder = model_dir("qwen2_5_vl")
     expected = plain(folder)
     row_bytes = opened_row_bytes(folder)
-    sizes = {"kv_host_bytes": 3 * row_bytes, "kv_disk_bytes": 7 * row_bytes}
+    sizes = {"kv_host_bytes": 3 * row_bytes, "kv_disk_bytes": 8 * disk_bytes(row_bytes) - 1}
     worker = opened(folder, kv_disk_path=str(tmp_path), **sizes)
     try:
         for name in "ab":
             assert turns(worker, PROMPTS, name) == expected
         host, disk = tier(worker, "host"), tier(worker, "disk")
         assert (len(host.shelf), len(disk.shelf)) == (3, 7)
-        assert len(list(tmp_path.rglob("*.kv"))) == 7
+        files = list(tmp_path.rglob("*.kv"))
+        assert len(files) == 7
+        assert sum(path.stat().st_blocks * 512 for path in files) <= sizes["kv_disk_bytes"]
     finally:
         worker.close()
 
@@ -388,7 +391,7 @@ def test_events_tell_what_each_tier_holds(model_dir: ModelDir, tmp_path: Path) -
     info = InstanceInfo("p", "prefill", "http://p:1", "m", events=[source])
     held = fleet.add(info, 0.0, 1e9)
     row_bytes = opened_row_bytes(model_dir("qwen2_5_vl"))
-    sizes = {"kv_host_bytes": 9 * row_bytes, "kv_disk_bytes": 30 * row_bytes}
+    sizes = {"kv_host_bytes": 9 * row_bytes, "kv_disk_bytes": 30 * disk_bytes(row_bytes)}
     for life in "ab":
         worker = opened(
             model_dir("qwen2_5_vl"), kv_disk_path=str(tmp_path), **sizes,

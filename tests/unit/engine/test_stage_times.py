@@ -47,3 +47,15 @@ def test_two_requests_may_wait_for_the_same_work() -> None:
 def test_requests_that_are_not_traced_are_not_looked_at() -> None:
     case = Case()
     assert case.at(1.0, {"w": ["encode"]}) == [] and case.looks == 0
+
+
+def test_what_is_traced_beyond_a_bound_is_not_looked_at() -> None:
+    case = Case()
+    for number in range(200):
+        case.stages[f"w{number}"] = ["queue"]
+        case.times.watch(f"r{number}", f"w{number}")
+    assert case.looks == 64, "each looks at its own work alone"
+    assert {stage.request_id for stage in case.at(1.0, {})} == {f"r{n}" for n in range(64)}
+    case.stages = {"later": ["queue"]}
+    case.times.watch("later", "later")
+    assert case.at(2.0, {}) == [Stage("later", "queue", 1.0, 2.0)]

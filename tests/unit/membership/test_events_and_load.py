@@ -152,7 +152,9 @@ def test_a_large_state_comes_in_pieces_and_a_bounded_buffer_forgets(
             pieces = answers(context, source, SNAPSHOT)
             whole = [e for _, piece in pieces for e in decode_batch(piece).events]
         assert {sequence for sequence, _ in pieces} == {5} and len(pieces) == 5
-        assert not any(e.token_ids for e in whole if isinstance(e, BlockStored)), "names alone"
+        told = [e for e in whole if isinstance(e, BlockStored)]
+        assert not any(e.token_ids for e in told), "names alone"
+        assert {e.block_size for e in told} == {1}
         assert isinstance(whole[0], AllBlocksCleared)
         sink = Sink()
         follower = Follower(sink, lambda start: None, Counter())

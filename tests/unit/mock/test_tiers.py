@@ -46,6 +46,44 @@ def test_what_host_memory_has_no_room_for_comes_from_disk() -> None:
     assert run.engines[0].counters()["kv_disk_hit_tokens"] == 32
 
 
+def at_once(host_ms: float, requests: int) -> tuple[Run, list[float]]:
+    """Prompts of ten blocks each that host memory holds, asked all at once; how many blocks of the
+    pool, which has room for all, are used from then on."""
+    timing = Timing(prefill_token_ms=1.0, kv_host_block_ms=host_ms)
+    sizes = {"num_blocks": 12 * requests, "host_blocks": 1000, "max_num_batched_tokens": 64}
+    run = Run([engine(timing=timing, **sizes)])
+    (one,) = run.engines
+    prompts = [[5 + number] * 165 for number in range(requests)]
+    for number, prompt in enumerate(prompts):
+        run.fleet.add(one, asked(f"a{number}", prompt, 1))
+        run.clock.run()
+    one.blocks.reset_prefix_cache()
+    run.fleet.add(one, asked("measured", prompts[0], 1))
+    run.clock.run()
+    one.blocks.reset_prefix_cache()
+    used = []
+    for number, prompt in enumerate(prompts):
+        run.fleet.add(one, asked(f"b{number}", prompt, 1))
+    for _ in range(100 * requests):
+        run.clock.run(until=run.clock.now + 0.002)
+        used.append(one.blocks.usage * sizes["num_blocks"])
+    run.clock.run()
+    run.check()
+    return run, used
+
+
+@pytest.mark.parametrize(("host_ms", "requests"), [(1.0, 10), (12.8, 20)])
+def test_prompts_at_once_wait_for_their_turns(host_ms: float, requests: int) -> None:
+    """A fast tier brings all of them; one little faster than computing brings some, while
+    the others are computed. What is on its way takes little of the pool."""
+    run, used = at_once(host_ms, requests)
+    counters = run.engines[0].counters()
+    assert counters["kv_onboards_given_up"] == 0
+    brought = counters["kv_host_hit_tokens"] - 160
+    assert brought == 1600 if host_ms == 1.0 else 5 * 160 <= brought < 20 * 160
+    assert max(used) <= 60 + 12, "half of the pool, and one that runs"
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.booleans()), max_size=12),
