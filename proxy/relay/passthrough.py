@@ -19,7 +19,7 @@ from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.forwarder import Forwarder, PassedRequest
-from proxy.relay.lacking import NoRoute
+from proxy.relay.lacking import HolderLacksRoute, NoRoute
 from proxy.relay.own_names import OwnNames
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
 from proxy.relay.stored_responses import StoredResponses, previous_of
@@ -77,19 +77,23 @@ class Passing:
             passed = self._read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
+            lacking = looked = False
             for worker in [known] if known else self._asked(passed.model):
                 passed.only = worker
                 try:
                     found = await self._answer(request, passed, deadline)
                 except NoRoute:
-                    continue
+                    lacking = True
                 except Refused as refused:
                     if refused.answer.status != 404:
                         return self._refused(refused)
+                    looked = True
                 else:
                     if route.method == "DELETE":
                         self._stored.forget(name)
                     return found
+        if lacking and not looked:
+            raise HolderLacksRoute(f"workers here do not have {route.name}")
         raise no_response(name)
 
     def _having(self, name: str, tenant: str) -> Instance | None:
