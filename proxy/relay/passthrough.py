@@ -22,7 +22,7 @@ from proxy.relay.forwarder import Forwarder, PassedRequest
 from proxy.relay.lacking import HolderLacksRoute, NoRoute
 from proxy.relay.own_names import OwnNames
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
-from proxy.relay.stored_responses import StoredResponses, previous_of
+from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 from proxy.relay.worker_headers import for_worker
 from proxy.request_state import Caller
 from proxy.upstream.answer import Answer
@@ -118,7 +118,8 @@ class Passing:
         """Raises `Refused` with what a worker has said."""
         route, answers = passed.route, self._forwarder.run(passed)
         first = await while_connected(request, anext(answers), deadline)
-        if route.path == RESPONSES_PATH and first.status == 200 and passed.worker is not None:
+        kept = route.path == RESPONSES_PATH and first.status == 200 and is_stored(passed.body)
+        if kept and passed.worker is not None:
             tenant = passed.caller.tenant
             self._stored.note(first.body, passed.worker, tenant, streamed=first.is_stream)
         if first.is_stream and first.status == 200:

@@ -127,6 +127,17 @@ def test_a_worker_that_cannot_delete_is_asked_for_its_responses() -> None:
     run(work)
 
 
+def test_an_answer_that_is_not_stored_is_not_remembered() -> None:
+    async def work() -> None:
+        async with relaying("D", "--api-key", "k", kind=Storing) as relayed:
+            name, worker = await made(relayed, store=False)
+            count = len(worker.asked)
+            assert (await ask(relayed, "GET", f"{RESPONSES}/{name}"))[0] == 404
+            assert len(worker.asked) == count
+
+    run(work)
+
+
 def test_a_response_is_there_for_its_client_alone() -> None:
     async def work() -> None:
         async with relaying("D", kind=Storing) as relayed:
