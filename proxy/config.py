@@ -54,8 +54,8 @@ class ProxyConfig(
     workers: int = count(
         1,
         "Processes that accept on the proxy's port, one for each core it may use. Each has its own"
-        " limits, queue and view of the workers; 2 or more store no responses, take no workers by"
-        " POST /instances, and have no gRPC ports.",
+        " limits, queue and view of the workers. With 2 or more: no stored responses of"
+        " /v1/responses, no POST /instances, no gRPC.",
         "processes",
         maximum=256,
     )

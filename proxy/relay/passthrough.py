@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.anthropic import MESSAGES_PATH
-from protocol.errors import TriptychError
+from protocol.errors import InvalidRequest, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
@@ -60,6 +60,7 @@ class Passing:
         async with self._gateway.bodies.read(request) as body:
             passed = self._read(route, request, body, deadline)
             if route.path == RESPONSES_PATH and (previous := previous_of(body)):
+                self._check_alone("previous_response_id")
                 passed.only = self._having(previous, passed.caller.tenant)
             try:
                 return await self._answer(request, passed, deadline)
@@ -69,6 +70,7 @@ class Passing:
     async def answer_stored(self, route: PassedRoute, request: Request) -> Response:
         """What the worker that has a stored response says. One that this proxy does not remember
         is looked for at a few workers, one after the other."""
+        self._check_alone()
         name: str = request.path_params["response_id"]
         if _RESPONSE_ID.fullmatch(name) is None:
             raise no_response(name)
@@ -95,6 +97,14 @@ class Passing:
         if lacking and not looked:
             raise HolderLacksRoute(f"workers here do not have {route.name}")
         raise no_response(name)
+
+    def _check_alone(self, param: str | None = None) -> None:
+        """Each process remembers its own responses: `InvalidRequest` if there are several."""
+        if self._gateway.config.workers > 1:
+            message = "stored responses need a proxy of one process (--workers 1)"
+            if param is not None:
+                message = f"{param}: {message}"
+            raise InvalidRequest(message, param=param, code="several_processes")
 
     def _having(self, name: str, tenant: str) -> Instance | None:
         """The worker that has a response, None if it is not known; `NoResponse` if it is another

@@ -127,6 +127,20 @@ def test_a_worker_that_cannot_delete_is_asked_for_its_responses() -> None:
     run(work)
 
 
+def test_several_processes_have_no_stored_responses() -> None:
+    async def work() -> None:
+        async with relaying("D", "--workers", "2", kind=Storing) as relayed:
+            name, worker = await made(relayed)
+            status, answer = await ask(relayed, "GET", f"{RESPONSES}/{name}")
+            assert (status, answer["error"]["code"]) == (400, "several_processes")
+            body = {"input": "x", "previous_response_id": name}
+            status, said = await relayed.post(body, path=RESPONSES)
+            assert (status, json.loads(said)["error"]["param"]) == (400, "previous_response_id")
+            assert len(worker.asked) == 1
+
+    run(work)
+
+
 def test_an_answer_that_is_not_stored_is_not_remembered() -> None:
     async def work() -> None:
         async with relaying("D", "--api-key", "k", kind=Storing) as relayed:
