@@ -37,6 +37,7 @@ class PassedRequest(RequestState):
     started: bool = False  # whether the client has had any of the answer
     path: str = ""  # the worker's own, with the query, where it is not the route's
     only: Instance | None = None  # the worker that must answer; None: any that has the route
+    once: bool = False  # it is not tried again
     worker: Instance | None = None  # the one that was asked last
 
     @property
@@ -77,7 +78,7 @@ class Forwarder:
                 except WorkerLacksRoute:
                     self._avoid_lacking(request)
                 except TriptychError as error:
-                    if request.begun:
+                    if request.begun or request.once:
                         raise
                     await self._dispatch.again(request, error, "request")
 

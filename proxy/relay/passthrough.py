@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.anthropic import MESSAGES_PATH
-from protocol.errors import InvalidRequest, TriptychError
+from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
@@ -79,24 +79,43 @@ class Passing:
             passed = self._read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
-            lacking = looked = False
-            for worker in [known] if known else self._asked(passed.model):
-                passed.only = worker
-                try:
-                    found = await self._answer(request, passed, deadline)
-                except NoRoute:
-                    lacking = True
-                except Refused as refused:
-                    if refused.answer.status != 404:
-                        return self._refused(refused)
+            passed.once = known is None
+            workers = self._asked(passed.model) if known is None else [known]
+            try:
+                found = await self._first_that_has(workers, request, passed, deadline)
+            except Refused as refused:
+                return self._refused(refused)
+        if found is None:
+            raise no_response(name)
+        if route.method == "DELETE":
+            self._stored.forget(name)
+        return found
+
+    async def _first_that_has(
+        self, workers: list[Instance], request: Request, passed: PassedRequest, deadline: Deadline
+    ) -> Response | None:
+        """A response, None if no worker has it. Raises the first failure if it may be at a worker
+        that has failed, `HolderLacksRoute` if none has the route."""
+        failure: TriptychError | None = None
+        looked = False
+        for worker in workers:
+            passed.only = worker
+            try:
+                return await self._answer(request, passed, deadline)
+            except RequestAborted:
+                raise
+            except TriptychError as error:
+                if isinstance(error, Refused) and error.answer.status == 404:
                     looked = True
-                else:
-                    if route.method == "DELETE":
-                        self._stored.forget(name)
-                    return found
-        if lacking and not looked:
-            raise HolderLacksRoute(f"workers here do not have {route.name}")
-        raise no_response(name)
+                elif failure is None or isinstance(failure, NoRoute):
+                    failure = error
+        if isinstance(failure, NoRoute):
+            if looked:
+                return None
+            raise HolderLacksRoute(f"workers here do not have {passed.route.name}")
+        if failure is not None:
+            raise failure
+        return None
 
     def _check_alone(self, param: str | None = None) -> None:
         """Each process remembers its own responses: `InvalidRequest` if there are several."""

@@ -59,7 +59,10 @@ class StoredResponses:
     def worker_of(self, name: str, tenant: str) -> Instance | None:
         """None if the response is not known, is another client's, or went with its worker."""
         held = self._held.get(name)
-        if held is None or held.tenant != tenant or held.worker.departed:
+        if held is None or held.tenant != tenant:
+            return None
+        if held.worker.departed:
+            self.forget(name)
             return None
         self._held.move_to_end(name)
         return held.worker

@@ -31,10 +31,14 @@ class Storing(Worker):
 
     lacks: bool = False  # whether it has no routes for stored responses
     deletes: bool = False  # vLLM does not
+    sick: bool = False
     held: set[str] = field(default_factory=set)
 
     async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         name = asked.path.removeprefix(f"{RESPONSES}/").partition("/")[0].partition("?")[0]
+        if self.sick:
+            await send(writer, b"{}", status=500)
+            return
         if asked.path != RESPONSES:
             if asked.method == "DELETE" and not self.deletes:
                 await send(writer, NO_METHOD, status=405)
@@ -111,6 +115,20 @@ def test_a_response_that_another_proxy_relayed_is_looked_for() -> None:
             status, answer = await ask(relayed, "GET", f"{RESPONSES}/resp_nowhere")
             assert (status, answer["error"]["code"]) == (404, "response_not_found")
             assert (await ask(relayed, "GET", f"{RESPONSES}/a%20b"))[0] == 404
+
+    run(work)
+
+
+def test_a_sick_worker_does_not_end_the_search() -> None:
+    async def work() -> None:
+        async with relaying("DD", kind=Storing) as relayed:
+            sick, last = workers_of(relayed)
+            sick.sick = True
+            last.held.add("resp_elsewhere")
+            assert (await ask(relayed, "GET", f"{RESPONSES}/resp_elsewhere"))[0] == 200
+            relayed.gateway.fleet.decode[0].answered()
+            assert (await ask(relayed, "GET", f"{RESPONSES}/resp_nowhere"))[0] >= 500
+            assert len(sick.asked) == 2
 
     run(work)
 

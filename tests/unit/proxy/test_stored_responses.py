@@ -27,7 +27,8 @@ def test_a_response_is_its_clients_and_goes_with_its_worker() -> None:
     assert stored.worker_of("resp_x", "t") is one
     assert stored.known("resp_x") and stored.worker_of("resp_x", "u") is None
     one.departed = True
-    assert stored.worker_of("resp_x", "t") is None
+    assert stored.worker_of("resp_x", "u") is None and stored.known("resp_x")
+    assert stored.worker_of("resp_x", "t") is None and not stored.known("resp_x")
 
 
 def test_a_response_of_the_same_id_does_not_take_anothers_place() -> None:
