@@ -112,7 +112,8 @@ MESSAGES: tuple[RequestField, ...] = (
     ),
     _M.works(
         "output_config",
-        "format: a JSON schema that the answer keeps to; effort: handed to the chat template.",
+        "format: a JSON schema that the answer keeps to; effort: handed to the chat template; other"
+        " parts are ignored.",
         {"effort": "low"},
     ),
     _M.works("output_format", "As output_config.format.", _SCHEMA),
