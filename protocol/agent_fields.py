@@ -86,7 +86,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.harmless("prompt_cache_key", "Prefixes are found by their content.", "k"),
     _R.harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}),
     _R.harmless("prompt_cache_retention", "As prompt_cache_key.", "24h"),
-    _R.harmless("service_tier", "There is one.", "auto"),
+    _R.harmless("service_tier", "ignored: there is one tier.", "auto"),
 )
 
 MESSAGES: tuple[RequestField, ...] = (
@@ -112,7 +112,8 @@ MESSAGES: tuple[RequestField, ...] = (
     ),
     _M.works(
         "output_config",
-        "format: a JSON schema that the answer keeps to; effort: handed to the chat template.",
+        "format: a JSON schema that the answer keeps to; effort: handed to the chat template; other"
+        " parts are ignored.",
         {"effort": "low"},
     ),
     _M.works("output_format", "As output_config.format.", _SCHEMA),
@@ -121,11 +122,11 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.refused("container", "nothing is run here.", "c"),
     _M.refused("fallbacks", "name the model that is to answer.", [{"model": "m"}], []),
     _M.harmless("metadata", "Who asks is told by the Authorization header.", {"user_id": "u"}),
-    _M.harmless("service_tier", "There is one.", "auto"),
+    _M.harmless("service_tier", "ignored: there is one tier.", "auto"),
     _M.harmless("speed", "There is one.", "standard"),
-    _M.harmless("inference_geo", "The answer is made where it is asked for.", "eu"),
+    _M.harmless("inference_geo", "ignored: the answer is made where it is asked for.", "eu"),
     _M.harmless("cache_control", "Prefixes are found by their content.", {"type": "ephemeral"}),
-    _M.harmless("diagnostics", "Server-Timing tells how a request went.", {}),
+    _M.harmless("diagnostics", "ignored: the header Server-Timing tells how a request went.", {}),
     _M.harmless(
         "context_management",
         "Nothing is cleared: a prompt that is too long is refused.",

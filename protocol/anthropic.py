@@ -42,8 +42,8 @@ class Thinking(msgspec.Struct):
     budget_tokens: Positive | None = None
 
 
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """`format`: `{"type": "json_schema", "schema": …}`."""
+class OutputConfig(msgspec.Struct):
+    """`format`: `{"type": "json_schema", "schema": …}`. Other parts are ignored."""
 
     effort: str | None = None
     format: Json | None = None

@@ -223,8 +223,8 @@ def decode_chat(data: bytes) -> ChatCompletionRequest:
 
 
 def decode_batch(data: bytes) -> list[ChatCompletionRequest]:
-    """The chats of a batch: `messages` has the conversations, the other fields are all of theirs.
-    `InvalidRequest` names the field at fault."""
+    """The chats of a batch: `messages` has the conversations, the other fields are all of theirs
+    and decoded once: the chats share them. `InvalidRequest` names the field at fault."""
     fields = accepted(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, data)
     body = accepted(msgspec.json.Decoder(_Batch).decode, data)
     if body.stream or body.tools or (body.n or 1) > 1:
@@ -234,15 +234,21 @@ def decode_batch(data: bytes) -> list[ChatCompletionRequest]:
             param=name,
             code="unsupported_parameter",
         )
-    chats = []
-    for number, messages in enumerate(body.messages):
-        try:
-            chats.append(decode_chat(msgspec.json.encode({**fields, "messages": messages})))
-        except InvalidRequest as error:
-            if error.param is not None and error.param.startswith("messages"):
-                error.param = f"messages[{number}]{error.param.removeprefix('messages')}"
-            raise
-    return chats
+    first = _chat_of_batch({**fields, "messages": body.messages[0]}, 0)
+    others = (
+        _chat_of_batch({"messages": messages}, number)
+        for number, messages in enumerate(body.messages[1:], 1)
+    )
+    return [first, *(msgspec.structs.replace(first, messages=one.messages) for one in others)]
+
+
+def _chat_of_batch(fields: dict[str, msgspec.Raw], number: int) -> ChatCompletionRequest:
+    try:
+        return decode_chat(msgspec.json.encode(fields))
+    except InvalidRequest as error:
+        if error.param is not None and error.param.startswith("messages"):
+            error.param = f"messages[{number}]{error.param.removeprefix('messages')}"
+        raise
 
 
 def decode_completion(data: bytes) -> CompletionRequest:

@@ -80,12 +80,23 @@ def _process(
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if parent is not None:
-                runner.get_loop().add_reader(parent, os.kill, os.getpid(), signal.SIGTERM)
+                _end_without(parent, runner.get_loop())
             runner.run(run(config, listener, siblings))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return BAD_CONFIGURATION
     return 0
+
+
+def _end_without(parent: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Drain once the pipe has no other end. It stays readable then, and a second signal would not
+    let requests finish."""
+
+    def end() -> None:
+        loop.remove_reader(parent)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(parent, end)
 
 
 async def run(

@@ -54,8 +54,8 @@ class ProxyConfig(
     workers: int = count(
         1,
         "Processes that accept on the proxy's port, one for each core it may use. Each has its own"
-        " limits, queue and view of the workers; 2 or more store no responses, take no workers by"
-        " POST /instances, and have no gRPC ports.",
+        " limits, queue and view of the workers. With 2 or more: no stored responses of"
+        " /v1/responses, no POST /instances, no gRPC.",
         "processes",
         maximum=256,
     )
@@ -130,8 +130,8 @@ class ProxyConfig(
     max_received_bytes: int = size(
         512 << 20,
         "Bytes of all request bodies that are being received and rendered; a body that does not fit"
-        " is answered with 503 and Retry-After. Over gRPC with RESOURCE_EXHAUSTED, and a message"
-        " there has at most 1/32 of these bytes.",
+        " is answered with 503 and Retry-After. gRPC answers RESOURCE_EXHAUSTED; one gRPC message"
+        " may have 1/32 of this.",
     )
     page: bool = option(
         True,

@@ -25,13 +25,15 @@ _LOOK_S = 1.0
 
 @dataclass
 class _Place:
-    """One of the processes. `starts_at`: when it is to be started, of `time.monotonic`."""
+    """One of the processes. `starts_at`: when it is to be started, of `time.monotonic`. `again`: it
+    has ended before, but not for its configuration."""
 
     number: int
     pid: int = 0
     started_at: float = 0.0
     starts_at: float = 0.0
     pause_s: float = _PAUSE_S
+    again: bool = False
 
 
 @dataclass
@@ -126,16 +128,21 @@ class Processes:
         if self._end_by:
             self._code = self._code or (1 if code < 0 else code)
             return
-        if code == BAD_CONFIGURATION:  # it would be the same again
+        if code == BAD_CONFIGURATION and not place.again:  # it would be the same again
             self._code = code
             self._end()
             return
+        place.again = True
         lived_s = time.monotonic() - place.started_at
         place.pause_s = (
             _PAUSE_S if lived_s >= _LASTING_S else min(_LONGEST_PAUSE_S, place.pause_s * 2)
         )
         place.starts_at = time.monotonic() + place.pause_s
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended: exit status {code}, see the lines above"
+        )
         logger.error(
             "process %d of the proxy %s; it is started again in %g s",
             place.number, how, place.pause_s,

@@ -68,6 +68,8 @@ _STORED = """\
 Requests that name a stored response go to the worker that answered with it, and so does one whose
 `previous_response_id` names it. The proxy remembers the last 65,536 responses and whose they are.
 Another one is looked for at up to 32 workers, unless the proxy has API keys: then it is 404.
+A route that the worker lacks is 405 (vLLM has no `DELETE`), and a proxy with `--workers` 2 or more
+answers 400 with the code `several_processes`.
 """
 _OPERATED = """\
 With the admin key in `X-API-Key` alone (`--admin-api-key`), and sent to every worker, or to the one
@@ -85,6 +87,7 @@ def render() -> str:
         [
             _HEAD,
             *sections,
+            *(_agents(title, rows) for title, rows in _AGENTS),
             _PASSED,
             *_rows(PASSED),
             "",
@@ -107,6 +110,14 @@ def _section(state: State, rows: Iterable[RequestField]) -> str:
     title, column = _SECTIONS[state]
     lines = [f"## {title}", "", f"| field | of | {column} |", "|---|---|---|"]
     lines += [f"| `{row.name}` | {_routes(row)} | {_cell(row)} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def _agents(title: str, rows: Iterable[RequestField]) -> str:
+    lines = [f"## Fields of {title}", "", "| field | | What it does, or why it does nothing |"]
+    lines += ["|---|---|---|"]
+    words: dict[State, str] = {"works": "honoured", "refused": "refused", "harmless": "no effect"}
+    lines += [f"| `{row.name}` | {words[row.state]} | {_cell(row)} |" for row in rows]
     return "\n".join([*lines, ""])
 
 

@@ -49,7 +49,8 @@ def decode_worker(data: bytes) -> NamedWorker:
     if not _can_be_asked(worker.url):
         raise InvalidRequest("url must be one that requests can be sent to", param="url")
     worker.url = worker.url.rstrip("/")
-    worker.ec_zmq_addrs = consumer_addresses(worker.ec_zmq_addrs, worker.dp_size, worker.role)
+    addresses = consumer_addresses(worker.ec_zmq_addrs, worker.dp_size, worker.role)
+    worker.ec_zmq_addrs = None if worker.ec_zmq_addrs is None else addresses
     return worker
 
 
@@ -105,7 +106,8 @@ def managing(
     @routes.post("/instances")
     async def add(request: Request) -> dict[str, Any]:
         """Add a worker: `{"role": "decode", "url": "http://…"}`. It gets requests once a probe has
-        found it well, which is tried at once; adding it again changes nothing."""
+        found it well, which is tried at once; adding it again changes nothing but `ec_zmq_addrs`,
+        if these are given."""
         worker, instance = await named(request)
         if instance is None:
             if len(fleet.all()) >= _MOST:
@@ -115,6 +117,9 @@ def managing(
             instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs or ())
             worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)
             await probe_one(fleet, client, instance)
+        elif worker.ec_zmq_addrs is not None:
+            instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs)
+            fleet.news()
         return {"status": "added", "healthy": instance.up}
 
     @routes.delete("/instances")

@@ -28,7 +28,7 @@ def name_consumers(fleet: Fleet, config: ProxyConfig) -> None:
         )
     if config.prefill_servers_urls.strip().lower() not in NO_URLS:
         raise ConfigError(
-            f"{_ADDRESSES}: only decode workers that prefill too can be named so; set"
+            f"{_ADDRESSES} works only with workers that prefill and decode: set"
             " --prefill-servers-urls none, or add prefill workers through POST /instances"
         )
     if len(addresses) != len(urls) * ranks:

@@ -40,6 +40,16 @@ async def learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -
     instance.known = instance.dialect is not None and resumes is not None
 
 
+async def learn_adapters(client: UpstreamClient, instance: Instance) -> None:
+    """What LoRA adapters a worker of ours has by now: others than this proxy load and unload them
+    too. An answer that tells nothing changes nothing."""
+    info = await _object_at(client, f"{instance.url}/server_info")
+    if not info or not instance.known:
+        return
+    before, instance.adapters = instance.adapters, _texts(info, "adapters")
+    instance.models = (instance.models - before.keys()) | instance.adapters.keys()
+
+
 async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> bool:
     """What stands in its /server_info; False if that could not be found out. Another engine's tells
     nothing of use, and takes vLLM seconds."""

@@ -199,7 +199,7 @@ class Fleet:
                 return only
         able = self.usable(role, avoid, model)
         if not able:
-            raise self.nobody(role)
+            raise self.nobody(role, model)
         return self.lightest(able)
 
     def lightest(self, able: Sequence[Instance]) -> Instance:
@@ -235,11 +235,15 @@ class Fleet:
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
         return computed and (not pictures or not self.encode or bool(self.usable("encode")))
 
-    def nobody(self, role: Role) -> NoWorker:
-        """Why no worker of a role can be asked, and when to ask again."""
+    def nobody(self, role: Role, model: str | None = None) -> NoWorker:
+        """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
-        return NoWorker(f"no {role} worker is up", retry_after_s=min(waits, default=1.0))
+        why = f"no {role} worker is up"
+        if model in self.models.adapters and self.usable(role):
+            other = "prefill" if role == "decode" else "decode"
+            why = f"no {role} worker has adapter '{model}' in the files that {other} workers have"
+        return NoWorker(why, retry_after_s=min(waits, default=1.0))
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

@@ -7,7 +7,7 @@ import logging
 import time
 
 from protocol.errors import RequestError, TriptychError, Unavailable
-from proxy.fleet.discovery import learn
+from proxy.fleet.discovery import learn, learn_adapters
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.worker import Instance
 from proxy.upstream.client import UpstreamClient
@@ -16,6 +16,7 @@ from proxy.upstream.failures import ProxyExhausted, is_silence
 logger = logging.getLogger(__name__)
 _AGAIN_S = 0.2
 _LONGEST_NAME = 256
+_ADAPTERS_EVERY = 5  # probes
 
 
 async def probe(fleet: Fleet, client: UpstreamClient, interval_s: float) -> None:
@@ -98,6 +99,10 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         instance.known = False  # it may be another life of it
     if not instance.known and not instance.departed:
         await learn(client, instance, not fleet.forced)
+    elif instance.tells_adapters:
+        instance.probes += 1
+        if instance.probes % _ADAPTERS_EVERY == 0:
+            await learn_adapters(client, instance)
     before = instance.up, instance.draining
     instance.answered()
     if not takes_requests:

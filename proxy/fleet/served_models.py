@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from protocol.errors import ModelNotFound
+from protocol.types import Role
 from proxy.fleet.worker import Instance
 
 
@@ -25,9 +26,7 @@ class ServedModels:
             for name in sorted(worker.models):
                 found.setdefault(name, worker.model)
         self._models = {**found, **{worker.model: worker.model for worker in known}}
-        self.adapters = {
-            name: revision for one in reversed(known) for name, revision in one.adapters.items()
-        }
+        self.adapters = _adapters_of(known)
         self.several = len(set(self._models.values())) > 1
 
     def of(self, name: str) -> str:
@@ -67,3 +66,16 @@ class ServedModels:
         return [
             one for one in workers if one.role == "encode" or one.adapters.get(name) == revision
         ]
+
+
+def _adapters_of(workers: Sequence[Instance]) -> dict[str, str]:
+    """LoRA adapters with the revision that counts: of those that workers which take requests have,
+    one that most stages have, the first one of several; else any worker's."""
+    found: dict[str, dict[str, set[Role]]] = {}
+    able = [one for one in workers if one.up and not one.draining]
+    for one in able:
+        for name, revision in one.adapters.items():
+            found.setdefault(name, {}).setdefault(revision, set()).add(one.role)
+    others = {name: revision for one in workers for name, revision in one.adapters.items()}
+    stages = {name: max(by, key=lambda revision: len(by[revision])) for name, by in found.items()}
+    return {**others, **stages}

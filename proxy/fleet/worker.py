@@ -48,6 +48,7 @@ class Instance:
     in_flight: int = 0  # calls of this proxy there
     heard: float = 0.0  # when a call there last came to a good end
     late_probes: int = 0  # those it has not answered in time since it last did
+    probes: int = 0  # those it has answered since it has said all of itself
     max_running: int = 0  # requests that it computes at once, 0 if unknown
     block_size: int = 0  # tokens of a KV block, 0 if unknown
     model: str = ""  # the name by which it serves the model, "" if unknown
@@ -66,6 +67,12 @@ class Instance:
     fingerprint: str = ""  # its `system_fingerprint` in OpenAI's answers, "" if not seen yet
     _at_rank: Counter[int] = field(default_factory=Counter)  # requests that were bound to each rank
     _turn: int = 0  # the rank that comes first where several have as few
+
+    @property
+    def tells_adapters(self) -> bool:
+        """Whether it is to be asked again for its LoRA adapters: no master tells of them."""
+        computes = self.dialect == "tokens" and self.role != "encode"
+        return computes and not (self.vouched or self.departed)
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""

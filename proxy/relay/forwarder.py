@@ -37,6 +37,7 @@ class PassedRequest(RequestState):
     started: bool = False  # whether the client has had any of the answer
     path: str = ""  # the worker's own, with the query, where it is not the route's
     only: Instance | None = None  # the worker that must answer; None: any that has the route
+    once: bool = False  # it is not tried again
     worker: Instance | None = None  # the one that was asked last
 
     @property
@@ -77,13 +78,13 @@ class Forwarder:
                 except WorkerLacksRoute:
                     self._avoid_lacking(request)
                 except TriptychError as error:
-                    if request.begun:
+                    if request.begun or request.once:
                         raise
                     await self._dispatch.again(request, error, "request")
 
     def _avoid_lacking(self, request: PassedRequest) -> None:
         """Ask another worker, also one that has failed the request before."""
-        lacking = self._lacking.of(request.route.path)
+        lacking = self._lacking.of(request.route)
         able = [
             *self._fleet.usable("decode", (), request.model),
             *self._fleet.usable("prefill", (), request.model),
@@ -91,7 +92,7 @@ class Forwarder:
         if request.only is not None:
             able = [request.only]
         if self._fleet.relayed != "all" or (able and all(one in lacking for one in able)):
-            raise NoRoute(f"no worker here has {request.route.path}")
+            raise NoRoute(f"no worker here has {request.route.name}")
         request.avoid = lacking
 
     def _admitted(self, request: PassedRequest) -> AbstractAsyncContextManager[None]:
@@ -124,7 +125,7 @@ class Forwarder:
         tokens = max(1, len(request.body) // _BYTES_PER_TOKEN)
         need = Need(name, tokens, _ONE_WORKER, (), lambda size: [], request.model, predicted=True)
         plan = await self._dispatch.placed(request, lambda: self._planner.place(request, need))
-        if plan.decode not in self._lacking.of(request.route.path):
+        if plan.decode not in self._lacking.of(request.route):
             return plan
         # A master has no other worker that decodes; one that prefills may have the route.
         return by_load(self._fleet, _ONE_WORKER, request.avoid, request.model)
@@ -152,8 +153,8 @@ class Forwarder:
     async def _whole(self, request: PassedRequest, instance: Instance, answer: RawAnswer) -> Answer:
         whole = await answer.whole(self._config.max_answer_bytes)
         if lacks_route(whole, request.route.method, request.target.partition("?")[0]):
-            self._lacking.add(instance, request.route.path)
-            raise WorkerLacksRoute(f"{instance.url} has no {request.route.path}")
+            self._lacking.add(instance, request.route)
+            raise WorkerLacksRoute(f"{instance.url} has no {request.route.name}")
         if not 200 <= whole.status < 300:
             raise Refused(instance.url, whole)
         return whole

@@ -9,6 +9,7 @@ import msgspec
 
 from protocol.errors import TriptychError
 from proxy.fleet.worker import Instance
+from proxy.relay.passed_routes import PassedRoute
 from proxy.upstream.answer import Answer
 
 _NOT_FOUND = "Not Found"
@@ -27,22 +28,31 @@ class WorkerLacksRoute(NoRoute):
     """This worker does not; another one may. It is no fault of the worker's."""
 
 
+class HolderLacksRoute(NoRoute):
+    """The response may be there, but no worker that could have it has the route."""
+
+    status = 405
+
+
 class LackingWorkers:
-    """Pairs of worker and path, each for a minute."""
+    """Workers with the routes that they lack, each for a minute. A worker may answer to one method
+    of a path and not to another."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until: dict[tuple[Instance, str], float] = {}
+        self._until: dict[tuple[Instance, PassedRoute], float] = {}
 
-    def add(self, instance: Instance, path: str) -> None:
+    def add(self, instance: Instance, route: PassedRoute) -> None:
         now = self._clock()
-        self._until = {pair: until for pair, until in self._until.items() if until > now}
-        self._until[instance, path] = now + _FORGET_S
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        self._until[instance, route] = now + _FORGET_S
 
-    def of(self, path: str) -> list[Instance]:
+    def of(self, route: PassedRoute) -> list[Instance]:
         """The workers known to lack a route."""
         now = self._clock()
-        return [one for (one, has), until in self._until.items() if has == path and until > now]
+        return [
+            one for (one, lacks), until in self._until.items() if lacks == route and until > now
+        ]
 
 
 class _Told(msgspec.Struct):

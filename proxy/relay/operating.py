@@ -85,7 +85,7 @@ async def _on_all(
         await _learn_adapters(gateway, asked)
     told = {worker.url: answer for worker, answer in zip(asked, answers, strict=True)}
     having = [answer for answer in answers if answer["status"] not in _LACKING]
-    failure = _failure(having if optional and having else answers)
+    failure = _failure(path, having if optional and having else answers)
     if failure is None:
         return JSONResponse({"workers": told})
     return JSONResponse({**failure.to_openai(), "workers": told}, failure.status)
@@ -120,12 +120,15 @@ async def _call(gateway: Gateway, worker: Instance, path: str, body: bytes) -> d
     return {"status": whole.status, "answer": _shown(whole.body)}
 
 
-def _failure(answers: Sequence[dict[str, Any]]) -> TriptychError | None:
+def _failure(path: str, answers: Sequence[dict[str, Any]]) -> TriptychError | None:
     """The worst of what workers have answered, if one has failed."""
     failed = [answer["status"] for answer in answers if answer["status"] >= 300]
     if not failed:
         return None
-    message = f"{len(failed)} of {len(answers)} workers have not done it, see workers"
+    message = (
+        f"POST {path} failed at {len(failed)} of {len(answers)} workers; the field `workers` of"
+        " this answer has what each said"
+    )
     return from_openai(max(failed), {"error": {"message": message}})
 
 

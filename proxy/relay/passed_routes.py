@@ -20,6 +20,10 @@ class PassedRoute:
     optional: bool = False  # of all workers: those that lack it do no harm
     asked_as: str = ""  # the worker's own path, where it has another one
 
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
 
 def _cheap(path: str, does: str, method: Literal["GET", "POST"] = "POST") -> PassedRoute:
     return PassedRoute(path, does, method, computes=False)

@@ -12,17 +12,17 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from protocol.anthropic import MESSAGES_PATH
-from protocol.errors import TriptychError
+from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
 from proxy.relay.bodies import RequestBody
 from proxy.relay.forwarder import Forwarder, PassedRequest
-from proxy.relay.lacking import NoRoute
+from proxy.relay.lacking import HolderLacksRoute, NoRoute
 from proxy.relay.own_names import OwnNames
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
-from proxy.relay.stored_responses import StoredResponses, previous_of
+from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 from proxy.relay.worker_headers import for_worker
 from proxy.request_state import Caller
 from proxy.upstream.answer import Answer
@@ -60,6 +60,7 @@ class Passing:
         async with self._gateway.bodies.read(request) as body:
             passed = self._read(route, request, body, deadline)
             if route.path == RESPONSES_PATH and (previous := previous_of(body)):
+                self._check_alone("previous_response_id")
                 passed.only = self._having(previous, passed.caller.tenant)
             try:
                 return await self._answer(request, passed, deadline)
@@ -69,6 +70,7 @@ class Passing:
     async def answer_stored(self, route: PassedRoute, request: Request) -> Response:
         """What the worker that has a stored response says. One that this proxy does not remember
         is looked for at a few workers, one after the other."""
+        self._check_alone()
         name: str = request.path_params["response_id"]
         if _RESPONSE_ID.fullmatch(name) is None:
             raise no_response(name)
@@ -77,20 +79,51 @@ class Passing:
             passed = self._read(route, request, body or _NOTHING[route.method], deadline)
             passed.path = _with_query(route.path.format(response_id=name), request)
             known = self._having(name, passed.caller.tenant)
-            for worker in [known] if known else self._asked(passed.model):
-                passed.only = worker
-                try:
-                    found = await self._answer(request, passed, deadline)
-                except NoRoute:
-                    continue
-                except Refused as refused:
-                    if refused.answer.status != 404:
-                        return self._refused(refused)
-                else:
-                    if route.method == "DELETE":
-                        self._stored.forget(name)
-                    return found
-        raise no_response(name)
+            passed.once = known is None
+            workers = self._asked(passed.model) if known is None else [known]
+            try:
+                found = await self._first_that_has(workers, request, passed, deadline)
+            except Refused as refused:
+                return self._refused(refused)
+        if found is None:
+            raise no_response(name)
+        if route.method == "DELETE":
+            self._stored.forget(name)
+        return found
+
+    async def _first_that_has(
+        self, workers: list[Instance], request: Request, passed: PassedRequest, deadline: Deadline
+    ) -> Response | None:
+        """A response, None if no worker has it. Raises the first failure if it may be at a worker
+        that has failed, `HolderLacksRoute` if none has the route."""
+        failure: TriptychError | None = None
+        looked = False
+        for worker in workers:
+            passed.only = worker
+            try:
+                return await self._answer(request, passed, deadline)
+            except RequestAborted:
+                raise
+            except TriptychError as error:
+                if isinstance(error, Refused) and error.answer.status == 404:
+                    looked = True
+                elif failure is None or isinstance(failure, NoRoute):
+                    failure = error
+        if isinstance(failure, NoRoute):
+            if looked:
+                return None
+            raise HolderLacksRoute(f"workers here do not have {passed.route.name}")
+        if failure is not None:
+            raise failure
+        return None
+
+    def _check_alone(self, param: str | None = None) -> None:
+        """Each process remembers its own responses: `InvalidRequest` if there are several."""
+        if self._gateway.config.workers > 1:
+            message = "stored responses need a proxy of one process (--workers 1)"
+            if param is not None:
+                message = f"{param}: {message}"
+            raise InvalidRequest(message, param=param, code="several_processes")
 
     def _having(self, name: str, tenant: str) -> Instance | None:
         """The worker that has a response, None if it is not known; `NoResponse` if it is another
@@ -114,7 +147,8 @@ class Passing:
         """Raises `Refused` with what a worker has said."""
         route, answers = passed.route, self._forwarder.run(passed)
         first = await while_connected(request, anext(answers), deadline)
-        if route.path == RESPONSES_PATH and first.status == 200 and passed.worker is not None:
+        kept = route.path == RESPONSES_PATH and first.status == 200 and is_stored(passed.body)
+        if kept and passed.worker is not None:
             tenant = passed.caller.tenant
             self._stored.note(first.body, passed.worker, tenant, streamed=first.is_stream)
         if first.is_stream and first.status == 200:

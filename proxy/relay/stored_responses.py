@@ -21,6 +21,7 @@ class _Named(msgspec.Struct):
 
     id: str = ""
     previous_response_id: str | None = None
+    store: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,13 @@ class StoredResponses:
         return len(self._held)
 
     def note(self, answer: bytes, worker: Instance, tenant: str, *, streamed: bool) -> None:
-        """A worker has answered with a response: the whole of it, or a stream's first events."""
+        """A worker has answered with a response: the whole of it, or a stream's first events. A
+        client may choose the id of its response; another client's stays that one's."""
         name = _first_id(answer) if streamed else _named(answer).id
         if not name or len(name) > _LONGEST:
+            return
+        held = self._held.get(name)
+        if held is not None and held.tenant != tenant:
             return
         self._held[name] = _Held(worker, tenant)
         if len(self._held) > self._most:
@@ -54,7 +59,10 @@ class StoredResponses:
     def worker_of(self, name: str, tenant: str) -> Instance | None:
         """None if the response is not known, is another client's, or went with its worker."""
         held = self._held.get(name)
-        if held is None or held.tenant != tenant or held.worker.departed:
+        if held is None or held.tenant != tenant:
+            return None
+        if held.worker.departed:
+            self.forget(name)
             return None
         self._held.move_to_end(name)
         return held.worker
@@ -66,6 +74,11 @@ class StoredResponses:
 def previous_of(body: bytes) -> str:
     """The response that a request goes on from, "" if none."""
     return _named(body).previous_response_id or ""
+
+
+def is_stored(body: bytes) -> bool:
+    """Whether a request's response is kept for later ones."""
+    return _named(body).store is not False
 
 
 def _named(data: bytes) -> _Named:

@@ -82,7 +82,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
             return "the queue is full (--max-queue)"
         if self._rate.known:
             return f"one more would wait for about {foreseen_ms / 1e3:.0f} s (--max-queue-wait)"
-        return f"{self._count} wait already, for an unknown time"
+        return f"{self._count} requests wait and no speed is measured yet; try again later"
 
     def _stand(self, ticket: Ticket[RequestT, OutcomeT], now_ms: float) -> None:
         lane = ticket.lane

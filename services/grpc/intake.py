@@ -50,14 +50,17 @@ class Intake:
         return max(1, min(max_body_bytes, max_received_bytes // _PLACES))
 
     @contextlib.asynccontextmanager
-    async def message(self, context: Any, kind: Any) -> AsyncGenerator[Any, None]:
+    async def message(
+        self, context: Any, kind: Any, *, later: bool = False
+    ) -> AsyncGenerator[Any, None]:
         """The next message of a call as a `kind` of protobuf, None after the last one. Its bytes
-        are counted until the context is left.
+        are counted until the context is left. `later`: the call has had an answer to each message
+        before; one that does not send another in time has had its last.
 
         `RateLimited` if there is no room for it or it does not come in time, `InvalidRequest` if it
         is none.
         """
-        data = await self._received(context)
+        data = await self._received(context, later=later)
         if data is None:
             yield None
             return
@@ -72,7 +75,7 @@ class Intake:
         finally:
             claim.close()
 
-    async def _received(self, context: Any) -> bytes | None:
+    async def _received(self, context: Any, *, later: bool) -> bytes | None:
         async with self._place():
             loop = asyncio.get_running_loop()
             own = asyncio.timeout(self._stall_s if self._waiting else self._patience_s)
@@ -81,15 +84,21 @@ class Intake:
                 async with own:
                     data = await context.read()
             except TimeoutError:
-                raise RateLimited(
-                    "the call sent no whole message in time, while others waited to send theirs"
-                    if self._waiting
-                    else f"the call sent no whole message within {self._patience_s:g} s",
-                    retry_after_s=_RETRY_AFTER_S,
-                ) from None
+                if later:
+                    return None
+                raise RateLimited(self._no_message, retry_after_s=_RETRY_AFTER_S) from None
             finally:
                 del self._under_way[own]
         return None if data is grpc.aio.EOF else bytes(data)
+
+    @property
+    def _no_message(self) -> str:
+        if not self._waiting:
+            return f"no whole message came within {self._patience_s:g} s; open the call again"
+        return (
+            f"no whole message came within {self._stall_s:g} s and other calls needed the place;"
+            " send sooner or open the call again"
+        )
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncGenerator[None, None]:

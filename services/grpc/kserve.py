@@ -111,10 +111,11 @@ class KServe:
     async def stream_infer(
         self, messages: Any, context: Context
     ) -> AsyncGenerator[pb.StreamInferResponse, None]:
-        """The answers to requests one after the other; one that fails does not end the stream."""
-        going_on = True
+        """The answers to requests one after the other; one that fails does not end the stream. A
+        stream that sends no further request in time ends well."""
+        going_on, later = True, False
         while going_on:
-            request = _Named()
+            request = _Named(later=later)
             try:
                 self._admit(context)
                 async with contextlib.aclosing(self._streamed(context, request)) as pieces:
@@ -126,14 +127,15 @@ class KServe:
                 yield pb.StreamInferResponse(
                     error_message=told(error), infer_response=pb.InferResponse(id=request.id)
                 )
-            going_on = request.received
+            going_on = later = request.received
 
     async def _streamed(
         self, context: Context, request: _Named
     ) -> AsyncGenerator[pb.InferResponse, None]:
         """The answer to the stream's next request, of which `request` is told."""
         with contextlib.ExitStack() as counted:
-            async with self._intake.message(context, pb.InferRequest) as message:
+            intake = self._intake.message(context, pb.InferRequest, later=request.later)
+            async with intake as message:
                 if message is None:
                     return
                 request.received, request.id = True, message.id
@@ -224,10 +226,12 @@ class _Asked:
 
 @dataclass
 class _Named:
-    """A request of a stream. `received`: whether its message has come."""
+    """A request of a stream. `received`: whether its message has come. `later`: there was one
+    before."""
 
     id: str = ""
     received: bool = False
+    later: bool = False
 
 
 @contextlib.asynccontextmanager

@@ -213,8 +213,8 @@ class WorkerConfig(
     max_received_bytes: int = size(
         512 << 20,
         "Bytes of all request bodies that are being received and rendered; a body that does not fit"
-        " is answered with 503 and Retry-After. Over gRPC with RESOURCE_EXHAUSTED, and a message"
-        " there has at most 1/32 of these bytes.",
+        " is answered with 503 and Retry-After. gRPC answers RESOURCE_EXHAUSTED; one gRPC message"
+        " may have 1/32 of this.",
     )
     enable_prefix_caching: bool = option(
         True, "Reuse the KV of prompts that start as earlier ones did.", section="Engine"

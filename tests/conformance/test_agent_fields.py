@@ -81,7 +81,8 @@ def test_a_message_keeps_to_a_schema(door: Door) -> None:
               "additionalProperties": False}  # fmt: skip
     form = {"type": "json_schema", "schema": schema}
     body = {**BASES["messages"], "max_tokens": 40}
-    for fields in ({"output_format": form}, {"output_config": {"format": form}}):
+    config = {"format": form, "task_budget": {"type": "tokens", "total": 9}}
+    for fields in ({"output_format": form}, {"output_config": config}):
         status, answer = call(door.url + PATHS["messages"], {**body, **fields})
         assert status == 200, answer
         (text,) = content_of(answer)

@@ -124,9 +124,15 @@ def test_one_that_cannot_serve_ends_all(stack: Stack) -> None:
     assert status == 2 and "--kserve-grpc-port" in lines[-1]
 
 
-def test_without_their_parent_they_end(front: Process) -> None:
+def test_without_their_parent_they_finish_what_they_have_and_end(front: Process) -> None:
     left = children(front)
+    body = {"messages": [{"role": "user", "content": "tell"}], "max_tokens": 100, "stream": True,
+            "ignore_eos": True}  # fmt: skip
+    events = Stream(front.url, CHAT, body).events()
+    next(events)
     front.kill()
+    rest = list(events)
+    assert rest[-1] == b"[DONE]" and not any(b'"error"' in event for event in rest)
     until(lambda: not any(alive(pid) for pid in left))
 
 

@@ -153,7 +153,9 @@ def test_a_route_that_all_workers_lack(answer: Any) -> None:
             for _ in range(3):
                 status, _, body = await ask(relayed, PASSED[0])
                 assert status == 404
-                assert json.loads(body)["error"]["message"] == f"no worker here has {EMBEDDINGS}"
+                assert (
+                    json.loads(body)["error"]["message"] == f"no worker here has POST {EMBEDDINGS}"
+                )
             assert [len(worker.asked) for worker in decoders(relayed)] == [1, 1]
             assert relayed.metric("upstream_failures_total") == 0
 

@@ -21,6 +21,7 @@ from tests.support.relay_workers import (
 RESPONSES = "/v1/responses"
 LOST = b'{"error":{"message":"Response with id not found.","code":404}}'
 LACKING = b'{"detail":"Not Found"}'
+NO_METHOD = b'{"detail":"Method Not Allowed"}'
 OTHER = {"authorization": "Bearer other"}
 
 
@@ -29,12 +30,19 @@ class Storing(Worker):
     """Numbers its responses; knows them by their ids."""
 
     lacks: bool = False  # whether it has no routes for stored responses
+    deletes: bool = False  # vLLM does not
+    sick: bool = False
     held: set[str] = field(default_factory=set)
 
     async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         name = asked.path.removeprefix(f"{RESPONSES}/").partition("/")[0].partition("?")[0]
+        if self.sick:
+            await send(writer, b"{}", status=500)
+            return
         if asked.path != RESPONSES:
-            if name in self.held:
+            if asked.method == "DELETE" and not self.deletes:
+                await send(writer, NO_METHOD, status=405)
+            elif name in self.held:
                 await send(writer, b"{}")
             else:
                 await send(writer, LACKING if self.lacks else LOST, status=404)
@@ -74,6 +82,8 @@ def test_the_worker_that_answered_is_asked() -> None:
         async with relaying("DDD", kind=Storing) as relayed:
             some = [await made(relayed, stream=stream) for stream in (False, True) * 3]
             assert len({worker.url for _, worker in some}) == 3
+            for worker in workers_of(relayed):
+                worker.deletes = True
             for name, worker in some:
                 for route in STORED:
                     path = route.path.format(response_id=name) + "?include=x"
@@ -105,6 +115,57 @@ def test_a_response_that_another_proxy_relayed_is_looked_for() -> None:
             status, answer = await ask(relayed, "GET", f"{RESPONSES}/resp_nowhere")
             assert (status, answer["error"]["code"]) == (404, "response_not_found")
             assert (await ask(relayed, "GET", f"{RESPONSES}/a%20b"))[0] == 404
+
+    run(work)
+
+
+def test_a_sick_worker_does_not_end_the_search() -> None:
+    async def work() -> None:
+        async with relaying("DD", kind=Storing) as relayed:
+            sick, last = workers_of(relayed)
+            sick.sick = True
+            last.held.add("resp_elsewhere")
+            assert (await ask(relayed, "GET", f"{RESPONSES}/resp_elsewhere"))[0] == 200
+            relayed.gateway.fleet.decode[0].answered()
+            assert (await ask(relayed, "GET", f"{RESPONSES}/resp_nowhere"))[0] >= 500
+            assert len(sick.asked) == 2
+
+    run(work)
+
+
+def test_a_worker_that_cannot_delete_is_asked_for_its_responses() -> None:
+    async def work() -> None:
+        async with relaying("D", kind=Storing) as relayed:
+            name, _ = await made(relayed)
+            for path in (f"{RESPONSES}/{name}", f"{RESPONSES}/resp_elsewhere"):
+                status, answer = await ask(relayed, "DELETE", path)
+                assert status == 405 and "DELETE" in answer["error"]["message"]
+            assert (await ask(relayed, "GET", f"{RESPONSES}/{name}"))[0] == 200
+
+    run(work)
+
+
+def test_several_processes_have_no_stored_responses() -> None:
+    async def work() -> None:
+        async with relaying("D", "--workers", "2", kind=Storing) as relayed:
+            name, worker = await made(relayed)
+            status, answer = await ask(relayed, "GET", f"{RESPONSES}/{name}")
+            assert (status, answer["error"]["code"]) == (400, "several_processes")
+            body = {"input": "x", "previous_response_id": name}
+            status, said = await relayed.post(body, path=RESPONSES)
+            assert (status, json.loads(said)["error"]["param"]) == (400, "previous_response_id")
+            assert len(worker.asked) == 1
+
+    run(work)
+
+
+def test_an_answer_that_is_not_stored_is_not_remembered() -> None:
+    async def work() -> None:
+        async with relaying("D", "--api-key", "k", kind=Storing) as relayed:
+            name, worker = await made(relayed, store=False)
+            count = len(worker.asked)
+            assert (await ask(relayed, "GET", f"{RESPONSES}/{name}"))[0] == 404
+            assert len(worker.asked) == count
 
     run(work)
 

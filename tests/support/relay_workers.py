@@ -42,6 +42,7 @@ class Asked:
     headers: dict[str, str]
     body: Any
     size: int
+    method: str = "POST"
 
 
 Behaviour = Callable[["Worker", Asked, asyncio.StreamWriter], Awaitable[None]]
@@ -102,7 +103,8 @@ async def read_request(reader: asyncio.StreamReader) -> Asked:
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     form = headers.get("content-type", "").startswith("multipart/")
     said = body if form or not body else json.loads(body)
-    return Asked(head[0].split()[1], headers, said or None, len(body))
+    method, path, _ = head[0].split()
+    return Asked(path, headers, said or None, len(body), method)
 
 
 async def send(

@@ -84,5 +84,8 @@ def thinking(name: str, template: str) -> Thinking | None:
 def _thinking_plugin(name: str) -> Thinking | None:
     found = find_plugin("reasoning_parsers", name)
     if found is not None and not isinstance(found, Thinking):
-        raise ConfigError(f"--reasoning-parser: '{name}' is no Thinking(open, close)")
+        raise ConfigError(
+            f"--reasoning-parser: entry point '{name}' must be an instance of"
+            " services.frontend.parsing.thinking.Thinking"
+        )
     return found

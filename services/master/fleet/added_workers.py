@@ -143,11 +143,12 @@ class AddedWorkers:
         return list(self._probed.values())
 
     def add(self, instance: ProbedInstance, now: float) -> None:
-        """Probed from the next round on; adding it again changes nothing."""
-        self._add(instance, now)
+        """Probed from the next round on; adding it again changes nothing but `ec_zmq_addrs`, if
+        these are given."""
+        self._add(instance, now, fresh=True)
         self._removed.pop(instance.name, None)
 
-    def _add(self, instance: ProbedInstance, now: float) -> None:
+    def _add(self, instance: ProbedInstance, now: float, *, fresh: bool) -> None:
         check_url(instance.url)
         if len(self._probed) >= self.config.max_instances:
             raise Unavailable("the fleet has reached --max-instances")
@@ -158,7 +159,11 @@ class AddedWorkers:
                     param="url",
                     code="duplicate_instance",
                 )
-        self._probed.setdefault(instance.name, Probed(instance, now))
+        known = self._probed.setdefault(instance.name, Probed(instance, now))
+        if fresh and instance.ec_zmq_addrs is not None:
+            known.instance = msgspec.structs.replace(
+                known.instance, ec_zmq_addrs=instance.ec_zmq_addrs, dp_size=instance.dp_size
+            )
         self.added()
 
     def forget(self, name: str, now: float) -> bool:
@@ -181,7 +186,7 @@ class AddedWorkers:
         removed = self._removed.get(instance.name)
         if removed is not None and now - removed < self.config.probe_forget:
             return instance.name
-        self._add(instance, now)
+        self._add(instance, now, fresh=fresh)
         return ""
 
     def bodies(self) -> dict[str, bytes]:

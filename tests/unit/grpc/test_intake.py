@@ -97,11 +97,11 @@ async def test_keys_come_before_messages(front: Frontend) -> None:
 
 
 @asynccontextmanager
-async def echoing(intake: Intake) -> AsyncIterator[Any]:
+async def echoing(intake: Intake, *, later: bool = False) -> AsyncIterator[Any]:
     """A channel to a server that answers /Echo/Name with the name that it was sent."""
 
     async def work(context: Any) -> pb.ModelName:
-        async with intake.message(context, pb.ModelName) as received:
+        async with intake.message(context, pb.ModelName, later=later) as received:
             return pb.ModelName() if received is None else received
 
     server = grpc.aio.server()
@@ -132,6 +132,16 @@ async def test_no_call_keeps_its_place_or_waits_for_one_for_ever() -> None:
         for call in (silent, waiting):
             assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await asked(channel, "/Echo/Name", b"") == b""
+
+
+async def test_a_call_that_sends_nothing_after_an_answer_has_sent_its_last() -> None:
+    intake = Intake(Bodies(1000, 1000), places=1, stall_s=0.05, patience_s=30.0)
+    name = pb.ModelName(name="x").SerializeToString()
+    async with echoing(intake, later=True) as channel, asyncio.timeout(20):
+        idle = channel.stream_unary("/Echo/Name")()
+        await eventually(lambda: len(intake._under_way) == 1)
+        assert await asked(channel, "/Echo/Name", name) == name
+        assert await idle.code() == grpc.StatusCode.OK
 
 
 async def test_a_call_without_a_message_is_told_so(front: Frontend) -> None:

@@ -114,6 +114,18 @@ async def test_a_worker_is_probed_as_soon_as_it_is_added() -> None:
             await eventually(lambda url=url: state(one, body(url))["healthy"])
 
 
+async def test_addresses_that_change_are_taken_over() -> None:
+    async with serving() as worker, probing_with() as service:
+        for address in ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002"):
+            added = ProbedInstance("prefill_decode", worker.url, [address], model="m")
+            service.add_instance(added)
+            await eventually(
+                lambda address=address: (
+                    [i.ec_zmq_addrs for i in known(service).values()] == [[address]]
+                )
+            )
+
+
 async def test_the_block_size_is_what_the_metrics_say_unless_it_was_given() -> None:
     async with serving() as worker, serving() as told, probing_with() as service:
         for one in (worker, told):

@@ -87,6 +87,15 @@ async def test_a_worker_that_is_not_well_is_added_and_waits_for_a_probe() -> Non
         assert [(await proxy.post(text()))[0] for _ in range(4)] == [200] * 4
 
 
+async def test_addresses_of_a_worker_that_is_there_are_taken_over() -> None:
+    async with relaying("", "--admin-api-key", "secret") as proxy:
+        body = {**named(DEAD, "prefill_decode"), "dp_size": 2}
+        for more in ({"ec_zmq_addrs": CONSUMERS}, {"ec_zmq_addrs": CONSUMERS[::-1]}, {}):
+            assert (await call(proxy, "POST", "/instances", {**body, **more}))[0] == 200
+        _, answer = await call(proxy, "GET", "/instances")
+        assert [worker["ec_zmq_addrs"] for worker in answer["instances"]] == [CONSUMERS[::-1]]
+
+
 @pytest.mark.parametrize("given", [{}, {"x-api-key": ""}, {"x-api-key": "Secret"}])
 async def test_only_the_admin_may(given: dict[str, str]) -> None:
     async with relaying("D", "--admin-api-key", "secret") as proxy:

@@ -123,3 +123,21 @@ async def test_our_own_workers_are_not_asked_that() -> None:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
         assert not instance.resumes and not {RENDER_PATH, GENERATE_PATH} & set(worker.asked)
+
+
+async def test_adapters_that_others_have_loaded_become_known() -> None:
+    """Another process of the proxy, or an operator at the worker itself."""
+    async with serving(Worker(OURS)) as worker, asking() as client:
+        fleet, (instance,) = decoding(worker.url)
+        await probe_once(fleet, client)
+        assert instance.known and not instance.adapters
+        for adapters in ({"a": "r"}, {"b": "s"}):
+            worker.answers["/server_info"] = {**OURS["/server_info"], "adapters": adapters}
+            for _ in range(5):
+                await probe_once(fleet, client)
+            assert fleet.models.adapters == adapters
+            assert instance.models == {"m", *adapters}
+        worker.answers["/server_info"] = 503
+        for _ in range(5):
+            await probe_once(fleet, client)
+        assert fleet.models.adapters == {"b": "s"}

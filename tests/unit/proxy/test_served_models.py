@@ -90,3 +90,29 @@ def test_models_that_a_master_tells_of_are_no_mistake(fleet: Fleet) -> None:
     fleet.decode[0].revision = "others"
     (mistake,) = mistakes_of(fleet)
     assert "http://d0" in mistake or "http://d1" in mistake or "http://p0" in mistake
+
+
+def test_the_adapter_files_of_workers_that_take_requests_count() -> None:
+    fleet = Fleet.from_urls("", "http://p0", "http://d0,http://d1")
+    old, new, prefilling = fleet.decode[0], fleet.decode[1], fleet.prefill[0]
+    for worker in fleet.all():
+        serve(worker, "m", "a")
+    old.adapters, new.adapters, prefilling.adapters = {"a": "1"}, {"a": "2"}, {"a": "2"}
+    fleet.news()
+    assert fleet.usable("decode", (), "a") == [new], "one that all stages have"
+    prefilling.adapters, new.up = {"a": "1"}, False
+    old.draining, new.up = True, True
+    prefilling.up = False
+    fleet.news()
+    assert fleet.usable("decode", (), "a") == [new], "the other one drains"
+    new.up = old.draining = False
+    old.up = False
+    fleet.news()
+    assert "a" in fleet.models.adapters
+    with pytest.raises(NoWorker, match="no decode worker is up"):
+        fleet.choose("decode", (), "a")
+    old.up = prefilling.up = True
+    old.adapters, prefilling.adapters = {}, {"a": "2"}
+    fleet.news()
+    with pytest.raises(NoWorker, match="no decode worker has adapter 'a' in the files"):
+        fleet.choose("decode", (), "a")

@@ -2,7 +2,7 @@
 
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.worker import Instance
-from proxy.relay.stored_responses import StoredResponses, previous_of
+from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 
 
 def worker(name: str) -> Instance:
@@ -27,7 +27,21 @@ def test_a_response_is_its_clients_and_goes_with_its_worker() -> None:
     assert stored.worker_of("resp_x", "t") is one
     assert stored.known("resp_x") and stored.worker_of("resp_x", "u") is None
     one.departed = True
-    assert stored.worker_of("resp_x", "t") is None
+    assert stored.worker_of("resp_x", "u") is None and stored.known("resp_x")
+    assert stored.worker_of("resp_x", "t") is None and not stored.known("resp_x")
+
+
+def test_a_response_of_the_same_id_does_not_take_anothers_place() -> None:
+    stored, first, second = StoredResponses(), worker("d0"), worker("d1")
+    for one, tenant in ((first, "t"), (second, "u"), (second, "t")):
+        stored.note(b'{"id":"resp_x"}', one, tenant, streamed=False)
+        assert stored.worker_of("resp_x", "u") is None
+    assert stored.worker_of("resp_x", "t") is second
+
+
+def test_which_responses_are_stored() -> None:
+    assert is_stored(b"{}") and is_stored(b'{"store": null}') and is_stored(b'{"store": true}')
+    assert not is_stored(b'{"store": false}')
 
 
 def test_what_is_no_response_is_not_noted() -> None:
