@@ -198,6 +198,8 @@ class Subscriber:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
 
     def joined(self, info: InstanceInfo) -> None:
+        if not self.registry.config.follow_events:
+            return
         subscriptions = self._open.setdefault(info.instance_id, [])
         for number, source in enumerate(info.events):
             try:

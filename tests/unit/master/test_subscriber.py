@@ -58,8 +58,10 @@ class Publisher:
 class Follower(MasterListener):
     """A master that follows one publisher."""
 
-    def __init__(self, source: EventSource, context: zmq.Context[Any] | None = None) -> None:
-        self.master = Master(MasterConfig(), None, self)
+    def __init__(
+        self, source: EventSource, context: zmq.Context[Any] | None = None, **config: Any
+    ) -> None:
+        self.master = Master(MasterConfig(**config), None, self)
         registry = self.master.registry
         self.subscriber = (
             Subscriber(registry) if context is None else Subscriber(registry, _context=context)
@@ -131,6 +133,11 @@ async def test_after_lost_replays_a_source_is_asked_until_it_answers(
     await eventually(lambda: 5 in follower.keys)
     assert follower.counts["replays"] == questions, "nothing is missing any more"
     follower.subscriber.close()
+
+
+async def test_a_master_may_follow_no_events(publisher: Publisher) -> None:
+    follower = Follower(publisher.source, follow_events=False)
+    assert not follower.subscriber._open
 
 
 async def test_a_question_for_which_there_is_no_socket_is_asked_later(
