@@ -7,6 +7,7 @@ import pytest
 
 from protocol.errors import ConfigError, Unavailable
 from protocol.kv_events import BlockStored
+from protocol.refs import KVRef
 from protocol.registry import Finished
 from protocol.settings import resolve
 from services.master.config import MasterConfig
@@ -127,6 +128,16 @@ def test_an_enforced_split_never_lets_one_worker_do_both() -> None:
 def test_an_enforced_split_without_both_is_an_error(roles: list[str], lacking: str) -> None:
     made = master(*roles, enforce_disagg=True)
     with pytest.raises(Unavailable, match=f"no {lacking} worker is up") as refused:
+        made.schedule(asking("a"), 0.0)
+    assert refused.value.code == "disagg_unavailable"
+
+
+def test_an_enforced_split_between_workers_that_cannot_hand_over_is_an_error() -> None:
+    made = master(enforce_disagg=True)
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        kv = KVRef("", "i", (), 0, compatibility=name).to_params()
+        add(made, name, role, kv_endpoint=kv)
+    with pytest.raises(Unavailable, match="no decode worker takes the KV") as refused:
         made.schedule(asking("a"), 0.0)
     assert refused.value.code == "disagg_unavailable"
 
