@@ -87,7 +87,8 @@ class MasterConfig(PolicyOptions, TrackingOptions, FleetOptions, TlsOptions, Tra
     )
     max_index_entries: int = count(
         64_000_000,
-        "Blocks and pictures in the index of one model.",
+        "Entries in each index of one model: blocks in KV caches, in host memory and on disk,"
+        " pictures.",
         "entries",
         minimum=0,
         section="Limits",

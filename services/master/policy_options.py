@@ -53,7 +53,8 @@ class PolicyOptions:
     )
     overlap_credit: float = weight(
         1.0,
-        "kv: prompt blocks that one cached block saves.",
+        "kv: blocks taken off a worker's cost for each block that it has cached; above 1 favours"
+        " caches.",
         "blocks",
         flags=("--router-kv-overlap-score-credit",),
     )
@@ -72,7 +73,8 @@ class PolicyOptions:
     )
     kv_local_ratio: float = weight(
         0.7,
-        "kv: the same bound as --kv-local-tokens, as a share of the prompt.",
+        "kv: the same bound as --kv-local-tokens, as a share of the prompt. Both bounds must hold;"
+        " no effect while --kv-local-tokens is 0.",
         "share",
         1,
     )

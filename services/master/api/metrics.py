@@ -157,7 +157,8 @@ class _Collector(Collector):
         )
         entries = GaugeMetricFamily(
             PREFIX + "index_entries",
-            "Keys in the index, by model and kind.",
+            "Keys in the index, by model and kind; host, disk: blocks below workers' KV caches;"
+            " refused: those beyond --max-index-entries, since the start.",
             labels=["model", "kind"],
         )
         events = CounterMetricFamily(
@@ -192,12 +193,14 @@ class _Collector(Collector):
 def _entries(fleet: Fleet) -> dict[str, int]:
     return {
         "blocks": len(fleet.blocks),
+        "host": len(fleet.exact.host),
+        "disk": len(fleet.exact.disk),
         "media": len(fleet.media),
         "pending": len(fleet.pending),
         "expected": len(fleet.expected),
         "predicted_blocks": len(fleet.predicted.blocks),
         "predicted_media": len(fleet.predicted.media),
-        "refused": fleet.blocks.refused + fleet.media.refused,
+        "refused": fleet.exact.refused,
     }
 
 

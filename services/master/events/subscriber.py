@@ -21,7 +21,7 @@ from services.master.fleet.registry import Registry
 
 logger = logging.getLogger(__name__)
 _HWM = 100_000  # messages; what ZMQ drops beyond them is a gap, and asked for like any other
-_REPLAY_HWM = 32  # the worker keeps the rest of its answer
+_REPLAY_HWM = 32  # our workers keep the rest of an answer; other engines drop it
 _REPLAY_TIMEOUT_S = 2.0  # without an answer
 _LONGEST_PAUSE_S = 60.0
 _MAX_SOCKETS = 65_000  # ZMQ's own bound of 1,023 a few hundred workers with two sources reach
@@ -56,6 +56,7 @@ class _Subscription:
         self._context = context
         self._curve = curve
         self._source = source
+        self._replay_hwm = _HWM if sink.info.foreign else _REPLAY_HWM
         self._counts = counts
         self._rounds = rounds
         self._turns = turns
@@ -97,7 +98,7 @@ class _Subscription:
         try:
             socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
-            socket.setsockopt(zmq.RCVHWM, _REPLAY_HWM)
+            socket.setsockopt(zmq.RCVHWM, self._replay_hwm)
             self._dealer = self._connected(socket, self._source.replay, self._replayed)
             socket.send_multipart(replay_request(start), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -198,6 +199,8 @@ class Subscriber:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
 
     def joined(self, info: InstanceInfo) -> None:
+        if not self.registry.config.follow_events:
+            return
         subscriptions = self._open.setdefault(info.instance_id, [])
         for number, source in enumerate(info.events):
             try:

@@ -32,6 +32,12 @@ class CacheIndex:
     pending: dict[str, PendingEncode] = field(default_factory=dict)
     expected: ExpectedPrefixes = field(default_factory=ExpectedPrefixes)
 
+    @property
+    def refused(self) -> int:
+        """Keys that found no room."""
+        indices = (self.blocks, self.host, self.disk, self.media)
+        return sum(index.refused for index in indices)
+
     def drop(self, slot: int) -> None:
         """The worker at `slot` is gone."""
         for index in (self.blocks, self.host, self.disk):

@@ -123,7 +123,7 @@ class Fleet:
         )
         predicted = self._caches(self.predicted, slot, 0)
         instance = Instance(info, pool, row, slot, now_ms + lease_ms, now_ms, *held, predicted)
-        if not info.events:
+        if not (info.events and self.config.follow_events):
             instance.guessed = self._caches(self.exact, slot, info.load.total_blocks)
         instance.learner = self._learner(pool.kind)
         self.by_slot[slot] = instance

@@ -71,8 +71,6 @@ class Registry:
     ) -> LeaseAnswer:
         """Add a worker, or renew it. Another life of a known one starts with empty caches."""
         self._check(check_info, info)
-        if not self.config.follow_events and info.events:
-            info = msgspec.structs.replace(info, events=[])
         lease = self.config.lease if lease_s is None else lease_s
         known = self.instances.get(info.instance_id)
         if known is not None and known.info.url != info.url:

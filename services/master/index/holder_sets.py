@@ -64,12 +64,6 @@ def without_slot(code: int, slot: int) -> int:
     return _packed([other for other in slots_in(code) if other != slot])
 
 
-def union(first: int, second: int) -> int:
-    if not first or first == second:
-        return second
-    return _encode(mask_of(first) | mask_of(second)) if second else first
-
-
 def mask_of(code: int) -> int:
     """With a bit for each slot of the set."""
     if code <= 0:

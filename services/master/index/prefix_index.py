@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import or_
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -21,7 +22,6 @@ from services.master.index.holder_sets import (
     mask_of,
     only,
     slots_of,
-    union,
     with_slot,
     without_slot,
 )
@@ -47,7 +47,7 @@ class _Holding(Generic[K]):
 class HolderIndex(Generic[K]):
     """`max_entries` bounds the distinct keys; what does not fit is counted in `refused`. `new_log`
     makes the list of what a slot got. `_shared`: sets made lately, so that the blocks of one prompt
-    share theirs although they come in several events."""
+    share theirs although they come in several events. `_slots`: a bit for each in `_holdings`."""
 
     def __init__(self, max_entries: int, new_log: Callable[[], MutableSequence[K]] = list) -> None:
         self.max_entries = max_entries
@@ -56,6 +56,7 @@ class HolderIndex(Generic[K]):
         self._sets: dict[K, int] = {}
         self._holdings: dict[int, _Holding[K]] = {}
         self._shared: dict[int, int] = {}
+        self._slots = 0
 
     def __len__(self) -> int:
         return len(self._sets)
@@ -114,6 +115,7 @@ class HolderIndex(Generic[K]):
         found = self._holdings.get(slot)
         if found is None:
             found = self._holdings[slot] = _Holding(only(slot), self.new_log())
+            self._slots |= 1 << slot
         return found
 
     def remove(self, slot: int, keys: Iterable[K]) -> None:
@@ -146,6 +148,7 @@ class HolderIndex(Generic[K]):
             log, holding.log = holding.log, self.new_log()
             self.remove(slot, log)
             del self._holdings[slot]
+            self._slots ^= 1 << slot
 
     def _compact(self, slot: int, holding: _Holding[K]) -> None:
         """Keep the log of what a slot got within twice of what it holds, and what is shared few."""
@@ -162,10 +165,49 @@ class HolderIndex(Generic[K]):
         """
         return _runs(map(self._sets.get, keys))
 
-    def match_with(self, others: Sequence[HolderIndex[K]], keys: Sequence[K]) -> list[Run]:
-        """As `match`, where a slot may hold a key here or in any of `others`."""
+    def further(
+        self, runs: Sequence[Run], others: Sequence[HolderIndex[K]], keys: Sequence[K]
+    ) -> list[Run]:
+        """`runs` of these keys, as `match` gives them, with the keys that come next where a slot
+        may hold one here or in any of `others`. Costs nothing for slots that `others` do not know,
+        and for the others what lies between the end of their run and their first missing key."""
+        below = reduce(or_, (other._slots for other in others))
         tables = [self._sets, *(other._sets for other in others)]
-        return _runs(reduce(union, (table.get(key, 0) for table in tables)) or None for key in keys)
+        walking = below & ~reduce(or_, (mask for mask, _ in runs), 0)
+        found: list[Run] = []
+        begin = 0
+        for mask, end in (*runs, (0, len(keys))):
+            if walking:
+                ended, walking = _walk(walking, tables, keys[begin:end], begin)
+                found += ended
+            if stays := mask & ~below:
+                found.append((stays, end))
+            walking |= mask & below
+            begin = end
+        if walking and keys:
+            found.append((walking, len(keys)))
+        return found
+
+
+def _walk(
+    walking: int, tables: Sequence[dict[K, int]], keys: Sequence[K], begin: int
+) -> tuple[list[Run], int]:
+    """(those of the slots `walking` that lack one of these keys in all tables, the others), where
+    `begin` keys come before."""
+    ended: list[Run] = []
+    last: tuple[int | None, ...] = ()
+    for n, codes in enumerate(zip(*(map(table.get, keys) for table in tables), strict=True), begin):
+        if codes == last:
+            continue
+        last = codes
+        kept = walking & reduce(or_, (mask_of(code) for code in codes if code), 0)
+        if kept != walking:
+            if n:
+                ended.append((walking ^ kept, n))
+            walking = kept
+            if not kept:
+                break
+    return ended, walking
 
 
 def _runs(found: Iterable[int | None]) -> list[Run]:

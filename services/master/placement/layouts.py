@@ -188,7 +188,7 @@ class Layouts:
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
         if self._config.enforce_disagg:
-            return [None] if all(parts) else []
+            return [None] if all(parts) and not apart(prefill, decode) else []
         both = able(combined, job.avoid)
         if not all(parts) or apart(prefill, decode):
             alone = combined if both else decode
@@ -269,11 +269,15 @@ class Layouts:
 
 
 def _nobody(job: Job, *, enforced: bool) -> Unavailable:
-    wanted = "prefill" if job.fleet.pools["decode"].able else "decode"
-    if enforced:  # a code that proxies do not take for a master that has just started
-        return Unavailable(
-            f"no {wanted} worker is up, and --enforce-disagg lets no worker do both",
-            code="disagg_unavailable",
-            retry_after_s=1.0,
-        )
-    return Unavailable(f"no {wanted} worker is up", code=f"no_{wanted}", retry_after_s=1.0)
+    prefill, decode = job.fleet.pools["prefill"], job.fleet.pools["decode"]
+    wanted = "prefill" if decode.able else "decode"
+    problem = f"no {wanted} worker is up"
+    if not enforced:
+        return Unavailable(problem, code=f"no_{wanted}", retry_after_s=1.0)
+    if prefill.able and decode.able:
+        problem = "no decode worker takes the KV of a prefill worker that is up"
+    return Unavailable(
+        f"{problem}, and --enforce-disagg lets no worker do both",
+        code="disagg_unavailable",  # proxies do not take it for a master that has just started
+        retry_after_s=1.0,
+    )

@@ -14,7 +14,7 @@ from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Charge
 from services.master.index.expected_prefixes import ExpectedPrefix
-from services.master.index.prefix_index import fill
+from services.master.index.prefix_index import Run, fill
 from services.master.placement.choice import Choice
 from services.master.placement.explain import explain
 from services.master.placement.layouts import Job, Layouts
@@ -78,7 +78,7 @@ class Placer:
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
         job = Job(request, fleet, now_ms, new, items, blocks, held, frozenset(request.avoid))
-        job.below = _below(index, request, fleet.slots)
+        job.below = _below(index, request, runs, fleet.slots)
         return job
 
     def _lifetime_ms(self, request: ScheduleRequest) -> float:
@@ -151,15 +151,19 @@ class Placer:
         return placement
 
 
-def _below(index: CacheIndex, request: ScheduleRequest, slots: int) -> tuple[Floats, Floats] | None:
-    """`Job.below`."""
+def _below(
+    index: CacheIndex, request: ScheduleRequest, runs: list[Run], slots: int
+) -> tuple[Floats, Floats] | None:
+    """`Job.below`; `runs`: of the blocks in workers' pools."""
     if not index.host and not index.disk:
         return None
-    most, keys = request.prompt_tokens - 1, request.block_keys
-    in_memory, on_disk = (
-        np.minimum(fill(index.blocks.match_with(others, keys), slots) * request.block_size, most)
-        for others in ((index.host,), (index.host, index.disk))
-    )
+    keys, most = request.block_keys, request.prompt_tokens - 1
+    if index.host:
+        runs = index.blocks.further(runs, (index.host,), keys)
+    in_memory = on_disk = np.minimum(fill(runs, slots) * request.block_size, most)
+    if index.disk:
+        runs = index.blocks.further(runs, (index.host, index.disk), keys)
+        on_disk = np.minimum(fill(runs, slots) * request.block_size, most)
     return in_memory, on_disk
 
 

@@ -23,6 +23,8 @@ class Staleness:
 
     def heard(self, message: bytes, now: float) -> None:
         """It has come back. Those sent before it that have not are lost."""
+        if all(told != message for told, _ in self._sent):
+            return  # it told of no change
         while self._sent:
             told, since = self._sent.popleft()
             if told == message:

@@ -4,6 +4,8 @@ import msgspec
 import pytest
 
 from protocol.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from services.master.api.service import MasterService
+from services.master.config import MasterConfig
 from services.master.master import Master
 from tests.support.master_fleets import LOAD, PROMPT, RATES, add, asking, hear, place, prefill_of
 from tests.support.master_fleets import master as fleet_of
@@ -60,6 +62,15 @@ def test_what_a_tier_loses_is_forgotten(medium: str) -> None:
     assert place(made, asking("a")).ttft_ms == pytest.approx(160 - 4 * 16)
     hear(made, "p0", AllBlocksCleared())
     assert len(index) == 0
+
+
+async def test_what_is_known_of_tiers_is_shown_and_bounded() -> None:
+    service = MasterService(MasterConfig(max_index_entries=4))
+    add(service.master, "p0", "prefill", events=[])
+    hear(service.master, "p0", below("CPU", 3), below("DISK", 10))
+    shown = service.metrics.render().decode()
+    for kind, count in (("host", 3), ("disk", 4), ("refused", 6)):
+        assert f'index_entries{{kind="{kind}",model="m"}} {count}.0' in shown
 
 
 def test_a_worker_that_leaves_takes_its_tiers_along() -> None:

@@ -1,7 +1,5 @@
 """The master's index against a dictionary of sets, and its bounds."""
 
-from functools import reduce
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,6 @@ from services.master.index.holder_sets import (
     mask_of,
     slots_in,
     slots_of,
-    union,
     with_slot,
     without_slot,
 )
@@ -74,6 +71,40 @@ def test_the_index_equals_a_brute_force_model(
     assert sum(mask.bit_count() for mask, _ in runs) == sum(n > 0 for n in expected), "disjoint"
 
 
+stretches = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "remove", "drop"]),
+        st.sampled_from([0, 1, 2, SLOTS - 1]),
+        st.tuples(st.integers(0, 9), st.integers(1, 10)).map(lambda ends: list(range(*ends))),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(stretches, stretches, stretches, st.integers(0, 10))
+def test_what_lies_below_continues_a_prefix(
+    pool: list[tuple[str, int, list[int]]],
+    memory: list[tuple[str, int, list[int]]],
+    disk: list[tuple[str, int, list[int]]],
+    length: int,
+) -> None:
+    indices, either, prompt = [block_index(1000) for _ in range(3)], list[Model](), range(length)
+    for index, events in zip(indices, (pool, memory, disk), strict=True):
+        own: Model = {}
+        for step in events:
+            apply(index, own, step)
+        above = either[-1] if either else {}
+        either.append({key: own.get(key, set()) | above.get(key, set()) for key in range(10)})
+    blocks, *others = indices
+    runs = blocks.match(prompt)
+    for n in (1, 2):
+        runs = blocks.further(runs, others[:n], prompt)
+        expected = [prefix_of(either[n], slot, list(prompt)) for slot in range(SLOTS)]
+        assert fill(runs, SLOTS).tolist() == expected
+        assert sum(mask.bit_count() for mask, _ in runs) == sum(n > 0 for n in expected), "disjoint"
+
+
 slots = st.one_of(st.integers(0, 40), st.sampled_from([9_999, (1 << 20) - 2, (1 << 20) - 1]))
 
 
@@ -92,13 +123,6 @@ def test_sets_of_any_size_are_what_was_put_in(changes: list[tuple[bool, int]]) -
     for slot in sorted(model, reverse=True):
         again = with_slot(again, slot)
     assert again == code, "equal sets are equal integers"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.sets(slots, max_size=30), st.sets(slots, max_size=30))
-def test_two_sets_together_are_the_set_of_all(first: set[int], second: set[int]) -> None:
-    codes = [reduce(with_slot, sorted(one), 0) for one in (first, second, first | second)]
-    assert union(codes[0], codes[1]) == codes[2]
 
 
 def test_a_pair_of_ten_thousand_workers_is_a_small_integer() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from protocol.errors import ConfigError, Unavailable
 from protocol.kv_events import BlockStored
-from protocol.registry import Finished, InstanceInfo
+from protocol.refs import KVRef
+from protocol.registry import Finished
 from protocol.settings import resolve
 from services.master.config import MasterConfig
 from services.master.index.predicted_cache import PredictedCache
@@ -16,8 +17,8 @@ from services.master.master import Master
 from services.master.placement.policies.factory import load_policy
 from services.master.placement.policies.round_robin import RoundRobinPolicy
 from tests.support.master_fleets import PROMPT, add, asking, hear, master, place, prefill_of
+from tests.support.master_nodes import SOURCES, Node, fleet_of, info
 from tests.support.master_nodes import Fleet as Masters
-from tests.support.master_nodes import fleet_of
 
 
 def given(*flags: str) -> MasterConfig:
@@ -50,7 +51,6 @@ def test_a_router_mode_is_a_policy(name: str) -> None:
 
 def test_without_events_a_master_goes_by_what_it_has_placed() -> None:
     made = master("prefill", "prefill", "decode", follow_events=False)
-    assert not made.registry.instances["p0"].info.events, "there is nothing to follow"
     assert place(made, asking("a")).hit_tokens == 0
     made.finished(Finished("a"), 0.0)
     assert place(made, asking("b"), 1.0).hit_tokens == 159
@@ -132,6 +132,16 @@ def test_an_enforced_split_without_both_is_an_error(roles: list[str], lacking: s
     assert refused.value.code == "disagg_unavailable"
 
 
+def test_an_enforced_split_between_workers_that_cannot_hand_over_is_an_error() -> None:
+    made = master(enforce_disagg=True)
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        kv = KVRef("", "i", (), 0, compatibility=name).to_params()
+        add(made, name, role, kv_endpoint=kv)
+    with pytest.raises(Unavailable, match="no decode worker takes the KV") as refused:
+        made.schedule(asking("a"), 0.0)
+    assert refused.value.code == "disagg_unavailable"
+
+
 def counted(masters: Masters) -> list[float]:
     a, b = masters.nodes
     a.schedule(asking("r", blocks=0, prompt_tokens=1000))
@@ -149,8 +159,15 @@ def test_masters_that_do_not_sync_count_their_own_placements_alone() -> None:
     assert [a.requests("w"), b.requests("w")] == [0, 0], "an end reaches the master that placed it"
 
 
-def test_infos_of_workers_without_events_are_left_alone() -> None:
-    made = Master(MasterConfig(follow_events=False, seed=1))
-    info = InstanceInfo("w", "decode", "http://w:1", "m")
-    made.register(info, 0.0)
-    assert made.registry.instances["w"].info is info
+def test_a_master_that_follows_no_events_leaves_them_to_the_others() -> None:
+    masters = Masters()
+    masters.nodes[0] = Node("blind", follow_events=False)
+    blind, following = masters.nodes
+    blind.register(info("w"))
+    masters.deliver()
+    for joined in blind.replicator.own(0.0):  # as whenever Redis is back
+        blind.replicator.tell(joined)
+    masters.deliver()
+    assert following.master.registry.instances["w"].info.events == SOURCES
+    for node, guesses in ((blind, True), (following, False)):
+        assert (node.master.registry.instances["w"].guessed is not None) == guesses

@@ -58,14 +58,22 @@ class Publisher:
 class Follower(MasterListener):
     """A master that follows one publisher."""
 
-    def __init__(self, source: EventSource, context: zmq.Context[Any] | None = None) -> None:
-        self.master = Master(MasterConfig(), None, self)
+    def __init__(
+        self,
+        source: EventSource,
+        context: zmq.Context[Any] | None = None,
+        *,
+        foreign: bool = False,
+        **config: Any,
+    ) -> None:
+        self.master = Master(MasterConfig(**config), None, self)
         registry = self.master.registry
         self.subscriber = (
             Subscriber(registry) if context is None else Subscriber(registry, _context=context)
         )
         self.master.register(
-            InstanceInfo("w", "prefill", "http://w:1", "m", events=[source]), time.monotonic()
+            InstanceInfo("w", "prefill", "http://w:1", "m", events=[source], foreign=foreign),
+            time.monotonic(),
         )
 
     def joined(self, info: InstanceInfo) -> None:
@@ -130,6 +138,28 @@ async def test_after_lost_replays_a_source_is_asked_until_it_answers(
     publisher.publish(5)
     await eventually(lambda: 5 in follower.keys)
     assert follower.counts["replays"] == questions, "nothing is missing any more"
+    follower.subscriber.close()
+
+
+async def test_a_master_may_follow_no_events(publisher: Publisher) -> None:
+    follower = Follower(publisher.source, follow_events=False)
+    assert not follower.subscriber._open
+
+
+async def test_a_busy_master_takes_in_all_that_another_engine_replays(publisher: Publisher) -> None:
+    """vLLM's socket keeps 1,000 messages and drops the rest; here it waits and fails instead."""
+    publisher.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    publisher.router.setsockopt(zmq.SNDTIMEO, 2_000)
+    follower = Follower(publisher.source, foreign=True)
+    await publisher.serve()
+    client, start = await publisher.asked()
+    assert start == 0
+    for sequence in range(4_000):  # more than TCP's buffers hold beside the socket's
+        stored = encode_batch(time.time(), [BlockStored([sequence.to_bytes(10_000, "big")])])
+        publisher.router.send_multipart([client, b"", *event_frames("", sequence, stored)])
+    publisher.router.send_multipart([client, b"", *end_frames()])
+    await eventually(lambda: not follower.subscriber.incomplete)
+    assert follower.master.registry.fleet("m").counts.blocks_stored == 4_000
     follower.subscriber.close()
 
 
