@@ -60,7 +60,8 @@ class Rates(msgspec.Struct, frozen=True, omit_defaults=True):
     decode_base_ms: Amount = 0.0  # milliseconds of a decode step, whatever its batch
     decode_ms_per_request: Amount = 0.0  # and for each request in the batch
     decode_ms_per_context_token: Amount = 0.0  # and for each token of their contexts
-    host_ms_per_token: Amount = 0.0  # until KV in host memory is back, for each token
+    # until KV in host memory is back, for each token; 0: not measured yet
+    host_ms_per_token: Amount = 0.0
     disk_ms_per_token: Amount = 0.0  # the same of KV on disk
     transfer_bytes_per_ms: Amount = 0.0  # rate at which the worker receives KV or embeddings
 

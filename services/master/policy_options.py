@@ -107,18 +107,21 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class TrackingOptions:
-    """What is counted of workers' caches and load. Dynamo's router has the same switches."""
+    """What placement may do, and what is counted of workers' caches and load: switches that
+    Dynamo's router has too."""
 
     enforce_disagg: bool = option(
         False,
         "Place every request on a prefill and a decode worker. While one is missing, answer 503"
-        " (disagg_unavailable) instead of letting one worker do both.",
-        section="Tracking",
+        " (disagg_unavailable) instead of letting one worker do both. A proxy that no master"
+        " answers places without this rule.",
+        section="Placement",
     )
     follow_events: bool = option(
         True,
         "Follow the cache events of workers. Off: assume that a cache keeps what was placed there,"
         " for --predict-ttl.",
+        section="Tracking",
         flags=("--router-kv-events", "--kv-events"),
     )
     predict_prune_ratio: float = option(

@@ -50,7 +50,7 @@ class MasterMetrics:
         )
         self.replication = Histogram(
             PREFIX + "replication_delay_seconds",
-            "Seconds from a change at this master until Redis has told all masters of it.",
+            "Seconds from a change at this master until Redis brings its message back.",
             buckets=_DELAYS,
             registry=self.registry,
         )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 _AT_ONCE = 64
 _SILENT_S = 0.25
+_MOST_S = 10.0  # a large snapshot takes a second
 
 
 class Asker(Protocol):
@@ -18,11 +19,13 @@ class Asker(Protocol):
 class ReplayTurns:
     """Replays in the order they were wanted, `_AT_ONCE` at a time: no more snapshots than that lie
     in memory, and none waits so long behind the others that it is taken to be lost. A source that
-    says nothing for `_SILENT_S` does not hold up the next; its answers count when they come."""
+    says nothing for `_SILENT_S`, or has not said all within `_MOST_S`, does not hold up the next;
+    its answers count when they come."""
 
     def __init__(self) -> None:
         self._waiting: dict[Asker, int] = {}
         self._busy: dict[Asker, asyncio.TimerHandle] = {}
+        self._answering: set[Asker] = set()
 
     @property
     def under_way(self) -> int:
@@ -39,12 +42,17 @@ class ReplayTurns:
     def heard(self, asker: Asker) -> None:
         """Its source answers."""
         timer = self._busy.get(asker)
-        if timer is not None:
-            timer.cancel()
+        if timer is None or asker in self._answering:
+            return
+        timer.cancel()
+        self._answering.add(asker)
+        loop = asyncio.get_running_loop()
+        self._busy[asker] = loop.call_later(_MOST_S, self.done, asker)
 
     def done(self, asker: Asker) -> None:
         """It wants nothing more. Idempotent."""
         self._waiting.pop(asker, None)
+        self._answering.discard(asker)
         timer = self._busy.pop(asker, None)
         if timer is not None:
             timer.cancel()

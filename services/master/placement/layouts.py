@@ -74,15 +74,16 @@ class Job:
         return self.held.take(pool.slots)
 
     def saved_below(self, pool: Pool) -> Floats:
-        """ms of prefill that KV in lower tiers saves. A worker computes what would take longer to
-        come back. [rows]"""
+        """ms of prefill that KV in lower tiers saves: none where a worker has not measured its
+        tier yet, or would compute it faster. [rows]"""
         saved = np.zeros(len(pool))
         if self.below is None:
             return saved
         before = self.hits(pool)
         for reach, token_ms in zip(self.below, (pool.host_ms, pool.disk_ms), strict=True):
             there = np.maximum(reach.take(pool.slots), before)
-            saved += (there - before) * np.maximum(pool.token_ms - token_ms, 0.0)
+            gain = np.where(token_ms > 0.0, pool.token_ms - token_ms, 0.0)
+            saved += (there - before) * np.maximum(gain, 0.0)
             before = there
         return saved
 

@@ -50,8 +50,15 @@ def test_what_takes_longer_to_fetch_than_to_compute_counts_for_nothing() -> None
 
 
 @pytest.mark.parametrize("medium", ["CPU", "DISK"])
-def test_what_a_tier_loses_is_forgotten(medium: str) -> None:
+def test_a_tier_that_is_not_measured_yet_saves_nothing(medium: str) -> None:
     made = tiered()
+    hear(made, "p0", below(medium, 10))
+    assert place(made, asking("a")).ttft_ms == pytest.approx(160)
+
+
+@pytest.mark.parametrize("medium", ["CPU", "DISK"])
+def test_what_a_tier_loses_is_forgotten(medium: str) -> None:
+    made = tiered(host_ms_per_token=0.1, disk_ms_per_token=0.1)
     hear(made, "p0", below(medium, 10))
     fleet = made.registry.fleet("m")
     index = {"CPU": fleet.exact.host, "DISK": fleet.exact.disk}[medium]
@@ -59,7 +66,7 @@ def test_what_a_tier_loses_is_forgotten(medium: str) -> None:
     hear(made, "p0", BlockRemoved(list(PROMPT[4:]), medium="GPU"))
     assert len(index) == 10, "the pool's blocks are others"
     hear(made, "p0", BlockRemoved(list(PROMPT[4:]), medium=medium))
-    assert place(made, asking("a")).ttft_ms == pytest.approx(160 - 4 * 16)
+    assert place(made, asking("a")).ttft_ms == pytest.approx(160 - 4 * 16 * 0.9)
     hear(made, "p0", AllBlocksCleared())
     assert len(index) == 0
 

@@ -107,3 +107,20 @@ async def test_a_new_master_has_all_that_its_workers_hold(two_at_once: None) -> 
     watched.subscriber.close()
     for thread in threads:
         await asyncio.to_thread(thread.close)
+
+
+async def test_a_source_that_drips_does_not_hold_its_turn_for_ever(
+    two_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_turns, "_MOST_S", 0.05)
+    begun: list[tuple[int, int]] = []
+    turns, askers = ReplayTurns(), [Asker(name, begun) for name in range(3)]
+    for asker in askers:
+        turns.want(asker, -1)
+
+    def dripped() -> bool:
+        turns.heard(askers[0])
+        turns.heard(askers[1])
+        return (2, -1) in begun
+
+    await eventually(dripped)

@@ -44,8 +44,8 @@ def _imported(path: str) -> type[Policy]:
     module, colon, name = path.partition(":")
     if not colon:
         raise ConfigError(
-            f"--policy: '{path}' is neither of {', '.join(POLICIES)} nor module:Class nor the name "
-            "that an installed package gives one of its own"
+            f"--policy: unknown policy '{path}'; choose one of {', '.join(POLICIES)}, a class as "
+            "module:Class, or one that an installed package registers"
         )
     try:
         found = getattr(importlib.import_module(module), name)
