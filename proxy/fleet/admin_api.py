@@ -70,8 +70,8 @@ def managing(
     config: ProxyConfig,
     tell_level: Callable[[str], None] = lambda level: None,
 ) -> APIRouter:
-    """Routes for whoever has the admin key, in `X-API-Key`. `tell_level` passes a log level on to
-    further processes of the proxy."""
+    """Routes behind the admin key, which comes in `X-API-Key`. `tell_level` passes a log level on
+    to further processes of the proxy."""
     routes = APIRouter()
     key, masters = config.admin_api_key, config.urls_of_masters()
     routes.include_router(log_levels(lambda request: check_admin_key(request, key), tell_level))

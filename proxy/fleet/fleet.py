@@ -199,7 +199,7 @@ class Fleet:
                 return only
         able = self.usable(role, avoid, model)
         if not able:
-            raise self.nobody(role, model)
+            raise self.no_worker(role, model)
         return self.lightest(able)
 
     def lightest(self, able: Sequence[Instance]) -> Instance:
@@ -224,7 +224,7 @@ class Fleet:
         a repeated picture meets its cache."""
         able = self.usable("encode", avoid)
         if not able:
-            raise self.nobody("encode")
+            raise self.no_worker("encode")
         return rendezvous(able, mm_hash)
 
     def able(self, pictures: bool) -> bool:
@@ -235,7 +235,7 @@ class Fleet:
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
         return computed and (not pictures or not self.encode or bool(self.usable("encode")))
 
-    def nobody(self, role: Role, model: str | None = None) -> NoWorker:
+    def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]

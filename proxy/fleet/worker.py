@@ -138,7 +138,7 @@ class Instance:
         return rank
 
     def leave_rank(self, rank: int) -> None:
-        """A request that was bound to this rank is over."""
+        """A request that was bound to this rank has ended."""
         self._at_rank[rank] -= 1
 
     @contextlib.contextmanager

@@ -49,7 +49,7 @@ def by_load(
     names it, where the fleet may have several."""
     decoding, prefilling = (fleet.usable(role, avoid, model) for role in _COMPUTING)
     if not (decoding or prefilling):
-        raise fleet.nobody("decode", model)
+        raise fleet.no_worker("decode", model)
     fresh = [one for one in prefilling if one not in avoid]
     if not decoding or (fresh and all(one in avoid for one in decoding)):
         return Plan(fleet.lightest(fresh or prefilling))

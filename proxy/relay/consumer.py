@@ -36,6 +36,6 @@ class Consumer:
         return Consumer(instance, stage, rank, addresses[rank], header)
 
     def leave(self) -> None:
-        """The attempt is over."""
+        """The attempt has ended."""
         if self.address:
             self.instance.leave_rank(self.rank)

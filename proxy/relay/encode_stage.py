@@ -160,7 +160,7 @@ class RelayEncodeStage:
     def _choose(self, key: bytes, avoid: Sequence[Instance], model: str) -> Instance:
         able = self._dispatch.fleet.usable("encode", avoid, model)
         if not able:
-            raise self._dispatch.fleet.nobody("encode")
+            raise self._dispatch.fleet.no_worker("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER
         return rendezvous([i for i in able if i.in_flight <= most], key.hex())
 

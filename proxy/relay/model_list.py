@@ -70,7 +70,7 @@ def _of_each(gateway: Gateway) -> list[Instance]:
         return [fleet.choose("decode")]
     able = fleet.usable("decode") or fleet.usable("prefill")
     if not able:
-        raise fleet.nobody("decode")
+        raise fleet.no_worker("decode")
     return list({(worker.model, worker.models): worker for worker in able}.values())
 
 

@@ -47,7 +47,7 @@ class TenantShares:
         self._under_way[tenant] += 1
 
     def leave(self, tenant: str) -> None:
-        """It is over."""
+        """It has ended."""
         self._under_way[tenant] -= 1
         if not self._under_way[tenant]:
             del self._under_way[tenant]
