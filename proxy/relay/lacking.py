@@ -29,9 +29,12 @@ class WorkerLacksRoute(NoRoute):
 
 
 class HolderLacksRoute(NoRoute):
-    """The response may be there, but no worker that could have it has the route."""
+    """The response may be there, but no worker that could have it has the route. The status is
+    the instance's: an error of a worker gets the class that has its status."""
 
-    status = 405
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status = 405
 
 
 class LackingWorkers:

@@ -15,7 +15,7 @@ from proxy.upstream.client import UpstreamClient
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-PROBE_S = 0.5
+PROBE_S = 0.2
 STREAMS = ("/open", "/v1/chat/completions")
 OURS: dict[str, Any] = {
     "/health": {},

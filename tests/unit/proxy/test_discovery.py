@@ -70,7 +70,7 @@ async def test_who_says_nothing_of_use_is_taken_for_another_engine(said: Any) ->
         fleet, (one, other) = decoding(bad.url, good.url)
         other.up = False
         await probe_once(fleet, client)
-        assert (one.up, one.dialect) == (True, "openai")
+        assert (one.up, one.dialect) == (True, "openai"), one.cause
         assert (other.up, other.dialect) == (True, "tokens")
 
 
