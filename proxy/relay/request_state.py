@@ -35,7 +35,7 @@ class RelayedRequest(RequestState):
     `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
     `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
-    `consumer`: who was chosen to have the embeddings before they were made, None if nobody.
+    `consumer`: the worker that the embeddings are pushed to, None if they are not pushed.
     `recorder`: notes what it takes to resume the stream, None if that cannot be done.
     """
 

@@ -47,7 +47,7 @@ class StageWorkers:
 
     @staticmethod
     def leave(request: RelayedRequest) -> None:
-        """The attempt is over. Another one begins with the media themselves, as embeddings that
+        """The attempt has ended. Another one begins with the media themselves, as embeddings that
         were pushed are at one worker alone, unless that has prefilled the prompt already."""
         consumer, request.consumer = request.consumer, None
         if consumer is not None:

@@ -115,18 +115,13 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         stores = tier_stores(config, pool, compatibility)
         for store in stores:
             opened.callback(store.close)
+        sampler = Sampler(config.eos_token_ids)
+        drafter = _drafter(config.speculation, vocabulary)
         core = GenerateCore(
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
-            Runner(
-                model,
-                cache,
-                embeddings,
-                Sampler(config.eos_token_ids),
-                graphs,
-                _drafter(config.speculation, vocabulary),
-            ),
+            Runner(model, cache, embeddings, sampler, graphs, drafter),
             KVFetches(
                 kv,
                 scheduler,

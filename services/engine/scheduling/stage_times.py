@@ -18,7 +18,7 @@ class StageTimes(Generic[_Work]):
     """Looks at the work of traced requests alone, so that others cost nothing. Clients decide what
     is traced: of more at once than a step should look at, the later are not.
 
-    `stages_of` tells which stages of some work are in progress, None once the work is over.
+    `stages_of` tells which stages of some work are in progress, None once the work has ended.
     """
 
     def __init__(self, clock: Clock, stages_of: Callable[[_Work], Collection[str] | None]) -> None:

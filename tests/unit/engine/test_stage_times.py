@@ -32,7 +32,7 @@ def test_a_stage_lasts_from_look_to_look_and_stages_overlap() -> None:
     assert case.at(1.0, {"w": ["transfer", "prefill"]}) == [Stage("r", "queue", 0.0, 1.0)]
     assert case.at(2.0, {"w": ["prefill"]}) == [Stage("r", "transfer", 0.0, 2.0)]
     assert case.at(3.0, {}) == [Stage("r", "prefill", 1.0, 3.0)]
-    assert case.at(4.0, {"w": ["prefill"]}) == [], "what is over is watched no more"
+    assert case.at(4.0, {"w": ["prefill"]}) == [], "work that has ended is not watched"
 
 
 def test_two_requests_may_wait_for_the_same_work() -> None:

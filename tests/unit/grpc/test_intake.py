@@ -1,4 +1,4 @@
-"""Messages over gRPC count among all bodies, and calls that send nothing keep nobody out."""
+"""Messages over gRPC count among all bodies, and calls that send nothing make room for others."""
 
 import asyncio
 from collections.abc import AsyncIterator
