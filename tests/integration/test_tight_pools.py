@@ -21,7 +21,8 @@ FILE_HEADERS = 1024  # of two files; memory has none
 def test_32_requests_through_pools_for_one(
     transport: str, model_dir: ModelDir, tmp_path: Path
 ) -> None:
-    """Two pictures each; EC store, embedding cache and both KV pools have room for one request."""
+    """Two pictures each; EC store, embedding cache and both KV pools have room for one request.
+    Prefill keeps what its pool loses in host memory and on disk."""
     need(transport)
     model = model_dir("qwen2_5_vl")
     cases = [asking(picture(100 + i), "or", picture(200 + i % 5), LONG) for i in range(32)]
@@ -32,7 +33,8 @@ def test_32_requests_through_pools_for_one(
         config = flags_of(transport, tmp_path, ec_buffer_size=size + FILE_HEADERS)
         held = ("--embedding-cache-bytes", str(size))
         encoder = stack.start("services.encoder", *config)
-        prefill = stack.start("services.prefill", *config, *held, *blocks)
+        tiers = ("--kv-host-memory", "0.001", "--kv-disk", "0.01", "--kv-disk-path", str(tmp_path))
+        prefill = stack.start("services.prefill", *config, *held, *blocks, *tiers)
         decode = stack.start("services.decode", *config, *held, *blocks)
         for worker in (encoder, prefill, decode):
             worker.wait_ready()
@@ -45,3 +47,6 @@ def test_32_requests_through_pools_for_one(
         counters = call(f"{decode.url}/integrity")[1]["counters"]
         assert counters["kv_fetched"] == 33
         assert counters["kv_failed"] == 0
+        kept = call(f"{prefill.url}/integrity")[1]["counters"]
+        assert kept["kv_host_offloaded_blocks"] > 16 and kept["kv_disk_failed_blocks"] == 0
+        assert list((tmp_path / "kv-blocks").glob("*.kv"))

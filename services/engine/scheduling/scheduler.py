@@ -7,8 +7,9 @@ tokens of a step: that bounds how long a prompt makes the others wait for their 
 are never more requests running than a step has tokens, so the oldest prompt gets some of every
 step.
 
-When blocks run out, the youngest running request is preempted and starts again later; the oldest
-can therefore always finish.
+When blocks run out, the youngest running request is preempted and starts again later; where no
+running request can go on, the oldest waiting one takes the place of younger ones. So the oldest can
+always finish.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Scheduler:
     def _admit(self, request: Request, step: Step) -> bool:
         """Start a waiting request, unless it waits for embeddings or KV; False if it must wait for
         others to end."""
-        if not self.has_room():
+        if step.chunks and not self.has_room():
             return False
         matched = self.match_prefix(request)
         if step.awaits(request, matched):
@@ -164,7 +165,7 @@ class Scheduler:
         self.embeddings.pin(request)
         count = self._chunk_size(request, step.for_prompt(request), step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
-        if count == 0 or not self.blocks.can_allocate(needed, matched):
+        if count == 0 or not self._find_room(request, needed, matched, step):
             request.num_computed = 0
             return count == 0
         self.take_prefix(request, matched)
@@ -172,6 +173,17 @@ class Scheduler:
         self.waiting.remove(request)
         self.start(request)
         step.add(chunk_of(request, count))
+        return True
+
+    def _find_room(self, request: Request, needed: int, matched: list[int], step: Step) -> bool:
+        """Whether there are a slot and blocks for a waiting request. If nothing else is in this
+        step, all that run wait for embeddings, which an older request may hold: then it takes
+        their place."""
+        while not (self.has_room() and self.blocks.can_allocate(needed, matched)):
+            victim = max(self.running, key=lambda r: r.order, default=None)
+            if step.chunks or victim is None or victim.order < request.order:
+                return False
+            self.preempt(victim)
         return True
 
     def match_prefix(self, request: Request) -> list[int]:

@@ -1,5 +1,6 @@
 """Who runs in a step: those who decode first, prompts with what is left, and nobody never."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Limits
-from services.engine.scheduling.request import Request
+from services.engine.scheduling.request import Request, RequestKey
 from services.engine.scheduling.scheduler import Scheduler
 
 SIZE = 16
@@ -28,9 +29,13 @@ LAYOUT = EmbeddingLayout(1, 0, torch.float32)
 class Case:
     """A scheduler whose steps put out a token for each choice that samples."""
 
-    def __init__(self, limits: Limits, num_blocks: int = 4096) -> None:
+    def __init__(
+        self, limits: Limits, num_blocks: int = 4096, embedding_tokens: int = 1 << 20
+    ) -> None:
         self.store = LocalEC(1 << 24, 30.0, 600.0)
-        embeddings = EmbeddingCache(self.store, 1 << 24, LAYOUT)
+        capacity = embedding_tokens * LAYOUT.token_bytes
+        embeddings = EmbeddingCache(self.store, capacity, LAYOUT)
+        self.awaiting: dict[RequestKey, int] = {}  # steps that a request waits for KV from a tier
         self.scheduler = Scheduler(BlockManager(num_blocks, SIZE), embeddings, limits)
         self.arrivals = 0
 
@@ -52,7 +57,7 @@ class Case:
 
     def step(self, most: int | None = None) -> list[Chunk]:
         assert self.scheduler.embeddings.poll() == []
-        chunks = self.scheduler.schedule(lambda request: None, most)
+        chunks = self.scheduler.schedule(lambda request: None, most, self.awaits)
         for chunk in chunks:
             self.scheduler.computed(chunk.request, chunk.end)
             for request in chunk.samplers:
@@ -60,6 +65,10 @@ class Case:
                 if request.num_output == request.sampling.max_tokens:
                     self.scheduler.finish(request)
         return chunks
+
+    def awaits(self, request: Request, matched: Sequence[int]) -> bool:
+        self.awaiting[request.key] = self.awaiting.get(request.key, 0) - 1
+        return self.awaiting[request.key] >= 0
 
     def check(self) -> None:
         owners = [request.blocks for request in self.scheduler.all_requests()]
@@ -178,23 +187,64 @@ def test_a_request_that_decodes_leaves_the_step_if_an_older_prompt_needs_its_blo
     assert case.scheduler.preemptions == 1 and young in case.scheduler.waiting
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@settings(max_examples=60, deadline=None)
-@given(
-    requests=st.lists(
-        st.tuples(st.integers(1, 90), st.integers(1, 12), st.integers(0, 2)), max_size=14
-    )
-)
-def test_all_end_and_books_agree_whatever_comes(
-    steps: int, requests: list[tuple[int, int, int]]
+@pytest.mark.parametrize(("running", "blocks"), [(3, 64), (5, 6)], ids=["slots", "blocks"])
+def test_who_waits_for_embeddings_makes_way_for_the_request_that_has_them(
+    running: int, blocks: int
 ) -> None:
-    limits = Limits(5, 24, max_prefill_beside_decode=10, decode_steps=steps)
-    case = Case(limits, num_blocks=8)
+    """The oldest waits for KV from a tier; meanwhile others take each slot or block, up to their
+    pictures, for which there is no room: the oldest has reserved all of it."""
+    case = Case(Limits(running, 128), blocks, embedding_tokens=16)
+    pictures = [MMItem(f"picture {i}", "image", 16, 16) for i in range(7)]
+    oldest = case.add(48, 4, pictures[0])
+    case.awaiting[oldest.key] = 3
+    others = [case.add(48, 4, picture) for picture in pictures[1:]]
+    for picture in pictures:
+        case.store_picture(picture)
+    for _ in range(3):
+        case.step()
+    full = not case.scheduler.has_room() or not case.scheduler.blocks.can_allocate(4)
+    assert oldest in case.scheduler.waiting and full
+    case.step()
+    assert case.scheduler.running[-1] is oldest
+    for _ in range(60):
+        case.step()
+        case.check()
+    assert all(request.num_output == 4 for request in [oldest, *others])
+
+
+REQUESTS = st.tuples(
+    st.integers(1, 80),  # tokens of the prompt
+    st.integers(1, 12),  # of the output
+    st.integers(0, 2),  # priority
+    st.integers(0, 9),  # steps of waiting for KV from a tier
+    st.lists(st.integers(0, 3), max_size=2),  # pictures
+)
+
+
+def pictures_of(numbers: list[int], length: int) -> list[MMItem]:
+    """Of 16 tokens each, one behind the other, with a token between them."""
+    items = [MMItem(f"picture {number}", "image", 8 + 17 * place, 16)
+             for place, number in enumerate(numbers)]  # fmt: skip
+    return [item for item in items if item.end <= length]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@settings(max_examples=100, deadline=None)
+@given(requests=st.lists(REQUESTS, max_size=14))
+def test_all_end_and_books_agree_whatever_comes(
+    steps: int, requests: list[tuple[int, int, int, int, list[int]]]
+) -> None:
+    limits = Limits(6, 48, max_prefill_beside_decode=10, decode_steps=steps)
+    case = Case(limits, num_blocks=6, embedding_tokens=32)
+    for item in pictures_of([0, 1, 2, 3], 90):
+        case.store_picture(item)
     added = []
-    for length, most, priority in requests:
-        added.append(case.add(length, most, priority=priority))
+    for length, most, priority, awaiting, numbers in requests:
+        items = pictures_of(numbers, length)
+        added.append(case.add(length, most, *items, priority=priority))
+        case.awaiting[added[-1].key] = awaiting
         chunks = case.step()
-        assert sum(chunk.count for chunk in chunks) <= 24
+        assert sum(chunk.count for chunk in chunks) <= 48
         case.check()
     left = 3000
     while any(request.num_output < request.sampling.max_tokens for request in added):
