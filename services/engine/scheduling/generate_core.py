@@ -18,6 +18,7 @@ from services.engine.scheduling.request import Request, Status, choices_of
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.scheduling.sibling_choices import SiblingChoices
+from services.engine.scheduling.spare_room import trim
 from services.engine.scheduling.stage_times import StageTimes
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
@@ -256,7 +257,7 @@ class GenerateCore:
         request.tokens += tokens
         if count > 1:
             self.scheduler.computed(request, request.num_computed + count - 1)
-        self.scheduler.trim(request)
+        trim(request, self.scheduler.blocks)
         output = RequestOutput(
             request.source.request_id,
             request.index,

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
 from services.engine.scheduling.limits import Awaits, Limits, Step, Unplace, never
 from services.engine.scheduling.request import Request, RequestKey, Status
+from services.engine.scheduling.spare_room import extend, leave_room, lengthen
 from services.membership.events import CacheLog
 
 
@@ -75,10 +76,10 @@ class Scheduler:
         # Whoever started in a step without blocks to spare would be the youngest, and next to go.
         if self.preemptions == preemptions:
             self._admit_waiting(step)
-        if self.limits.decode_steps > 1:
-            self._lengthen(step)
+        if self.limits.decode_steps > 1 and not self.waiting:
+            lengthen(step, self.blocks, self.limits)
         if 0 < len(step.chunks) <= self.limits.most_drafted_for:
-            self._leave_room(step)
+            leave_room(step, self.blocks, self.limits)
         return step.chunks
 
     def _for_prompts(self, step: Step, most: int | None) -> int:
@@ -93,45 +94,6 @@ class Scheduler:
         count = self._chunk_size(request, budget, step.left)
         if count and self._grow(request, request.num_computed + count, step):
             step.add(chunk_of(request, count))
-
-    def _lengthen(self, step: Step) -> None:
-        """Further steps for those who decode, as far as there are blocks."""
-        if self.waiting or not step.chunks or not all(chunk.decodes for chunk in step.chunks):
-            return
-        requests = [chunk.request for chunk in step.chunks]
-        steps = min([self.limits.decode_steps, *(r.num_to_come for r in requests)])
-        while steps > 1 and not self.blocks.can_allocate(sum(self._lacking(requests, steps))):
-            steps //= 2
-        if steps > 1:
-            for request, lacking in zip(requests, self._lacking(requests, steps), strict=True):
-                self._extend(request, lacking)
-            step.chunks = [replace(chunk, steps=steps) for chunk in step.chunks]
-
-    def _leave_room(self, step: Step) -> None:
-        """For tokens that may be guessed, as far as the step and the blocks have room to spare."""
-        for place, chunk in enumerate(step.chunks):
-            request = chunk.request
-            if not (chunk.decodes and chunk.samplers and request.may_be_guessed):
-                continue
-            room = min(self.limits.drafted_tokens, step.left, request.num_to_come - 1)
-            lacking = self._lacking([request], 1 + room)[0]
-            if room > 0 and self.blocks.can_allocate(lacking):
-                self._extend(request, lacking)
-                step.chunks[place] = replace(chunk, room=room)
-                step.left -= room
-
-    def _lacking(self, requests: list[Request], tokens: int) -> list[int]:
-        """Blocks that each lacks for so many tokens more."""
-        blocks_for = self.blocks.blocks_for
-        return [max(0, blocks_for(r.num_computed + tokens) - len(r.blocks)) for r in requests]
-
-    def trim(self, request: Request) -> None:
-        """Give back blocks beyond a request's tokens, after a step that gained fewer than it had
-        room for."""
-        kept = self.blocks.blocks_for(len(request.tokens))
-        if len(request.blocks) > kept:
-            self.blocks.release(request.blocks[kept:])
-            request.blocks = request.blocks[:kept]  # another list: see `step_tokens.BlockTables`
 
     def _admit_waiting(self, step: Step) -> None:
         """Start waiting requests in order; those that wait for embeddings, or for KV from a lower
@@ -169,7 +131,7 @@ class Scheduler:
             request.num_computed = 0
             return count == 0
         self.take_prefix(request, matched)
-        self._extend(request, needed)
+        extend(request, self.blocks, needed)
         self.waiting.remove(request)
         self.start(request)
         step.add(chunk_of(request, count))
@@ -239,14 +201,8 @@ class Scheduler:
                 step.remove(victim)
             if victim is request:  # all others are older: they go on, so that one always ends
                 return False
-        self._extend(request, needed)
+        extend(request, self.blocks, needed)
         return True
-
-    def _extend(self, request: Request, count: int) -> None:
-        if count > 0:
-            blocks = self.blocks.allocate(count)
-            assert blocks is not None
-            request.blocks += blocks
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away; it waits and is computed again."""
