@@ -1,12 +1,14 @@
 """Real workers, two of each role, with a master: what the fleet has computed once it does not
 compute again, wherever that is, and even if its owner drains."""
 
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ModelDir
 from tests.support import waiting
@@ -117,3 +119,20 @@ def test_a_picture_is_encoded_once_and_a_prefix_with_it_prefilled_once(fleet: Fl
     assert fleet.ask(asking(*PREFIX, "What was it about?")) >= shared
     assert fleet.ask(asking("Somebody else looks", SEEN, "What is this?")) < shared
     assert sorted(fleet.encoded()) == [0, 1]
+
+
+def test_the_master_shows_the_metrics_of_all_workers(fleet: Fleet) -> None:
+    with urllib.request.urlopen(f"{fleet.master.url}/metrics/fleet", timeout=10) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = {sample.name: family.samples for family in families for sample in family.samples}
+    urls = {worker.url for worker in fleet.workers}
+    answered = samples["triptych_master:worker_metrics"]
+    assert {sample.labels["worker"] for sample in answered if sample.value} == urls
+    encoded = samples["triptych:mm_encoded_total"]
+    assert sum(sample.value for sample in encoded) == sum(fleet.encoded())
+    assert {s.labels["worker"] for s in encoded} == {worker.url for worker in fleet.encode}
+    assert {s.labels["role"] for s in samples["process_open_fds"]} == {
+        "encode",
+        "prefill",
+        "decode",
+    }

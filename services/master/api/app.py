@@ -26,6 +26,7 @@ from services.master.fleet.added_workers import decode_probed
 
 _MAX_BODY = 1 << 20
 _INSTANCES = "/instances"
+_METRICS = "text/plain; version=0.0.4"
 OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH}
 """What needs no fleet key; the last three have a key of their own."""
 
@@ -88,7 +89,12 @@ def _status(service: MasterService) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.render(), media_type=_METRICS)
+
+    @routes.get("/metrics/fleet")
+    async def fleet_metrics() -> Response:
+        """The metrics of all workers; for the fleet."""
+        return Response(await service.fleet_metrics.page(), media_type=_METRICS)
 
     return routes
 

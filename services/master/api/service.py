@@ -37,6 +37,7 @@ from services.master.fleet.added_workers import AddedWorkers, ProbedInstance
 from services.master.master import Master, MasterListener
 from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
+from services.master.probing.fleet_metrics import FleetMetrics
 from services.master.probing.prober import Prober
 from services.master.probing.suspects import SuspectProber
 from services.master.replication.messages import Added, Removed
@@ -70,6 +71,7 @@ class MasterService(MasterListener):
         self.metrics = MasterMetrics(
             self.master, self.subscriber, self.suspects.counts, self.replicator
         )
+        self.fleet_metrics = FleetMetrics(self.master.registry, config, key)
         self._pumping: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager

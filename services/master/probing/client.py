@@ -92,6 +92,11 @@ class ProbeClient:
         except UpstreamError:
             return None
 
+    async def page_of(self, url: str) -> bytes:
+        """A worker's /metrics, whole lines of it."""
+        text = await self._get(f"{url}/metrics", suspect=False)
+        return text[: text.rfind(b"\n") + 1]
+
     async def _get(self, url: str, suspect: bool) -> bytes:
         """At most `MAX_BYTES` of the answer. Addresses of some forms are a `ValueError` to those
         who resolve them."""

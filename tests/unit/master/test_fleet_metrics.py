@@ -1,0 +1,82 @@
+"""Metrics of many workers on one page."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.master.probing.fleet_metrics import WorkerPage, merged
+
+OURS = b"""# HELP triptych:tokens_total Tokens, so far.
+# TYPE triptych:tokens_total counter
+triptych:tokens_total{role="decode"} 7.0
+# HELP triptych:wait_seconds Seconds.
+# TYPE triptych:wait_seconds histogram
+triptych:wait_seconds_bucket{le="1.0",role="decode"} 2.0
+triptych:wait_seconds_bucket{le="+Inf",role="decode"} 3.0
+triptych:wait_seconds_count{role="decode"} 3.0
+triptych:wait_seconds_sum{role="decode"} 4.5
+process_open_fds 9.0
+"""
+VLLM = b"""# HELP vllm:num_requests_running Requests.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a} b"} 1.0
+process_open_fds 5.0
+"""
+
+
+def page(url: str, text: bytes | None, role: str = "prefill", model: str = "m") -> WorkerPage:
+    return WorkerPage({"worker": url, "role": role, "model": model}, text)
+
+
+def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+def test_each_sample_names_its_worker_and_keeps_its_labels() -> None:
+    text = merged([page("http://a:1", OURS), page("http://b:2", VLLM, "decode")])
+    found = samples(text)
+    assert found["triptych:tokens_total"] == [
+        ({"worker": "http://a:1", "model": "m", "role": "decode"}, 7.0)
+    ]
+    assert found["vllm:num_requests_running"] == [
+        (
+            {
+                "worker": "http://b:2", "role": "decode", "model": "m", "engine": "0",
+                "model_name": "a} b",
+            },
+            1.0,
+        )
+    ]  # fmt: skip
+    assert {(labels["worker"], value) for labels, value in found["process_open_fds"]} == {
+        ("http://a:1", 9.0), ("http://b:2", 5.0)
+    }  # fmt: skip
+
+
+def test_a_family_is_described_once_and_stays_together() -> None:
+    text = merged([page("http://a:1", OURS), page("http://b:2", OURS)])
+    assert text.count(b"# TYPE triptych:wait_seconds histogram") == 1
+    (family,) = [
+        family
+        for family in text_string_to_metric_families(text.decode())
+        if family.name == "triptych:wait_seconds"
+    ]
+    assert len(family.samples) == 8 and family.type == "histogram"
+
+
+def test_one_that_said_nothing_is_on_the_page() -> None:
+    found = samples(merged([page("http://a:1", OURS), page("http://b:2", None)]))
+    told = {labels["worker"]: value for labels, value in found["triptych_master:worker_metrics"]}
+    assert told == {"http://a:1": 1.0, "http://b:2": 0.0}
+
+
+def test_what_is_no_metric_does_not_break_the_page() -> None:
+    text = b"# EOF\n\n<html>\n# TYPE\nx{ 1\ny\nup 1\n{} 5\n"
+    found = samples(merged([page('http://a:1/"\\', text)]))
+    assert found.keys() == {"up", "triptych_master:worker_metrics"}
+    assert found["up"][0][0]["worker"] == 'http://a:1/"\\'
+
+
+def test_without_workers_there_is_a_page() -> None:
+    assert samples(merged([])) == {}
