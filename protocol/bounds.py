@@ -19,6 +19,7 @@ INT64_MAX = (1 << 63) - 1
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_NAMED_TOKENS = 128
+MAX_BEAMS = 16
 _MAX_DEPTH = 32
 
 Int64 = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -29,6 +30,8 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Beams = Annotated[int, Meta(ge=0, le=MAX_BEAMS)]
+LengthPenalty = Annotated[float, Meta(ge=-10.0, le=10.0)]
 NamedTokens = Annotated[tuple[Int64, ...], Meta(max_length=MAX_NAMED_TOKENS)]
 Truncation = Annotated[int, Meta(ge=-1, le=INT32_MAX)]
 TopK = Annotated[int, Meta(ge=-1, le=INT32_MAX)]

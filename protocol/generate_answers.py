@@ -78,6 +78,7 @@ class TokenCounts:
     """Token counts of one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
+        self._request_id = request.request_id
         self.prompt = len(request.token_ids)
         self.completion = sum(len(tokens) for tokens in request.emitted.values())
         self.cached = 0
@@ -88,7 +89,10 @@ class TokenCounts:
             self.cached = max(self.cached, output.cached_tokens or 0)
 
     def step(self, outputs: list[RequestOutput]) -> GenerateAnswer:
-        """One event of a stream, counted. It has the usage so far if it tells what was cached."""
+        """One event of a stream, counted. It has the usage so far if it tells what was cached. A
+        step that puts nothing out has one too: the client sees that the request goes on."""
+        if not outputs:
+            return GenerateAnswer(self._request_id, [])
         self.count(outputs)
         tells = any(output.cached_tokens is not None for output in outputs)
         return answer_of(outputs, self.body() if tells else None)

@@ -18,6 +18,7 @@ from protocol.bounds import (
     Alternatives,
     Choices,
     Int64,
+    LengthPenalty,
     MinP,
     NamedTokens,
     Natural,
@@ -125,6 +126,9 @@ class SharedFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[Int64] | None = None
     logprob_token_ids: NamedTokens | None = None
     bad_words: list[str] | None = None
+    use_beam_search: bool = False
+    length_penalty: LengthPenalty | None = None
+    early_stopping: bool | Literal["never"] | None = None
     ignore_eos: bool = False
     min_tokens: Natural = 0
     skip_special_tokens: bool = True

@@ -8,7 +8,6 @@ from protocol.request_fields import RequestField, Route, harmless, refused, work
 _CHAT: tuple[Route, ...] = ("chat",)
 _TEXT: tuple[Route, ...] = ("completions",)
 _FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-_NO_BEAMS = "beams are not searched here"
 _RENDER = "Read by vLLM's render routes only."
 
 WORKS = (
@@ -30,6 +29,24 @@ WORKS = (
         "Choices to compute, of which the n with the highest mean log-probability are answered.",
         3,
         routes=_TEXT,
+    ),
+    works(
+        "use_beam_search",
+        "Search with n beams, in completions with best_of, 16 at most, as transformers does; the n"
+        " best are answered, the best first. Not with penalties, stop strings, log-probabilities of"
+        " the prompt or a grammar, and without drawing: temperature is 0 or 1.",
+        True,
+    ),
+    works(
+        "length_penalty",
+        "-10 to 10; beams rank by their log-probability divided by their length to this power.",
+        2.0,
+    ),
+    works(
+        "early_stopping",
+        "true: beam search ends with as many ended beams as it has; false: when no other looks like"
+        ' getting better; "never": when none can.',
+        True,
     ),
     works("temperature", "0 for greedy.", 0.5),
     works("top_p", "Probability mass to draw from.", 0.5),
@@ -174,9 +191,6 @@ WORKS = (
 
 REFUSED = (
     refused("suffix", "the models here complete a prompt at its end.", "x", "", routes=_TEXT),
-    refused("use_beam_search", f"{_NO_BEAMS}; use n or best_of.", True, False),
-    refused("length_penalty", f"{_NO_BEAMS}.", 2.0, 1.0, 1),
-    refused("early_stopping", f"{_NO_BEAMS}.", True, False),
     refused("watermarking", "outputs carry no mark.", True, False),
     refused(
         "repetition_detection", "use frequency_penalty or max_tokens.", {"max_pattern_size": 3}

@@ -59,8 +59,8 @@ HARMLESS = frozenset(
 # What to do instead, and the value that asks for nothing; null, false, 0 and nothing always do.
 _REFUSED: Mapping[str, tuple[str, Any]] = MappingProxyType(
     {
-        "num_beams": ("beams are not searched here; use num_return_sequences", 1),
-        "variable_num_beams": ("beams are not searched here", None),
+        "num_beams": ("use use_beam_search of /v1/chat/completions", 1),
+        "variable_num_beams": ("use use_beam_search of /v1/chat/completions", None),
         "no_repeat_ngram_size": ("use repetition_penalty", None),
         "top_p_decay": ("use top_p", None),
         "top_p_min": ("use top_p", None),

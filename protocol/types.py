@@ -11,9 +11,11 @@ import msgspec
 
 from protocol.bounds import (
     Alternatives,
+    Beams,
     Bias,
     Choices,
     Int64,
+    LengthPenalty,
     MinP,
     NamedTokens,
     Natural,
@@ -83,6 +85,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False  # show the stop string that ended the text
+    beam_width: Beams = 0  # sequences of a beam search, of which the n best are answered; 0: none
+    length_penalty: LengthPenalty = 1.0  # beams rank by total log-probability / length ** this
+    # True: end with as many ended beams as there are; False: when none looks like getting better;
+    # "never": when none can
+    early_stopping: bool | Literal["never"] = False
     grammar: str = ""  # llguidance grammar that the output must match, "" for none
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from protocol.beams import check_beams
 from protocol.errors import InvalidRequest
 from protocol.types import GenerateRequest, SamplingParams
 
@@ -16,6 +17,7 @@ def check_token_ids(ids: Collection[int], name: str, vocab_size: int) -> None:
 
 def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     """`InvalidRequest` names the field at fault, beyond what its type says."""
+    check_beams(sampling)
     check_token_ids(sampling.stop_token_ids, "stop_token_ids", vocab_size)
     check_token_ids(sampling.logit_bias, "logit_bias", vocab_size)
     check_token_ids(sampling.allowed_token_ids, "allowed_token_ids", vocab_size)

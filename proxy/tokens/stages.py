@@ -68,7 +68,7 @@ class TokensStages:
                 held = handed is not None
                 offered = ahead is None or self._same_engine(attempt, prefill, handed or {})
                 self._planner.stage_over(attempt.wanted.request_id, "prefill", attempt.prefill_s)
-                if outputs and not attempt.wanted.emitted:
+                if outputs and not (attempt.wanted.emitted or attempt.searches_beams):
                     yield [_first(output, attempt.wanted) for output in outputs]
                 if attempt.state.complete:
                     return
@@ -114,6 +114,8 @@ class TokensStages:
     ) -> Steps:
         """What decode adds to what the client has."""
         emitted = attempt.state.wanted().emitted
+        if attempt.searches_beams:  # of prefill's first tokens the client has none
+            emitted = {index: [] for index in range(attempt.wanted.sampling.n)}
         if ahead is None:
             wanted = msgspec.structs.replace(
                 unscored(attempt.wanted), emitted=emitted, kv_transfer_params=handed

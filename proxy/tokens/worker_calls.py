@@ -67,6 +67,10 @@ class Attempt:
         """Those whose bytes are at hand."""
         return self.state.with_bytes(self.wanted)
 
+    @property
+    def searches_beams(self) -> bool:
+        return self.wanted.sampling.beam_width > 0
+
     def decoded(self, outputs: list[RequestOutput]) -> None:
         """Decode has said more."""
         self.elapsed_s = time.monotonic() - self.began

@@ -13,6 +13,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.types import GREEDY_BELOW, SamplingParams
 from protocol.vocabulary import check_sampling
+from services.frontend.beams import with_beams
 from services.frontend.scoring import check_scoring, echoes, is_scored_only, scored
 from services.frontend.tokenizer import Tokenizer
 
@@ -67,6 +68,7 @@ def sampling_params(
             grammar=grammar,
         )
     )
+    sampling = with_beams(sampling, request)
     check_sampling(sampling, vocab_size)
     return sampling
 
@@ -115,9 +117,10 @@ def _max_tokens(
         default = room if chat else COMPLETION_MAX_TOKENS
         return min(room, int(defaults.get("max_new_tokens", default)))
     if value > room:
+        prompt = f" after a prompt of {limit - room}" if room < limit else ""
         raise InvalidRequest(
             f"{name} is {value}, but the model's limit of {limit} tokens leaves room for {room}"
-            f" after a prompt of {limit - room}",
+            f"{prompt}",
             param=name,
             code="context_length_exceeded",
         )
@@ -189,6 +192,8 @@ def _choices(request: ChatCompletionRequest | CompletionRequest) -> int:
         return n
     if best_of < n:
         raise InvalidRequest(f"best_of is {best_of}, less than n, {n}", param="best_of")
+    if request.use_beam_search:
+        return n
     if request.stream:
         raise InvalidRequest("best_of cannot be streamed", param="best_of")
     return best_of

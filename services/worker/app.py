@@ -163,7 +163,15 @@ def _control(worker: Worker) -> APIRouter:
 
     @routes.post("/reset_encoder_cache")
     async def reset_encoder_cache() -> Response:
+        """Forget all embeddings, and the pictures they were made of."""
+        worker.media.clear()
         worker.engine.reset_caches(encoder=True)
+        return Response()
+
+    @routes.post("/reset_mm_cache")
+    async def reset_mm_cache() -> Response:
+        """Forget the pictures that were kept to be encoded again."""
+        worker.media.clear()
         return Response()
 
     @routes.post("/drain")

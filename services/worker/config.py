@@ -209,6 +209,12 @@ class WorkerConfig(
     embedding_cache_bytes: int = size(
         256 << 20, "Memory for the embeddings that requests of the engine use.", minimum=0
     )
+    media_cache_bytes: int = size(
+        64 << 20,
+        "Bytes of pictures that a worker which encodes keeps: if the embedding of one is gone, it"
+        " is encoded again without being sent again.",
+        minimum=0,
+    )
     max_body_bytes: int = size(256 << 20, "Largest body of a request.", section="Server")
     max_received_bytes: int = size(
         512 << 20,

@@ -15,6 +15,7 @@ from services.engine.reports import success
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
+from services.worker.media_cache import MediaCache
 from services.worker.transfer_metrics import transfer_families
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
@@ -95,6 +96,20 @@ class WorkerMetrics:
             ["role"],
             registry=self.registry,
         )
+        self.media_bytes = Gauge(
+            PREFIX + "media_cache_bytes",
+            "Bytes of pictures kept to be encoded again (--media-cache-bytes).",
+            ["role"],
+            registry=self.registry,
+        )
+        self._media_hits = 0
+        self.media_hits = Counter(
+            PREFIX + "media_cache_hits",
+            "Pictures whose embedding was gone and that were encoded again from the bytes kept"
+            " here.",
+            ["role"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge(
             PREFIX + "num_requests_in_flight",
             "Requests in this worker, queued ones included.",
@@ -114,6 +129,11 @@ class WorkerMetrics:
 
     def set_in_flight(self, count: int) -> None:
         self.in_flight.labels(self._role).set(count)
+
+    def set_media(self, media: MediaCache) -> None:
+        self.media_bytes.labels(self._role).set(media.size)
+        self.media_hits.labels(self._role).inc(media.hits - self._media_hits)
+        self._media_hits = media.hits
 
     def observe_encode(self, seconds: float) -> None:
         self.encode.labels(self._role).observe(seconds)

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 from fastapi import APIRouter
 
 from protocol.draining import held_only
@@ -23,8 +24,10 @@ from services.http.bodies import Bodies
 from services.http.lame_duck import LameDuck
 from services.membership.registration import Changes
 from services.membership.tasks import TaskLog
+from services.worker.beam_steps import beam_steps, prompt_of_beams
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import EngineClient
+from services.worker.media_cache import MediaCache
 from services.worker.metrics import WorkerMetrics
 
 _RETRY_AFTER_S = 1.0
@@ -61,10 +64,12 @@ class Worker:
     changes: Changes = field(default_factory=Changes)
     bodies: Bodies = field(init=False)
     life: LameDuck = field(init=False)
+    media: MediaCache = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
         self.life = LameDuck(config.drain_delay, config.shutdown_timeout)
+        self.media = MediaCache(config.media_cache_bytes)
         self.bodies = Bodies(config.max_body_bytes, config.max_received_bytes)
 
     def drain(self, *, by_master: bool = False) -> None:
@@ -149,9 +154,11 @@ class Worker:
             raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
         check_request(request, self.frontend.info.vocab_size)
         handed = wants_remote_decode(request.kv_transfer_params)
+        if handed:
+            request = prompt_of_beams(request)
         timeline = self.metrics.timeline(hands_over=handed)
         with self.tasks.task(request.request_id, len(request.token_ids)) as task:
-            async with contextlib.aclosing(self.engine.generate(request, record)) as steps:
+            async with contextlib.aclosing(self._steps(request, record, handed)) as steps:
                 try:
                     async for outputs in steps:
                         timeline.observe(outputs)
@@ -160,6 +167,14 @@ class Worker:
                 except GeneratorExit:
                     self.metrics.abort()
                     raise
+
+    def _steps(
+        self, request: GenerateRequest, record: RequestRecord, handed: bool
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        if handed or not request.sampling.beam_width:
+            return self.engine.generate(request, record)
+        eos = self.frontend.info.eos_token_ids
+        return beam_steps(lambda one: self.engine.generate(one, record), request, eos)
 
     async def encode(self, request: EncodeRequest, record: RequestRecord) -> list[EncodeOutput]:
         """Encode pictures here; see `EngineClient.encode`. A worker that drains hands out those it
@@ -171,6 +186,17 @@ class Worker:
         start = time.monotonic()
         tokens = sum(item.length for item in request.items)
         with self.tasks.task(request.request_id, tokens):
-            outputs = await self.engine.encode(request, record)
+            outputs = await self._encoded(request, record)
         self.metrics.observe_encode(time.monotonic() - start)
+        return outputs
+
+    async def _encoded(self, request: EncodeRequest, record: RequestRecord) -> list[EncodeOutput]:
+        """What the engine does not have is encoded again from the bytes kept here."""
+        self.media.keep(request.items)
+        outputs = await self.engine.encode(request, record)
+        if again := self.media.missing(request.items, outputs):
+            wanted = msgspec.structs.replace(request, items=again)
+            made = {output.mm_hash: output for output in await self.engine.encode(wanted, record)}
+            outputs = [made.get(output.mm_hash, output) for output in outputs]
+        self.metrics.set_media(self.media)
         return outputs

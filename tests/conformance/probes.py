@@ -85,6 +85,37 @@ def best_of(door: Door, route: Route) -> None:
     assert [ids_of(answer)] == [max(means.values())[1]] and len(answer["choices"]) == 1
 
 
+def searched(door: Door, route: Route, **fields: Any) -> list[list[int]]:
+    """Outputs of a beam search, the best first."""
+    fields = {"n": 4, "use_beam_search": True, "ignore_eos": True, **fields}
+    return [choice["token_ids"] for choice in door.ask(route, **fields)["choices"]]
+
+
+def use_beam_search(door: Door, route: Route) -> None:
+    beams = searched(door, route)
+    assert len(set(map(tuple, beams))) == 4 and {len(beam) for beam in beams} == {TOKENS}
+    assert searched(door, route, n=1) == [ids_of(door.ask(route, ignore_eos=True))]
+    refused(door, route, "temperature", use_beam_search=True, temperature=0.5)
+    refused(door, route, "presence_penalty", use_beam_search=True, presence_penalty=1.0)
+
+
+def length_penalty(door: Door, route: Route) -> None:
+    ends = [searched(door, route)[1][1]]
+    short, long = (
+        searched(door, route, stop_token_ids=ends, length_penalty=penalty)
+        for penalty in (-10.0, 10.0)
+    )
+    assert sum(map(len, short)) < sum(map(len, long)) == 4 * TOKENS
+    refused(door, route, "length_penalty", length_penalty=2.0)
+
+
+def early_stopping(door: Door, route: Route) -> None:
+    ends = {"stop_token_ids": [searched(door, route)[1][1]]}
+    early, late = (searched(door, route, early_stopping=how, **ends) for how in (True, "never"))
+    assert len(early) == len(late) == 4 and sum(map(len, early)) <= sum(map(len, late))
+    refused(door, route, "early_stopping", early_stopping=True)
+
+
 def temperature(door: Door, route: Route) -> None:
     assert any(ids != ids_of(door.base(route)) for ids in drawn(door, route))
 
@@ -252,6 +283,7 @@ PROBES: dict[str, Probe] = {
     **PROMPT_PROBES,
     **{probe.__name__: probe for probe in (
         model, stream, stream_options, max_tokens, max_completion_tokens, n, best_of, temperature,
+        use_beam_search, length_penalty, early_stopping,
         seed, stop, include_stop_str_in_output, stop_token_ids, ignore_eos, min_tokens,
         repetition_penalty, logit_bias, allowed_token_ids, bad_words, logprobs, top_logprobs,
         logprob_token_ids, return_tokens_as_token_ids, include_reasoning, skip_special_tokens,

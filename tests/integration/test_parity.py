@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, complete, tokens
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
-from tests.support.reference import Messages, reference_generate
+from tests.support.reference import Messages, load, reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES
 
@@ -71,6 +71,27 @@ def test_tokens_equal_generate(topology: str, topologies: Topologies) -> None:
     for _ in range(2):
         served = all_tokens(server, cases, max_tokens=TOKENS, ignore_eos=True)
         assert served == expected
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_beams_equal_generate(topology: str, topologies: Topologies) -> None:
+    """Some end early, by a token that is among the likeliest and a penalty for long ones; in the
+    order of their scores."""
+    case, server = cases_for(topologies)[-1], topologies.proxies[topology]
+    reference = load(topologies.stack.model.resolve())
+    asked = {"max_new_tokens": 7, "num_beams": 4, "num_return_sequences": 4, "length_penalty": -3.0}
+    inputs = reference.inputs(case)
+    ends = [reference.beams(inputs, [], **asked)[1][3]]
+    expected = reference.beams(inputs, ends, **asked)
+    assert len({len(beam) for beam in expected}) > 1, "none has ended early"
+    answer = complete(
+        server, case, max_tokens=7, n=4, use_beam_search=True, length_penalty=-3.0,
+        ignore_eos=True, stop_token_ids=ends, return_token_ids=True,
+    )  # fmt: skip
+    assert [choice["token_ids"] for choice in answer["choices"]] == expected
+    assert answer["usage"]["completion_tokens"] == sum(map(len, expected))
+    reasons = ["stop" if beam[-1] in ends else "length" for beam in expected]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == reasons
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

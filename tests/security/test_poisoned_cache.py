@@ -1,5 +1,6 @@
 """A picture that is sent to an encoder under the name of another one."""
 
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.conversations import picture
 from tests.support.engines import png
 from tests.support.frontend_helpers import frontend
 from tests.support.stack import Process, call, idle, running
+from tests.support.transport_flags import flags_of
 
 ENCODE = "/inference/v1/encode"
 GRID, TOKENS = (1, 16, 16), 64
@@ -20,8 +22,10 @@ GRID, TOKENS = (1, 16, 16), 64
 
 @pytest.fixture(scope="module")
 def encoder(model_dir: ModelDir) -> Iterator[Process]:
+    """Its store holds one embedding."""
     with running(model_dir("qwen2_5_vl")) as stack:
-        process = stack.start("services.encoder")
+        one = flags_of("shm", model_dir("qwen2_5_vl"), ec_buffer_size=TOKENS * 128 * 4)
+        process = stack.start("services.encoder", *one)
         process.wait_ready()
         yield process
         idle(process)
@@ -68,3 +72,30 @@ def test_under_its_own_name_it_is_encoded_and_found_again(
     _, answer = sent(encoder, (name, None))
     assert answer["outputs"][0]["cached"]
     call(f"{encoder.url}/reset_encoder_cache", b"")
+
+
+def test_one_whose_embedding_is_gone_is_encoded_again_without_its_bytes(
+    encoder: Process, names: Frontend
+) -> None:
+    """But for an operator who has the encoder forget all, or its pictures."""
+    hers, his = pictures(40)
+    name = names.name_of(hers)
+    for data in (hers, his):
+        _, answer = sent(encoder, (names.name_of(data), data))
+        assert answer["outputs"][0]["params"]
+    encoded = counters(encoder)["mm_encoded"]
+    _, answer = sent(encoder, (name, None))
+    assert answer["outputs"][0]["params"] and not answer["outputs"][0].get("cached")
+    assert counters(encoder)["mm_encoded"] == encoded + 1
+    with urllib.request.urlopen(f"{encoder.url}/metrics", timeout=10) as metrics:
+        assert b'media_cache_hits_total{role="encode"} 1.0' in metrics.read()
+    for route in ("reset_mm_cache", "reset_encoder_cache"):
+        for data in (hers, his):
+            sent(encoder, (names.name_of(data), data))
+        call(f"{encoder.url}/{route}", b"")
+        _, answer = sent(encoder, (name, None))
+        assert answer["outputs"][0]["missing"]
+
+
+def counters(encoder: Process) -> Any:
+    return call(f"{encoder.url}/integrity")[1]["counters"]

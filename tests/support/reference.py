@@ -92,6 +92,18 @@ class Reference:
         tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
         return tokens
 
+    def beams(self, inputs: Inputs, ends: list[int], **options: Any) -> list[list[int]]:
+        """New token ids of a beam search, the best first, up to the first of `ends`."""
+        config = GenerationConfig(
+            do_sample=False,
+            eos_token_id=ends or None,
+            pad_token_id=self.tokenizer.pad_token_id,
+            **options,
+        )
+        with torch.inference_mode():
+            output = self.model.generate(**inputs, generation_config=config)
+        return [_until(row.tolist(), ends) for row in output[:, inputs["input_ids"].shape[1] :]]
+
     def _media(self, images: list[Any], options: dict[str, Any]) -> Inputs:
         if not images:
             return {}
@@ -159,6 +171,13 @@ def reference_generate(
     reference = load(Path(model_dir).resolve())
     inputs = reference.inputs(messages, size=size, **template)
     return reference.generate(inputs, max_new_tokens, ignore_eos)
+
+
+def _until(tokens: list[int], ends: list[int]) -> list[int]:
+    for place, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: place + 1]
+    return tokens
 
 
 def _take_eos(model: Any) -> tuple[int, ...]:

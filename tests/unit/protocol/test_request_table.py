@@ -102,7 +102,7 @@ def test_null_is_as_good_as_nothing(route: Route) -> None:
         ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
         ({"service_tier": "best"}, "service_tier", "invalid_value"),
         # 1 is not true: a flag's neutral value does not excuse a number.
-        ({"use_beam_search": 0}, "use_beam_search", "unsupported_parameter"),
+        ({"watermarking": 0}, "watermarking", "unsupported_parameter"),
     ],
 )
 @pytest.mark.parametrize("route", ["chat", "completions"])

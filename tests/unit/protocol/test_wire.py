@@ -102,6 +102,7 @@ SAID: dict[str, Any] = {
     "KVLayout.tp_size": 1,
     "KVRef.tp_size": 1,
     "LeaseAnswer.known": True,
+    "SamplingParams.length_penalty": 1.0,
     "SamplingParams.max_tokens": 16,
     "SamplingParams.n": 1,
     "SamplingParams.repetition_penalty": 1.0,
