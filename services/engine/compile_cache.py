@@ -9,19 +9,26 @@ from pathlib import Path
 
 from connectors.private_folder import make_private
 
-_VARIABLE = "TRITON_CACHE_DIR"
-
 
 def ensure_writable() -> None:
-    """Point Triton to a private folder for temporary files if its usual one cannot be written to.
+    """Point Triton and Numba to folders that can be written to: in the home folder, or private ones
+    among the temporary files.
 
-    `ConfigError` if that folder belongs to another user. An explicit TRITON_CACHE_DIR is kept.
+    `ConfigError` if one of these belongs to another user. A folder that is set by TRITON_CACHE_DIR
+    or NUMBA_CACHE_DIR is kept.
     """
-    if os.environ.get(_VARIABLE) or _can_write(Path.home() / ".triton" / "cache"):
+    _ensure("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache", "triton")
+    _ensure("NUMBA_CACHE_DIR", Path.home() / ".cache" / "triptych" / "numba", "numba")
+
+
+def _ensure(variable: str, usual: Path, name: str) -> None:
+    if os.environ.get(variable):
         return
-    folder = Path(tempfile.gettempdir()) / f"triptych-{os.getuid()}-triton"
-    make_private(folder, f"set {_VARIABLE} to a folder of your own")
-    os.environ[_VARIABLE] = str(folder)
+    folder = usual
+    if not _can_write(usual):
+        folder = Path(tempfile.gettempdir()) / f"triptych-{os.getuid()}-{name}"
+        make_private(folder, f"set {variable} to a folder of your own")
+    os.environ[variable] = str(folder)
 
 
 def _can_write(folder: Path) -> bool:

@@ -9,7 +9,8 @@ import torch
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
-from services.engine.attention.paged import TorchAttention, backend_for
+from services.engine.attention.paged import backend_for
+from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import TritonAttention
 from tests.support.paged_cases import LAYER, Case, Step, check, make
 

@@ -14,7 +14,8 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
-from services.engine.attention.paged import TorchAttention, paged_attention
+from services.engine.attention.paged import paged_attention
+from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
 from tests.support.paged_cases import LAYER, Case, check, make

@@ -7,7 +7,7 @@ import torch
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
-from services.engine.attention.paged import TorchAttention
+from services.engine.attention.torch_attention import TorchAttention
 
 LAYER = 1
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2}

@@ -8,7 +8,7 @@ import torch
 
 from services.engine import parts
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.paged import TorchAttention
+from services.engine.attention.torch_attention import TorchAttention
 
 
 class TensorAttention:

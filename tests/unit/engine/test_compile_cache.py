@@ -8,6 +8,8 @@ import pytest
 
 from services.engine.compile_cache import ensure_writable
 
+USUAL = (("TRITON_CACHE_DIR", ".triton/cache"), ("NUMBA_CACHE_DIR", ".cache/triptych/numba"))
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -15,25 +17,33 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for variable, _ in USUAL:
+        monkeypatch.delenv(variable, raising=False)
     return home
 
 
-def test_a_writable_home_is_used() -> None:
+@pytest.mark.parametrize(("variable", "usual"), USUAL)
+def test_a_writable_home_is_used(variable: str, usual: str, home: Path) -> None:
     ensure_writable()
-    assert "TRITON_CACHE_DIR" not in os.environ
+    assert Path(os.environ[variable]) == home / usual and (home / usual).is_dir()
 
 
-def test_a_folder_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen")
+@pytest.mark.parametrize(("variable", "usual"), USUAL)
+def test_a_folder_that_was_chosen_stays(
+    variable: str, usual: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "/chosen")
     ensure_writable()
-    assert os.environ["TRITON_CACHE_DIR"] == "/chosen"
+    assert os.environ[variable] == "/chosen"
 
 
-def test_without_one_a_private_folder_is_made(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "usual"), USUAL)
+def test_without_one_a_private_folder_is_made(
+    variable: str, usual: str, home: Path, tmp_path: Path
+) -> None:
     """A file stands where the folder should be: also root cannot write there."""
-    (home / ".triton").write_text("")
+    (home / usual.split("/")[0]).write_text("")
     ensure_writable()
-    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    folder = Path(os.environ[variable])
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
     ensure_writable()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from services.engine.attention.decode_groups import decode_groups
-from services.engine.attention.paged import TorchAttention
 from services.engine.attention.prompt_tiles import computes_tiles
+from services.engine.attention.torch_attention import TorchAttention
 from tests.support.attention_calls import AttentionCalls
 from tests.support.paged_cases import LAYER, Case, Step, check, make
 

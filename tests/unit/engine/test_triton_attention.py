@@ -11,7 +11,8 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.attention.paged import TorchAttention, backend_for
+from services.engine.attention.paged import backend_for
+from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import Arguments, TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled

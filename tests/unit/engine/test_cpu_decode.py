@@ -1,0 +1,92 @@
+"""The kernel for decoding on a CPU beside PyTorch's attention."""
+
+import logging
+
+import pytest
+import torch
+
+from services.engine.attention import cpu_decode
+from services.engine.attention.cpu_decode import CpuAttention
+from services.engine.attention.paged import backend_for
+from services.engine.attention.torch_attention import TorchAttention
+from tests.support.attention_calls import AttentionCalls
+from tests.support.paged_cases import LAYER, Case, check, make
+
+CASES = [
+    Case("one", (1,), (40,), dtype="bfloat16"),
+    Case("contexts far apart", (1, 1, 1, 1), (9, 700, 33, 1), dtype="bfloat16"),
+    Case("beside prompts", (1, 30, 1, 5), (50, 30, 700, 21), group=4, dtype="bfloat16"),
+    Case("windows", (1, 1, 1), (70, 60, 9), window=16, dtype="bfloat16"),
+    Case("one KV head, other value dimension", (1, 1), (17, 23), kv_heads=1, group=7, v_dim=8,
+         dtype="bfloat16"),
+]  # fmt: skip
+OTHERS = [
+    Case("softcap and sinks", (1, 1), (30, 44), softcap=20.0, sinks=True, dtype="bfloat16"),
+    Case("media spans", (20, 1), (40, 30), spans=((0, 22, 33), (1, 20, 30)), dtype="bfloat16"),
+    Case("float32", (1, 1), (30, 44)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_equals_the_reference(case: Case) -> None:
+    check(case, CpuAttention())
+
+
+def attended(case: Case, backend: TorchAttention) -> torch.Tensor:
+    step = make(case)
+    backend.write(step.key, step.value, LAYER, step.batch)
+    return backend.attend(step.query, LAYER, step.batch, 0.3, case.softcap, step.sinks)
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
+def test_what_it_has_no_kernel_for_is_left_to_pytorch(case: Case) -> None:
+    assert torch.equal(attended(case, CpuAttention()), attended(case, TorchAttention()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_single_tokens_are_not_left_to_pytorch(case: Case) -> None:
+    step = make(case)
+    with AttentionCalls() as calls:
+        CpuAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
+    assert calls.count == sum(count > 1 for count in case.queries)
+
+
+def test_scores_far_apart_do_not_overflow() -> None:
+    """The largest that come late, so that all before them counts nothing."""
+    case = Case("large", (1, 1), (100, 33), dtype="bfloat16")
+    step = make(case)
+    step.batch.cache.key(LAYER).mul_(torch.linspace(1, 3000, case.block_size)[:, None, None])
+    found, expected = (
+        backend.attend(step.query, LAYER, step.batch, 1.0, None, None)
+        for backend in (CpuAttention(), TorchAttention())
+    )
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def test_on_a_cpu_it_is_what_attends() -> None:
+    assert isinstance(backend_for(torch.device("cpu")), CpuAttention)
+
+
+def test_without_a_kernel_pytorch_attends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def broken(shape: object) -> None:
+        tried.append(shape)
+        raise RuntimeError("no locator")
+
+    monkeypatch.setattr(cpu_decode, "_compiled", broken)
+    backend = CpuAttention()
+    with caplog.at_level(logging.WARNING):
+        for case in CASES[:2]:
+            assert torch.equal(attended(case, backend), attended(case, TorchAttention()))
+    assert len(tried) == 1 and "no locator" in caplog.text
+
+
+def test_threads_of_another_openmp_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([{"/torch/libgomp.so.1"}, {"/torch/libgomp.so.1", "/usr/lib/libgomp.so.1"}])
+    monkeypatch.setattr(cpu_decode, "_openmp", lambda: next(found))
+    with pytest.raises(RuntimeError, match="/usr/lib/libgomp"):
+        cpu_decode._compiled(cpu_decode._Shape(2, 8, 8, 16))
