@@ -18,8 +18,9 @@ from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, blo
 from services.engine.config import EngineConfig
 from services.engine.hardware import resolved
 from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on, runs_triton
+from services.engine.model.cuda_graphs import capture_on
 from services.engine.model.decode_graphs import DecodeGraphs
+from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
 from services.engine.model.runner import Runner
 from services.engine.sampling.grammar import Grammars
@@ -77,7 +78,7 @@ class Steps:
         self.about = f"{model_dir.name}, {config.dtype} on {config.device}"
         self._model = LanguageModel(
             model_dir, DTYPES[config.dtype], config.device, config.weight_layout,
-            fused=runs_triton(config.device),
+            fused=ops_for(config.device, DTYPES[config.dtype]),
         )  # fmt: skip
         text = self._model.text_config
         self.head_bytes = text.vocab_size * text.hidden_size * DTYPES[config.dtype].itemsize

@@ -22,8 +22,9 @@ from services.engine.drafting.prompt_lookup import PromptLookup
 from services.engine.hardware import num_blocks_of
 from services.engine.model.adapters import Adapters
 from services.engine.model.admission import ModelAdmission
-from services.engine.model.cuda_graphs import capture_on, runs_triton
+from services.engine.model.cuda_graphs import capture_on
 from services.engine.model.decode_graphs import Capture, DecodeGraphs, bucket_sizes
+from services.engine.model.fused_layers import ops_for
 from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
 from services.engine.model.runner import Runner
@@ -150,12 +151,13 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
 
 
 def _language_model(config: EngineConfig) -> LanguageModel:
+    dtype = DTYPES[config.dtype]
     return LanguageModel(
         Path(config.model_dir),
-        DTYPES[config.dtype],
+        dtype,
         config.device,
         config.weight_layout,
-        fused=config.fused_kernels and runs_triton(config.device),
+        fused=ops_for(config.device, dtype) if config.fused_kernels else None,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         quantization=config.quantization,

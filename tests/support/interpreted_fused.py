@@ -13,6 +13,7 @@ from torch import nn
 
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
+from services.engine.model import fused_ops
 from services.engine.model.fused_layers import FusedLayers
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
 from services.engine.model.language import LanguageModel
@@ -90,7 +91,7 @@ def test_a_fused_model_gives_the_same_tokens(
     worker = engine(path, parts=("language",), weight_layout="plain")
     assert worker.generate is not None
     model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
-    layers = FusedLayers(model._text_model)
+    layers = FusedLayers(model._text_model, fused_ops)
     assert len(layers) == model.text_config.num_hidden_layers
     assert run(worker, requests) == expected
     layers.release()
@@ -112,7 +113,7 @@ def test_a_recorded_step_of_kernels_gives_the_same_tokens(
     worker = engine(path, weight_layout="plain", max_num_seqs=2, max_model_len=64, num_blocks=16)
     assert worker.generate is not None
     model: Any = worker.generate._runner._model  # type: ignore[attr-defined]
-    layers = FusedLayers(model._text_model)
+    layers = FusedLayers(model._text_model, fused_ops)
     assert len(layers)
     assert run(worker, requests) == expected
     assert len(capture.replayed) >= 2, "decode steps were to be replayed"
@@ -121,7 +122,7 @@ def test_a_recorded_step_of_kernels_gives_the_same_tokens(
 
 def test_layers_are_fused_at_the_start_if_logits_stay(model_dir: ModelDir) -> None:
     path = model_dir("qwen3")
-    model = LanguageModel(path, torch.float32, "cpu", fused=True)
+    model = LanguageModel(path, torch.float32, "cpu", fused=fused_ops)
     assert model.fused_layers == model.text_config.num_hidden_layers
 
 
@@ -135,7 +136,7 @@ def test_layers_that_do_more_than_can_be_seen_keep_their_own_code(
     monkeypatch.setattr(
         modeling_qwen3.Qwen3MLP, "forward", lambda self, x: own(self, x) * (3 + 0 * x.sum())
     )
-    model = LanguageModel(model_dir("qwen3"), torch.float32, "cpu", fused=True)
+    model = LanguageModel(model_dir("qwen3"), torch.float32, "cpu", fused=fused_ops)
     assert model.fused_layers == 0
     assert "fused kernels are not used" in caplog.text
     layers = [m for m in model.module.modules() if type(m).__name__ == "Qwen3DecoderLayer"]
@@ -152,7 +153,7 @@ def test_rotary_positions_of_another_form_are_left_to_the_layer(
     layer = next(m for m in model.module.modules() if type(m).__name__ == "Qwen3DecoderLayer")
     assert layer.self_attn.head_dim == 32 or shape[-1] != 16
     monkeypatch.setattr(type(layer), "forward", lambda *_, **__: "own")
-    layers = FusedLayers(model._text_model)
+    layers = FusedLayers(model._text_model, fused_ops)
     hidden, cos = torch.zeros(1, 4, 64), torch.zeros(shape)
     paged: Any = object()
     assert layer(hidden, paged=paged, position_embeddings=(cos, cos)) == "own"
@@ -160,6 +161,6 @@ def test_rotary_positions_of_another_form_are_left_to_the_layer(
 
 
 def test_layers_of_another_form_are_left_alone(model_dir: ModelDir) -> None:
-    model = LanguageModel(model_dir("gemma3"), torch.float32, "cpu", fused=True)
+    model = LanguageModel(model_dir("gemma3"), torch.float32, "cpu", fused=fused_ops)
     assert model.fused_layers == 0
     assert isinstance(model.module, nn.Module)

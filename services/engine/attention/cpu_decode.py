@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
+from services.engine.attention.numba_runtime import Kernel, team
 from services.engine.attention.torch_attention import TorchAttention
 
 logger = logging.getLogger(__name__)
 _TOKENS_AT_ONCE = 4  # of a block, by the kernel
-_OPENMP = re.compile(r"\S*/lib(gomp|iomp5|omp)\S*\.so\S*$")
 
 
 class _Shape(NamedTuple):
@@ -34,17 +30,17 @@ class _Shape(NamedTuple):
 class _Rows:
     """The requests of a step that bring one token each: their tokens, contexts and blocks."""
 
-    tokens: Any  # int64[R]
-    contexts: Any  # int64[R]
-    tables: Any  # int64[R, B]
+    count: int  # R
+    tokens: torch.Tensor  # int64[R]
+    contexts: torch.Tensor  # int64[R]
+    tables: torch.Tensor  # int64[R, B]
 
 
 class CpuAttention(TorchAttention):
     """Attends single tokens in bfloat16 by a kernel of its own, all else by PyTorch."""
 
     def __init__(self) -> None:
-        self._kernels: dict[_Shape, Any] = {}
-        self._usable = True
+        self._kernels: dict[_Shape, Kernel | None] = {}
 
     def attend_single(
         self,
@@ -64,75 +60,42 @@ class CpuAttention(TorchAttention):
             super().attend_single(query, layer, batch, scale, softcap, sinks, out)
             return
         rows = batch.planned("single tokens", lambda: _rows(batch))
-        if not len(rows.tokens):
-            return
         cache, pool = batch.cache, batch.cache.pool
-        key, value = cache.key(layer), cache.value(layer)
-        keys, values = (view.storage_offset() - pool.storage_offset() for view in (key, value))
+        queries, kv_heads = query.transpose(0, 1).contiguous(), cache.key(layer).shape[2]
         kernel(
-            _bits(query.transpose(0, 1)), _bits(out), rows.tokens, _bits(pool), keys, values,
-            pool.stride(0), key.shape[2], rows.tables, rows.contexts, cache.window(layer),
-            np.float32(scale),
+            rows.count * kv_heads, queries.data_ptr(), out.data_ptr(), rows.tokens.data_ptr(),
+            pool.data_ptr(), *cache.starts(layer), pool.stride(0), kv_heads, rows.tables.data_ptr(),
+            rows.tables.shape[1], rows.contexts.data_ptr(), rows.count, cache.window(layer), scale,
         )  # fmt: skip
 
-    def _kernel_for(self, heads: int, layer: int, cache: KVCache) -> Any:
+    def _kernel_for(self, heads: int, layer: int, cache: KVCache) -> Kernel | None:
         """None if there is none for this layer's shape, or none can be compiled here."""
         _, block, kv_heads, k_dim = cache.key(layer).shape
-        shape = _Shape(heads // kv_heads, k_dim, cache.value(layer).shape[3], block)
-        if not self._usable or block % _TOKENS_AT_ONCE:
+        if block % _TOKENS_AT_ONCE or (parallel := team()) is None:
             return None
+        shape = _Shape(heads // kv_heads, k_dim, cache.value(layer).shape[3], block)
         if shape not in self._kernels:
-            try:
-                self._kernels[shape] = _compiled(shape)
-            except Exception as error:  # of Numba or the system: PyTorch attends as well
-                logger.warning("decode attention has no kernel here: %s", error)
-                self._usable = False
-                return None
+            self._kernels[shape] = _compiled(shape, parallel)
         return self._kernels[shape]
+
+
+def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
+    """None if Numba cannot: PyTorch attends as well."""
+    from services.engine.attention.cpu_decode_kernel import compile_kernel
+
+    try:
+        return Kernel(compile_kernel(*shape), parallel)
+    except Exception as error:  # Numba has many
+        logger.warning("decode attention has no kernel for %s: %s", shape, error)
+        return None
 
 
 def _rows(batch: PagedBatch) -> _Rows:
     prompts = set(batch.prompts)
     chosen = [request for request in range(batch.num_requests) if request not in prompts]
     return _Rows(
-        np.array([batch.query_starts[request] for request in chosen]),
-        np.array([batch.context_lens[request] for request in chosen]),
-        batch.block_tables[chosen].contiguous().numpy(),
+        len(chosen),
+        torch.tensor([batch.query_starts[request] for request in chosen], dtype=torch.int64),
+        torch.tensor([batch.context_lens[request] for request in chosen], dtype=torch.int64),
+        batch.block_tables[chosen].contiguous(),
     )
-
-
-def _bits(tensor: torch.Tensor) -> Any:
-    """uint16[elements] of a bfloat16 tensor, copied only if it is not contiguous."""
-    return tensor.contiguous().view(-1).view(torch.uint16).numpy()
-
-
-def _compiled(shape: _Shape) -> Any:
-    """The kernel, run once. Its threads must be those of PyTorch: threads of another OpenMP would
-    wait for work on the same cores."""
-    import numba
-
-    numba.config.THREADING_LAYER = "omp"
-    from services.engine.attention.cpu_decode_kernel import compile_kernel
-
-    before = _openmp()
-    kernel = compile_kernel(*shape)
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    size = shape.block * (shape.k_dim + shape.v_dim)
-    query, pool = (np.zeros(count, np.uint16) for count in (shape.heads * shape.k_dim, size))
-    out, first = np.zeros(shape.heads * shape.v_dim, np.uint16), np.zeros(1, np.int64)
-    kernel(
-        query, out, first, pool, 0, shape.block * shape.k_dim, size, 1, first[None], first + 1, 0,
-        np.float32(1.0),
-    )  # fmt: skip
-    if more := _openmp() - before:
-        raise RuntimeError(f"Numba brings an OpenMP of its own, {', '.join(sorted(more))}")
-    return kernel
-
-
-def _openmp() -> set[str]:
-    """OpenMP libraries in this process."""
-    try:
-        lines = Path(f"/proc/{os.getpid()}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    return {found.group() for line in lines if (found := _OPENMP.search(line))}

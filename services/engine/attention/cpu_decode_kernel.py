@@ -7,93 +7,39 @@ Numba, which needs no compiler on the machine, for the shape of a model's heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic
+
+from services.engine.attention.numba_bfloat16 import (
+    FIRST,
+    LOG2_E,
+    function,
+    halves,
+    inlined,
+    integers,
+    kernel,
+    narrowed,
+    next_item,
+    number,
+    power_of_two,
+    widened,
+    words_of,
+)
 
 _LOWEST = np.float32(-3e38)
-_LOG2_E = np.float32(1.4426950408889634)
-_ROUNDED = 0x7FFF
-# 2**f for 0 <= f < 1, the highest power first; relative error below 3e-7
-_POWERS = tuple(
-    np.float32(c)
-    for c in (1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1)
-)
-Kernel = Callable[..., None]
-_function = partial(njit, fastmath=True, nogil=True, boundscheck=False, error_model="numpy")
-_compiled = _function(inline="always")
 
 
-@intrinsic
-def _widened(context: Any, bits: Any) -> Any:
-    """The float32 of a bfloat16."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        moved = builder.shl(builder.zext(args[0], word), ir.Constant(word, 16))
-        return builder.bitcast(moved, ir.FloatType())
-
-    return types.float32(types.uint16), build
-
-
-@intrinsic
-def _of_bits(context: Any, bits: Any) -> Any:
-    """The float32 that has these bits."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), build
-
-
-@intrinsic
-def _bits_of(context: Any, value: Any) -> Any:
-    """The bits of a float32."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), build
-
-
-@_compiled
-def _power_of_two(x: Any) -> Any:
-    """2**x for x <= 0, without a branch, so that many are computed at once."""
-    x = max(x, np.float32(-126.0))
-    whole = np.floor(x)
-    rest = x - whole
-    value = _POWERS[0]
-    value = value * rest + _POWERS[1]
-    value = value * rest + _POWERS[2]
-    value = value * rest + _POWERS[3]
-    value = value * rest + _POWERS[4]
-    value = value * rest + _POWERS[5]
-    return value * _of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
-
-
-@_compiled
-def _narrowed(value: Any) -> Any:
-    """The bfloat16 nearest to a float32, the even one of two."""
-    bits = _bits_of(value)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((bits + np.uint32(_ROUNDED) + odd) >> np.uint32(16))
-
-
-@_compiled
+@inlined
 def _widen_rows(pool: Any, start: Any, stride: Any, count: Any, dim: Any, tile: Any) -> None:
     """Rows of a block, `stride` elements apart, as float32 one behind the other."""
     for t in range(count):
         row = pool[start + t * stride : start + t * stride + dim]
         for d in range(dim):
-            tile[t * dim + d] = _widened(row[d])
+            tile[t * dim + d] = widened(row[d])
 
 
-@_compiled
+@inlined
 def _clear(tile: Any, begin: Any, end: Any, count: Any) -> None:
     """What lies before `begin` and from `end` on, of `count`: not of this context, and maybe not
     even a number."""
@@ -103,7 +49,7 @@ def _clear(tile: Any, begin: Any, end: Any, count: Any) -> None:
         tile[end:] = np.float32(0.0)
 
 
-@_compiled
+@inlined
 def _score(query: Any, key: Any, head: Any, count: Any, dim: Any, scores: Any) -> None:
     for t in range(count):
         score = np.float32(0.0)
@@ -112,18 +58,18 @@ def _score(query: Any, key: Any, head: Any, count: Any, dim: Any, scores: Any) -
         scores[t] = score
 
 
-@_compiled
+@inlined
 def _soften(scores: Any, count: Any, top: Any) -> Any:
     """Scores become powers of two, relative to the top one; returns their sum."""
     for t in range(count):
-        scores[t] = _power_of_two(scores[t] - top)
+        scores[t] = power_of_two(scores[t] - top)
     total = np.float32(0.0)
     for t in range(count):
         total += scores[t]
     return total
 
 
-@_compiled
+@inlined
 def _add(weights: Any, value: Any, head: Any, count: Any, dim: Any, kept: Any, found: Any) -> None:
     """What was found before counts `kept`; four rows at a time, so that it is read less often."""
     for d in range(dim):
@@ -137,16 +83,16 @@ def _add(weights: Any, value: Any, head: Any, count: Any, dim: Any, kept: Any, f
             )  # fmt: skip
 
 
-def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Kernel:
+def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
     """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4.
 
-    The kernel takes: query uint16[T * all heads * k_dim] and out uint16[T * all heads * v_dim],
-    bfloat16 by their bits; tokens int64[R], where each request's token is among T; pool
-    uint16[blocks * size]; keys and values, where those of the layer begin in a block; size;
-    kv_heads; tables int64[R, B]; contexts int64[R]; window, 0 for none; scale float32.
+    Its words: query [T, all heads, k_dim] and out [T, all heads, v_dim], bfloat16; int64[R] tokens,
+    where each request's is among T; pool [blocks, size], bfloat16; keys and values, where those of
+    the layer begin in a block; size; kv_heads; tables int64[R, width]; width; contexts int64[R];
+    requests R; window, 0 for none; scale. Work is a KV head of a request.
     """
 
-    @_function(cache=True)
+    @function(cache=True)
     def attend(
         query: Any, pool: Any, keys: Any, values: Any, size: Any, kv_heads: Any, table: Any,
         first: Any, context: Any, kv_head: Any, found: Any, sums: Any,
@@ -173,34 +119,40 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Kernel:
                 top = tops[head]
                 for t in range(block):
                     top = max(top, scores[t])
-                kept = _power_of_two(tops[head] - top)
+                kept = power_of_two(tops[head] - top)
                 tops[head] = top
                 sums[head] = sums[head] * kept + _soften(scores, block, top)
                 _add(scores, value, head, block, v_dim, kept, found)
 
-    @_function(cache=True, parallel=True)
-    def decode(
-        query: Any, out: Any, tokens: Any, pool: Any, keys: Any, values: Any, size: Any,
-        kv_heads: Any, tables: Any, contexts: Any, window: Any, scale: Any,
-    ) -> None:  # fmt: skip
-        requests = len(tokens)
-        for item in prange(requests * kv_heads):  # a thread gets some heads of all requests
+    @kernel()
+    def decode(data: Any) -> None:
+        words = words_of(data)[FIRST:]
+        query, out, pool = halves(words[0]), halves(words[1]), halves(words[3])
+        tokens, tables, contexts = integers(words[2]), integers(words[8]), integers(words[10])
+        keys, values, size, kv_heads = words[4], words[5], words[6], words[7]
+        width, requests, window = words[9], words[11], words[12]
+        scale = number(data, FIRST + 13) * LOG2_E
+        scaled, found = np.empty(heads * k_dim, np.float32), np.empty(heads * v_dim, np.float32)
+        sums = np.empty(heads, np.float32)
+        item = next_item(data)
+        while item >= 0:
             request, kv_head = item % requests, item // requests
             context = contexts[request]
             first = context - window if 0 < window < context else 0
-            scaled = np.empty(heads * k_dim, np.float32)
-            found, sums = np.zeros(heads * v_dim, np.float32), np.zeros(heads, np.float32)
             place = (tokens[request] * kv_heads + kv_head) * heads
             for d in range(heads * k_dim):
-                scaled[d] = _widened(query[place * k_dim + d]) * (scale * _LOG2_E)
+                scaled[d] = widened(query[place * k_dim + d]) * scale
+            found[:], sums[:] = np.float32(0.0), np.float32(0.0)
+            table = tables[request * width : (request + 1) * width]
             attend(
-                scaled, pool, keys, values, size, kv_heads, tables[request], first, context,
-                kv_head, found, sums,
+                scaled, pool, keys, values, size, kv_heads, table, first, context, kv_head, found,
+                sums,
             )  # fmt: skip
             for head in range(heads):
                 share = np.float32(1.0) / sums[head]
                 for d in range(v_dim):
-                    narrow = _narrowed(found[head * v_dim + d] * share)
+                    narrow = narrowed(found[head * v_dim + d] * share)
                     out[(place + head) * v_dim + d] = narrow
+            item = next_item(data)
 
-    return decode  # type: ignore[no-any-return]
+    return decode

@@ -66,6 +66,13 @@ class KVCache:
     def value(self, layer: int) -> torch.Tensor:
         return self._values[layer]
 
+    def starts(self, layer: int) -> tuple[int, int]:
+        """Where a layer's keys and its values begin in a block, in elements."""
+        begin = int(self.pool.storage_offset())
+        views = self._keys[layer], self._values[layer]
+        keys, values = (int(view.storage_offset()) - begin for view in views)
+        return keys, values
+
     def window(self, layer: int) -> int:
         """Sliding window of a layer in tokens, 0 for none."""
         return self._windows[layer]

@@ -54,6 +54,11 @@ def paged_attention(
     return backend.attend(query[0], layer, paged, scale, softcap, s_aux).unsqueeze(0), None
 
 
+def runs_triton(device: str | torch.device) -> bool:
+    """Whether Triton's kernels run on `device`."""
+    return torch.device(device).type == "cuda" and find_spec("triton") is not None
+
+
 @cache
 def backend_for(device: torch.device) -> AttentionBackend:
     """Triton kernels on CUDA where Triton is installed, a kernel for decoding on a CPU where Numba
@@ -62,7 +67,7 @@ def backend_for(device: torch.device) -> AttentionBackend:
         from services.engine.attention.cpu_decode import CpuAttention
 
         return CpuAttention()
-    if device.type != "cuda" or find_spec("triton") is None:
+    if not runs_triton(device):
         return TorchAttention()
     from services.engine.attention.triton_backend import TritonAttention
 

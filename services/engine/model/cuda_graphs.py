@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 
 from services.engine.attention.batch import AttentionBackend
+from services.engine.attention.paged import runs_triton
 from services.engine.model.decode_graphs import Capture, Replay
 
 _WARM_RUNS = 2  # compile kernels and let libraries choose algorithms, none of which is captured
@@ -39,11 +39,6 @@ class CudaCapture:
                 run()
         before.wait_stream(stream)
         return graph.replay
-
-
-def runs_triton(device: str) -> bool:
-    """Whether Triton's kernels run on `device`."""
-    return torch.device(device).type == "cuda" and find_spec("triton") is not None
 
 
 def capture_on(device: str, *, enforce_eager: bool) -> Capture | None:

@@ -8,14 +8,14 @@ Never run on a GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.paged import backend_for
-from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
+from services.engine.attention.numba_runtime import team
+from services.engine.attention.paged import backend_for, runs_triton
 
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
@@ -23,14 +23,56 @@ _HEAD_NORMS = frozenset({"q_norm", "k_norm"})
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
 
+class FusedOps(Protocol):
+    """The kernels, as functions of tensors: `fused_ops` on a GPU, `CpuOps` on a CPU."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """[..., width] → [..., width], contiguous; rows of x may lie apart, at one distance."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual, and x + residual. All [..., width]; residual contiguous."""
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up"""
+
+    def rotate_and_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: int,
+        batch: PagedBatch,
+    ) -> None:
+        """Rotate the query in place, and write the rotated key and the value to the batch's slots.
+        query [T, heads, dim], key [T, kv_heads, dim], value [T, kv_heads, v_dim], cos and sin
+        [T, dim]."""
+
+
+def ops_for(device: str, dtype: torch.dtype) -> FusedOps | None:
+    """Triton's kernels on a GPU, Numba's on a CPU in bfloat16; None where there are none."""
+    if runs_triton(device):
+        from services.engine.model import fused_ops
+
+        return fused_ops
+    if device != "cpu" or dtype is not torch.bfloat16 or (parallel := team()) is None:
+        return None
+    from services.engine.model.cpu_ops import CpuOps
+
+    return CpuOps(parallel)
+
+
 class FusedLayers:
     """The layers of `model` that these kernels suit, using them until `release`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, ops: FusedOps) -> None:
         self._layers = [module for module in model.modules() if _suits(module)]
         for layer in self._layers:
             # An instance's attribute wins over its class's method.
-            layer.forward = _Fused(layer)
+            layer.forward = _Fused(layer, ops)
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -47,9 +89,10 @@ class _Fused:
     where rotary positions are of another form, as those that rotate a part of a head: the kernel
     would read past their end."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, ops: FusedOps) -> None:
         self._own = layer.forward
         self._layer = layer
+        self._ops = ops
 
     def __call__(
         self, hidden_states: torch.Tensor, *args: Any, paged: PagedBatch | None = None, **more: Any
@@ -59,44 +102,40 @@ class _Fused:
         cos, sin = more.get("position_embeddings") or (torch.empty(0), torch.empty(0))
         if paged is None or not _whole(cos, hidden_states, layer.self_attn.head_dim):
             return self._own(hidden_states, *args, paged=paged, **more)
-        rows = hidden_states[0].contiguous()
-        normed = _norm(layer.input_layernorm, rows)
-        attended = _attention(layer.self_attn, normed, cos[0], sin[0], paged)
+        ops, rows = self._ops, hidden_states[0].contiguous()
+        normed = self._norm(layer.input_layernorm, rows)
+        attended = self._attention(layer.self_attn, normed, cos[0], sin[0], paged)
         second = layer.post_attention_layernorm
-        normed, rows = add_rms_norm(attended, rows, second.weight, second.variance_epsilon)
-        return (rows + _mlp(layer.mlp, normed)).unsqueeze(0)
+        normed, rows = ops.add_rms_norm(attended, rows, second.weight, second.variance_epsilon)
+        active = ops.silu_mul(layer.mlp.gate_proj(normed), layer.mlp.up_proj(normed))
+        return (rows + layer.mlp.down_proj(active)).unsqueeze(0)
+
+    def _norm(self, module: Any, x: torch.Tensor) -> torch.Tensor:
+        return self._ops.rms_norm(x, module.weight, module.variance_epsilon)
+
+    def _attention(
+        self, module: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """x [T, hidden], cos and sin [T, dim] → [T, hidden]"""
+        query, key, value = (
+            project(x).view(len(x), -1, module.head_dim)
+            for project in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        if hasattr(module, "q_norm"):
+            query, key = self._norm(module.q_norm, query), self._norm(module.k_norm, key)
+        layer = int(module.layer_idx)
+        self._ops.rotate_and_write(query, key, value, cos, sin, layer, batch)
+        backend = batch.backend or backend_for(query.device)
+        scale = float(module.scaling)
+        out = backend.attend(query.transpose(0, 1), layer, batch, scale, None, None)
+        return module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
 
 
 def _whole(cos: torch.Tensor, hidden: torch.Tensor, dim: int) -> bool:
-    """Whether each token of hidden [1, T, width] has a factor for each of a head's `dim`."""
-    return cos.shape == (1, hidden.shape[1], dim) and cos.stride(-1) == 1
-
-
-def _norm(module: Any, x: torch.Tensor) -> torch.Tensor:
-    return rms_norm(x, module.weight, module.variance_epsilon)
-
-
-def _attention(
-    module: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: PagedBatch
-) -> torch.Tensor:
-    """x [T, hidden], cos and sin [T, dim] → [T, hidden]"""
-    query, key, value = (
-        project(x).view(len(x), -1, module.head_dim)
-        for project in (module.q_proj, module.k_proj, module.v_proj)
-    )
-    if hasattr(module, "q_norm"):
-        query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
-    layer = int(module.layer_idx)
-    rotate_and_write(query, key, value, cos, sin, layer, batch)
-    backend = batch.backend or backend_for(query.device)
-    scale = float(module.scaling)
-    out = backend.attend(query.transpose(0, 1), layer, batch, scale, None, None)
-    return module.o_proj(out.flatten(1))  # type: ignore[no-any-return]
-
-
-def _mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
-    active = silu_mul(module.gate_proj(x), module.up_proj(x))
-    return module.down_proj(active)  # type: ignore[no-any-return]
+    """Whether each token of hidden [1, T, width] has a factor of its type for each of a head's
+    `dim`."""
+    whole = cos.shape == (1, hidden.shape[1], dim) and cos.stride(-1) == 1
+    return whole and cos.dtype is hidden.dtype
 
 
 def _suits(layer: Any) -> bool:

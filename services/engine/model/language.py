@@ -23,6 +23,7 @@ from services.engine.model.adapters import (
     adaptable_layers,
 )
 from services.engine.model.embedding_layout import EmbeddingLayout
+from services.engine.model.fused_layers import FusedLayers, FusedOps
 from services.engine.model.loader import (
     LANGUAGE_MODEL,
     has_vision,
@@ -69,13 +70,13 @@ class LanguageModel:
         device: str,
         weight_layout: str = "plain",
         *,
-        fused: bool = False,
+        fused: FusedOps | None = None,
         max_loras: int = 0,
         max_lora_rank: int = 16,
         quantization: str = "",
     ) -> None:
         """`weight_layout`: plain, packed or auto, see `packed_linear.packs`. `fused`: layers use
-        the kernels of `fused_layers` where they suit; needs Triton. `max_loras`: LoRA adapters
+        these kernels where they suit. `max_loras`: LoRA adapters
         that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
         quantized weights are not packed."""
         paged.register()
@@ -193,7 +194,7 @@ class LanguageModel:
         return recording.shapes(self.text_config)
 
     @torch.inference_mode()
-    def _try(self, fused: bool) -> None:
+    def _try(self, fused: FusedOps | None) -> None:
         """Compare the paged path, which is set from here on, with the model's own, and layers that
         are fused if they compute the same."""
         tokens = prompts(self.text_config.vocab_size, self.device)
@@ -212,14 +213,12 @@ class LanguageModel:
             raise ConfigError(
                 f"with paged attention its logits differ by {found:.2g} from the model's own"
             )
-        if fused:
-            self._fuse(error)
+        if fused is not None:
+            self._fuse(fused, error)
 
-    def _fuse(self, error: Callable[[], float]) -> None:
+    def _fuse(self, ops: FusedOps, error: Callable[[], float]) -> None:
         """`error` is that of the logits, to be asked again."""
-        from services.engine.model.fused_layers import FusedLayers
-
-        layers = FusedLayers(self._text_model)
+        layers = FusedLayers(self._text_model, ops)
         if (found := error()) > TOLERANCE[self.dtype]:
             layers.release()
             logger.warning("fused kernels are not used: logits would differ by %.2g", found)

@@ -88,8 +88,8 @@ def test_one_long_context_is_cut_among_short_ones() -> None:
     assert plan.eager([32768], kv_heads=4).count == plan.max_splits
 
 
-def test_the_cpu_takes_pytorch() -> None:
-    assert backend_for(torch.device("cpu")) == TorchAttention()
+def test_other_devices_take_pytorch() -> None:
+    assert backend_for(torch.device("meta")) == TorchAttention()
 
 
 def test_attention_needs_no_triton() -> None:

@@ -1,0 +1,85 @@
+"""Kernels that Numba compiles for this CPU, run by PyTorch's own threads.
+
+Threads of another OpenMP would wait, busily, for work on the cores that PyTorch's need, and the
+other way round. So kernels are C functions, which the OpenMP that PyTorch uses is asked to run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import struct
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+logging.getLogger("numba").setLevel(logging.WARNING)  # its own debugging is of no use here
+_OPENMP = re.compile(r"\S*/lib(gomp|iomp5|omp)\S*\.so\S*$")
+
+
+class Kernel:
+    """A compiled function of a pointer to int64 words: the next item of work, which threads count
+    up, the number of all, then its arguments."""
+
+    def __init__(self, compiled: Any, parallel: Any) -> None:
+        """`parallel`: OpenMP's GOMP_parallel."""
+        self._address = compiled.address
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+        self._parallel = parallel
+
+    def __call__(self, items: int, *arguments: int | float, alone: bool = False) -> None:
+        """Do `items` pieces of work; `alone`, by this thread."""
+        words = (ctypes.c_int64 * (2 + len(arguments)))(0, items, *map(_word, arguments))
+        if alone or items < 2:
+            self._alone(words)
+        else:  # by all: OpenMP ends threads that a smaller team leaves out
+            self._parallel(self._address, words, torch.get_num_threads(), 0)
+
+
+def _word(value: int | float) -> int:
+    if isinstance(value, int):
+        return value
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
+@cache
+def team() -> Any:
+    """GOMP_parallel of the OpenMP that PyTorch uses, None where kernels cannot run: without Numba,
+    or if it is not known which OpenMP that is. The first call takes seconds."""
+    if find_spec("numba") is None:
+        return None
+    try:
+        parallel = ctypes.CDLL(_openmp()).GOMP_parallel
+        parallel.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+        parallel.restype = None
+        _try(parallel)
+    except Exception as error:  # of Numba or the system: PyTorch computes as well
+        logger.warning("no kernels are compiled for this CPU: %s", error)
+        return None
+    return parallel
+
+
+def _try(parallel: Any) -> None:
+    from services.engine.attention.numba_probe import count_up
+
+    numbers = torch.zeros(64, dtype=torch.int64)
+    Kernel(count_up, parallel)(64, numbers.data_ptr())
+    if not torch.equal(numbers, torch.arange(64)):
+        raise RuntimeError("its kernels do not compute")
+
+
+def _openmp() -> str:
+    """The file of PyTorch's OpenMP."""
+    lines = Path(f"/proc/{os.getpid()}/maps").read_text().splitlines()
+    loaded = {found.group().strip() for line in lines if (found := _OPENMP.search(line))}
+    own = Path(torch.__file__).parent.parent
+    beside = sorted(name for name in loaded if Path(name).is_relative_to(own))
+    if len(beside or loaded) != 1:
+        raise RuntimeError(f"which OpenMP PyTorch uses is not clear: {sorted(loaded)}")
+    return (beside or sorted(loaded))[0]

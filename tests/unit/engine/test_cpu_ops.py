@@ -1,0 +1,148 @@
+"""The fused kernels of CPUs beside the operations that they replace."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from services.engine.attention import numba_runtime
+from services.engine.model import cpu_ops as cpu_ops_module
+from services.engine.model.cpu_ops import CpuOps
+from services.engine.model.fused_layers import ops_for
+from services.engine.model.language import LanguageModel
+from tests.conftest import ModelDir
+from tests.support.conversations import asking
+from tests.support.engines import engine, request_of, run
+from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
+
+ROWS = [1, 3, 8, 33]
+
+
+@pytest.fixture(scope="module")
+def ops() -> CpuOps:
+    return CpuOps(numba_runtime.team())
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """To a rounding of the last place: sums may be added in another order."""
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    tolerance = 2 * torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    return (4 * torch.randn(shape)).bfloat16()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_norms_equal_the_operations(rows: int, ops: CpuOps) -> None:
+    x, residual = drawn(2, rows, 80)
+    weight = drawn(80)
+    close(ops.rms_norm(x, weight, EPSILON), own_norm(x, weight))
+    normed, total = ops.add_rms_norm(x, residual, weight, EPSILON)
+    assert torch.equal(total, x + residual)
+    close(normed, own_norm(x + residual, weight))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_that_lie_apart_are_read(rows: int, ops: CpuOps) -> None:
+    wide = drawn(rows, 100)
+    parts = torch.split(wide, [40, 40, 20], dim=-1)
+    close(ops.rms_norm(parts[1], wide[0, :40], EPSILON), own_norm(parts[1], wide[0, :40]))
+    close(ops.silu_mul(parts[0], parts[1]), F.silu(parts[0]) * parts[1])
+    heads = wide.view(rows, 5, 20)[:, 1:3]
+    close(ops.rms_norm(heads, wide[0, :20], EPSILON), own_norm(heads, wide[0, :20]))
+
+
+def test_gates_of_any_size_equal_the_operations(ops: CpuOps) -> None:
+    gate = torch.linspace(-200, 200, 4096).bfloat16().view(4, -1)
+    close(ops.silu_mul(gate, gate.flip(1)), F.silu(gate) * gate.flip(1))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "v_dim"), [(4, 2, 16, 16), (3, 1, 20, 12)])
+@pytest.mark.parametrize("by_all", [True, False])
+def test_rotation_and_write_equal_the_operations(
+    by_all: bool,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    v_dim: int,
+    ops: CpuOps,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_ops_module, "_ALONE", 0 if by_all else 99)
+    case = rotary_case(heads, kv_heads, dim, v_dim, "bfloat16")
+    query, key = rotated(case.query, case), rotated(case.key, case)
+    expected = case.batch.cache.pool.clone()
+    cache = type(case.batch.cache)(case.batch.cache.layout, expected)
+    cache.write(case.layer, case.batch.slot_blocks, case.batch.slot_offsets, key, case.value)
+    ops.rotate_and_write(
+        case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch
+    )
+    close(case.query, query)
+    close(case.batch.cache.pool, expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "llama"])
+def test_a_model_in_bfloat16_uses_them_and_gives_the_same_tokens(
+    family: str, model_dir: ModelDir
+) -> None:
+    path = model_dir(family)
+    requests = [
+        request_of(path, asking(text), text, max_tokens=6, ignore_eos=True)
+        for text in ("Hello", "Tell me why")
+    ]
+    own, fused = (
+        engine(path, parts=("language",), dtype="bfloat16", fused_kernels=use)
+        for use in (False, True)
+    )
+    layers = [_layers(one) for one in (own, fused)]
+    assert layers[0] == 0 < layers[1]
+    assert run(fused, requests) == run(own, requests)
+
+
+def _layers(worker: Any) -> int:
+    return int(worker.generate._runner._model.fused_layers)
+
+
+def test_other_types_and_machines_without_numba_keep_pytorch(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ops_for("cpu", torch.float32) is None
+    assert LanguageModel(model_dir("qwen3"), torch.float32, "cpu").fused_layers == 0
+    monkeypatch.setattr("services.engine.model.fused_layers.team", lambda: None)
+    assert ops_for("cpu", torch.bfloat16) is None
+
+
+@pytest.mark.parametrize("loaded", [[], ["/usr/lib/libgomp.so.1", "/opt/libiomp5.so"]], ids=len)
+def test_an_openmp_that_is_not_known_is_not_used(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    maps = "".join(f"7f00-7f01 r-xp 00000000 fe:00 12  {name}\n" for name in loaded)
+    monkeypatch.setattr(Path, "read_text", lambda self: maps)
+    with caplog.at_level(logging.WARNING):
+        assert numba_runtime.team.__wrapped__() is None
+    assert "which OpenMP PyTorch uses is not clear" in caplog.text
+
+
+def test_pytorchs_own_openmp_is_found_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = str(Path(torch.__file__).parent / "lib" / "libgomp-a34b3233.so.1")
+    lines = [f"7f00-7f01 r-xp 0 fe:00 12 {name}" for name in ("/usr/lib/libgomp.so.1", own, own)]
+    monkeypatch.setattr(Path, "read_text", lambda self: "\n".join(lines))
+    assert numba_runtime._openmp() == own
+
+
+def test_a_numba_that_does_not_run_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(parallel: object) -> None:
+        raise RuntimeError("no locator")
+
+    monkeypatch.setattr(numba_runtime, "_try", broken)
+    with caplog.at_level(logging.WARNING):
+        assert numba_runtime.team.__wrapped__() is None
+    assert "no locator" in caplog.text
