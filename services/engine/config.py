@@ -24,7 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     enforce_eager: bool = False  # whether a GPU decodes without CUDA graphs
-    fused_kernels: bool = True  # whether a GPU runs layers by fused kernels where they suit
+    fused_kernels: bool = True  # whether layers run by fused kernels where they suit
     quantization: str = ""  # int8, int4 or fp8 weights of the language model, "" for none
     weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
     block_size: int = 16  # tokens in one KV block

@@ -232,9 +232,9 @@ class WorkerConfig(
     )
     fused_kernels: bool = option(
         True,
-        "On a GPU, compute norms, rotary positions with the KV cache's write, and SiLU gates by one"
-        " Triton kernel each, in layers where this gives the model's own logits. No effect on a"
-        " CPU.",
+        "Compute norms, rotary positions with the KV cache's write, and SiLU gates by one kernel"
+        " each, in layers where this gives the model's own logits: of Triton on a GPU, of Numba on"
+        " a CPU in bfloat16.",
     )
     mm_encoder_only: bool = option(
         False, "No effect: accepted for scripts made for vLLM. The role decides what is loaded."
