@@ -42,11 +42,13 @@ async def learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -
 
 async def learn_adapters(client: UpstreamClient, instance: Instance) -> None:
     """What LoRA adapters a worker of ours has by now: others than this proxy load and unload them
-    too. An answer that tells nothing changes nothing."""
+    too. An answer that tells nothing changes nothing, nor does one that was asked for before more
+    became known."""
+    before = instance.adapters
     info = await _object_at(client, f"{instance.url}/server_info")
-    if not info or not instance.known:
+    if not info or not instance.known or instance.adapters is not before:
         return
-    before, instance.adapters = instance.adapters, _texts(info, "adapters")
+    instance.adapters = _texts(info, "adapters")
     instance.models = (instance.models - before.keys()) | instance.adapters.keys()
 
 

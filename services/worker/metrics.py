@@ -96,6 +96,15 @@ class WorkerMetrics:
             ["role"],
             registry=self.registry,
         )
+        self._describe_media()
+        self.in_flight = Gauge(
+            PREFIX + "num_requests_in_flight",
+            "Requests in this worker, queued ones included.",
+            ["role"],
+            registry=self.registry,
+        )
+
+    def _describe_media(self) -> None:
         self.media_bytes = Gauge(
             PREFIX + "media_cache_bytes",
             "Bytes of pictures kept to be encoded again (--media-cache-bytes).",
@@ -107,12 +116,6 @@ class WorkerMetrics:
             PREFIX + "media_cache_hits",
             "Pictures whose embedding was gone and that were encoded again from the bytes kept"
             " here.",
-            ["role"],
-            registry=self.registry,
-        )
-        self.in_flight = Gauge(
-            PREFIX + "num_requests_in_flight",
-            "Requests in this worker, queued ones included.",
             ["role"],
             registry=self.registry,
         )

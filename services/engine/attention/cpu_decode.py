@@ -65,7 +65,8 @@ class CpuAttention(TorchAttention):
         kernel(
             rows.count * kv_heads, queries.data_ptr(), out.data_ptr(), rows.tokens.data_ptr(),
             pool.data_ptr(), *cache.starts(layer), pool.stride(0), kv_heads, rows.tables.data_ptr(),
-            rows.tables.shape[1], rows.contexts.data_ptr(), rows.count, cache.window(layer), scale,
+            rows.tables.shape[1], rows.contexts.data_ptr(), rows.count, cache.window(layer),
+            float(scale),
         )  # fmt: skip
 
     def _kernel_for(self, heads: int, layer: int, cache: KVCache) -> Kernel | None:
@@ -85,7 +86,7 @@ def _compiled(shape: _Shape, parallel: Any) -> Kernel | None:
 
     try:
         return Kernel(compile_kernel(*shape), parallel)
-    except Exception as error:  # Numba has many
+    except Exception as error:  # of many kinds
         logger.warning("decode attention has no kernel for %s: %s", shape, error)
         return None
 

@@ -83,14 +83,8 @@ def _add(weights: Any, value: Any, head: Any, count: Any, dim: Any, kept: Any, f
             )  # fmt: skip
 
 
-def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
-    """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4.
-
-    Its words: query [T, all heads, k_dim] and out [T, all heads, v_dim], bfloat16; int64[R] tokens,
-    where each request's is among T; pool [blocks, size], bfloat16; keys and values, where those of
-    the layer begin in a block; size; kv_heads; tables int64[R, width]; width; contexts int64[R];
-    requests R; window, 0 for none; scale. Work is a KV head of a request.
-    """
+def _attend_for(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
+    """All query heads of one KV head over one context; the numbers as of `compile_kernel`."""
 
     @function(cache=True)
     def attend(
@@ -123,6 +117,19 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
                 tops[head] = top
                 sums[head] = sums[head] * kept + _soften(scores, block, top)
                 _add(scores, value, head, block, v_dim, kept, found)
+
+    return attend
+
+
+def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
+    """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4.
+
+    Its words: query [T, all heads, k_dim] and out [T, all heads, v_dim], bfloat16; int64[R] tokens,
+    where each request's is among T; pool [blocks, size], bfloat16; keys and values, where those of
+    the layer begin in a block; size; kv_heads; tables int64[R, width]; width; contexts int64[R];
+    requests R; window, 0 for none; scale. Work is a KV head of a request.
+    """
+    attend = _attend_for(heads, k_dim, v_dim, block)
 
     @kernel()
     def decode(data: Any) -> None:

@@ -34,7 +34,8 @@ class Kernel:
         self._parallel = parallel
 
     def __call__(self, items: int, *arguments: int | float, alone: bool = False) -> None:
-        """Do `items` pieces of work; `alone`, by this thread."""
+        """Do `items` pieces of work; `alone`, by this thread. A kernel reads an argument as what it
+        is given here: an int is an integer or an address, a float a number."""
         words = (ctypes.c_int64 * (2 + len(arguments)))(0, items, *map(_word, arguments))
         if alone or items < 2:
             self._alone(words)

@@ -31,7 +31,7 @@ class CpuOps:
         out = torch.empty_like(rows, memory_format=torch.contiguous_format)
         self._norm(
             len(rows), out.data_ptr(), rows.data_ptr(), rows.stride(0), weight.data_ptr(),
-            rows.shape[1], epsilon, alone=len(rows) < _ALONE,
+            rows.shape[1], float(epsilon), alone=len(rows) < _ALONE,
         )  # fmt: skip
         return out.view(x.shape)
 
@@ -43,7 +43,7 @@ class CpuOps:
         out, total = torch.empty_like(residual), torch.empty_like(residual)
         self._add_norm(
             len(rows), out.data_ptr(), rows.data_ptr(), rows.stride(0), weight.data_ptr(),
-            rows.shape[1], epsilon, total.data_ptr(), residual.data_ptr(),
+            rows.shape[1], float(epsilon), total.data_ptr(), residual.data_ptr(),
             alone=len(rows) < _ALONE,
         )  # fmt: skip
         return out, total

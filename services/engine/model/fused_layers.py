@@ -8,6 +8,7 @@ Never run on a GPU.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from services.engine.attention.batch import PagedBatch
 from services.engine.attention.numba_runtime import team
 from services.engine.attention.paged import backend_for, runs_triton
 
+logger = logging.getLogger(__name__)
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _HEAD_NORMS = frozenset({"q_norm", "k_norm"})
@@ -60,8 +62,11 @@ def ops_for(device: str, dtype: torch.dtype) -> FusedOps | None:
         return fused_ops
     if device != "cpu" or dtype is not torch.bfloat16 or (parallel := team()) is None:
         return None
-    from services.engine.model.cpu_ops import CpuOps
-
+    try:
+        from services.engine.model.cpu_ops import CpuOps
+    except Exception as error:  # compiled on import; the layers' own code does as well
+        logger.warning("layers have no fused kernels on this CPU: %s", error)
+        return None
     return CpuOps(parallel)
 
 

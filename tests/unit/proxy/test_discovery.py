@@ -1,12 +1,15 @@
 """What a proxy learns of a worker from what the worker says of itself, against real HTTP."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
+from proxy.fleet.discovery import learn_adapters
 from proxy.fleet.probing import probe_once
+from proxy.fleet.worker import Instance
 from proxy.placement.own_view import Room
+from proxy.upstream.client import UpstreamClient
 from tests.support.probed_workers import OURS, THEIRS, Worker, asking, decoding, serving
 
 
@@ -141,3 +144,16 @@ async def test_adapters_that_others_have_loaded_become_known() -> None:
         for _ in range(5):
             await probe_once(fleet, client)
         assert fleet.models.adapters == {"b": "s"}
+
+
+async def test_an_answer_from_before_a_load_does_not_forget_the_adapter() -> None:
+    """It was asked for before the load, and comes after what the load had told."""
+    worker = Instance("http://d:1", "decode", known=True, models=frozenset({"m"}))
+
+    class Late:
+        async def get(self, url: str) -> bytes:
+            worker.adapters, worker.models = {"b": "r"}, frozenset({"m", "b"})
+            return b'{"adapters": {}}'
+
+    await learn_adapters(cast(UpstreamClient, Late()), worker)
+    assert worker.adapters == {"b": "r"} and worker.models == {"m", "b"}
