@@ -17,6 +17,7 @@ from protocol.fleet_key import HEADER
 from protocol.server_options import TlsOptions
 from services.grpc.intake import Intake
 from services.http.access import Access
+from services.http.server import announce
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Check = Callable[[Context], TriptychError | None]
@@ -68,7 +69,7 @@ async def serving(
     except RuntimeError:
         raise ConfigError(f"{name} gRPC: cannot listen on {address}") from None
     await server.start()
-    print(f"{name} gRPC ready on {host}:{bound}", flush=True)
+    announce(f"{name} gRPC ready on {host}:{bound}")
     try:
         yield bound
     finally:

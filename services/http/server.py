@@ -8,6 +8,7 @@ import importlib.metadata
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Generator
 from types import FrameType
 from typing import Any
@@ -30,6 +31,12 @@ KEEP_ALIVE_S = 75  # longer than any caller of ours keeps an idle connection
 
 def version() -> str:
     return importlib.metadata.version("triptych")
+
+
+def announce(line: str) -> None:
+    """Print in one write, unbuffered output too: other processes of a service write to the same."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -147,7 +154,7 @@ class _Server(uvicorn.Server):
             self.servers.append(self._accepting(listener, room))
             host, port = listener.getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"
-            print(f"{self._name} ready on {scheme}://{host}:{port}", flush=True)
+            announce(f"{self._name} ready on {scheme}://{host}:{port}")
         await self._entered.enter_async_context(self._during)
         self._leaving = asyncio.create_task(self._leave())
 

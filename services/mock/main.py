@@ -22,7 +22,7 @@ from protocol.settings import describe, resolve
 from services.http.access import Access, ApiKeys, check_reach
 from services.http.lame_duck import LameDuck
 from services.http.open_files import Room, raise_limit
-from services.http.server import bind
+from services.http.server import announce, bind
 from services.membership.registration import Changes
 from services.mock import openai_api, rtp_api, status_api, tokens_api
 from services.mock.config import MockConfig
@@ -134,7 +134,7 @@ async def _open_all(
         stack.push_async_callback(server.close)
         servers.append(server)
     lines = [f"mock-{config.role} ready on {server.instance.url}" for server in servers]
-    print("\n".join(lines), flush=True)
+    announce("\n".join(lines))
     return servers
 
 
