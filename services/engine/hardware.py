@@ -11,6 +11,7 @@ from connectors.host_memory import available_bytes
 from protocol.errors import ConfigError
 from services.engine.attention.kv_cache import DTYPES
 from services.engine.config import EngineConfig
+from services.engine.model.cpu_linear import computes_linear
 
 logger = logging.getLogger(__name__)
 _CPU_KV_BYTES = 256 << 20
@@ -18,24 +19,27 @@ _CPU_KV_BYTES = 256 << 20
 
 def resolved(config: EngineConfig) -> EngineConfig:
     """`config` with `auto` replaced: a GPU if there is one; bfloat16 there and on a CPU that has
-    instructions for it, float32 on another."""
+    instructions or a kernel for it, float32 on another."""
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device != "cpu" or computes_bfloat16() else "float32"
+        dtype = "bfloat16" if device != "cpu" or computes_bfloat16(config) else "float32"
         logger.info("--dtype auto: %s on %s", dtype, device)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(config, device=device, dtype=dtype)
 
 
-def computes_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions of its own (AVX-512 or AMX)."""
+def computes_bfloat16(config: EngineConfig) -> bool:
+    """Whether this CPU multiplies bfloat16 well: by instructions of its own (AVX-512 or AMX) or by
+    our kernel, which computes linear layers that are packed."""
     able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    if able.get("avx512_bf16") or able.get("amx_bf16"):
+        return True
+    return config.weight_layout != "plain" and not config.quantization and computes_linear()
 
 
 def _check_device(device: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 LOG2_E = np.float32(1.4426950408889634)
@@ -106,6 +107,21 @@ def _taken(context: Any, counter: Any) -> Any:
     return types.int64(types.voidptr), build
 
 
+@intrinsic
+def prefetched(context: Any, address: Any) -> Any:
+    """Has the processor read what lies at an address, which may be anything, into its cache."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        read, near, data = (ir.Constant(word, value) for value in (0, 2, 1))
+        builder.call(fetch, [builder.inttoptr(args[0], byte), read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), build
+
+
 @inlined
 def words_of(data: Any) -> Any:
     """A kernel's arguments, int64."""
@@ -122,6 +138,12 @@ def number(data: Any, index: Any) -> Any:
 def halves(address: Any) -> Any:
     """uint16 from an address on."""
     return carray(_place(address), _FAR, np.uint16)
+
+
+@inlined
+def floats(address: Any) -> Any:
+    """float32 from an address on."""
+    return carray(_place(address), _FAR, np.float32)
 
 
 @inlined

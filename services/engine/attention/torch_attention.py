@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.decode_groups import DecodeGroup
 from services.engine.attention.kv_cache import KVCache
-from services.engine.attention.prompt_tiles import LEAST_QUERIES, attend_tiles, computes_tiles
+from services.engine.attention.prompt_tiles import LEAST_QUERIES, attend_tiles
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _attend_prompt(
 
 
 def _as_tiles(query: torch.Tensor) -> bool:
-    return query.dtype is torch.bfloat16 and computes_tiles(query.device)
+    return query.dtype is torch.bfloat16 and query.device.type == "cpu"
 
 
 def _attend_group(

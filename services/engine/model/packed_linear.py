@@ -2,7 +2,8 @@
 layers that read the same input, such as the projections to queries, keys and values.
 
 A step that decodes few tokens is as fast as the weights are read. With two threads `linear` reads
-bfloat16 at 16 to 20 GB/s, oneDNN its own order at 32 to 38; in float32 batches gain most.
+bfloat16 at 16 to 20 GB/s, oneDNN its own order at 32 to 38; in float32 batches gain most. Where
+oneDNN has no bfloat16, a kernel reads the files' order, see `cpu_linear`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch import nn
 
 from protocol.errors import ConfigError
+from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.model.cpu_linear import WideningLinear, computes_linear
 
 _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one for 64 for 8 … 64
 
@@ -26,11 +29,18 @@ _ROWS = 8  # oneDNN chooses the order for so many; one for 1 is slow for 3, one 
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b with W in oneDNN's order."""
 
+    copies = True  # it holds the weight in another order
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight [out, in], bias [out] or None."""
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self._bias = bias
+
+    @staticmethod
+    def suits(weight: torch.Tensor) -> bool:
+        """Whether oneDNN takes a weight [out, in]."""
+        return weight.dim() == 2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] → [..., out]"""
@@ -38,10 +48,13 @@ class PackedLinear(nn.Module):
         return linear(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
+Product = PackedLinear | WideningLinear
+
+
 class _Shared:
     """The product of layers that read one input. The first that is asked computes all parts."""
 
-    def __init__(self, product: PackedLinear, sizes: Sequence[int]) -> None:
+    def __init__(self, product: Product, sizes: Sequence[int]) -> None:
         self._product = product
         self._sizes = list(sizes)
         self._input: torch.Tensor | None = None
@@ -107,31 +120,33 @@ def plain(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def packs(layout: str, dtype: torch.dtype, device: str) -> bool:
-    """Whether weights are packed: by `auto` on a CPU that oneDNN packs this type for.
+def packing(layout: str, dtype: torch.dtype, device: str) -> type[Product] | None:
+    """What linear layers become, None if they stay: by `auto` on a CPU that oneDNN packs this type
+    for, or that there is a kernel for.
 
     `ConfigError` if `packed` is asked for where it cannot be.
     """
-    ready = device == "cpu" and _supported(dtype)
-    if layout == "packed" and not ready:
-        raise ConfigError(f"--weight-layout packed: oneDNN has none for {dtype} on {device}")
-    return layout != "plain" and ready
+    found = _product(dtype) if device == "cpu" and layout != "plain" else None
+    if layout == "packed" and found is None:
+        raise ConfigError(f"--weight-layout packed: there is none for {dtype} on {device}")
+    return found
 
 
-def _supported(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():
-        return False
+def _product(dtype: torch.dtype) -> type[Product] | None:
+    if dtype is torch.bfloat16 and computes_linear():
+        return WideningLinear
     if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32
+        return PackedLinear if onednn_has_bfloat16() else None
+    packable = dtype is torch.float32 and torch.backends.mkldnn.is_available()
+    return PackedLinear if packable else None
 
 
-def pack(model: nn.Module, inputs: InputsSeen) -> int:
+def pack(model: nn.Module, inputs: InputsSeen, product: type[Product]) -> int:
     """Replace the linear layers of `model`; returns how many products they have become.
 
     One parent's layers after another, so that no more than theirs is in memory twice. A weight
-    that something else holds too, as tied embeddings do, would stay beside its packed copy: such a
-    layer is left as it is.
+    that something else holds too, as tied embeddings do, would stay beside its copy: such a layer
+    is left as it is.
     """
     held = Counter(
         weight.data_ptr()
@@ -143,10 +158,12 @@ def pack(model: nn.Module, inputs: InputsSeen) -> int:
     for parent in [module for module in model.modules() if not plain(module)]:
         for names in inputs.groups(parent):
             layers: list[Any] = [parent.get_submodule(name) for name in names]
-            if all(held[layer.weight.data_ptr()] == 1 for layer in layers):
-                for name, packed in zip(names, _packed(layers), strict=True):
+            copies = product.copies or len(layers) > 1
+            alone = all(held[layer.weight.data_ptr()] == 1 for layer in layers)
+            if (alone or not copies) and all(product.suits(layer.weight) for layer in layers):
+                for name, packed in zip(names, _packed(layers, product), strict=True):
                     setattr(parent, name, packed)
-                for layer in layers:
+                for layer in layers if copies else ():
                     mapped.leave(layer.weight)
                 count += 1
             layers.clear()
@@ -189,12 +206,12 @@ def _file_range(line: str) -> tuple[int, int] | None:
     return int(first, 16), int(last, 16)
 
 
-def _packed(layers: Sequence[Any]) -> list[nn.Module]:
+def _packed(layers: Sequence[Any], product: type[Product]) -> list[nn.Module]:
     """What stands for layers that read one input."""
     if len(layers) == 1:
-        return [PackedLinear(layers[0].weight, layers[0].bias)]
+        return [product(layers[0].weight, layers[0].bias)]
     biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     weights: list[torch.Tensor] = [layer.weight for layer in layers]
-    product = PackedLinear(torch.cat(weights), torch.cat(biases) if biases else None)
-    shared = _Shared(product, [layer.out_features for layer in layers])
+    merged = product(torch.cat(weights), torch.cat(biases) if biases else None)
+    shared = _Shared(merged, [layer.out_features for layer in layers])
     return [SharedLinear(shared, index) for index in range(len(layers))]

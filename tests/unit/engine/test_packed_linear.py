@@ -12,8 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from protocol.errors import ConfigError
+from services.engine.attention.cpu_features import onednn_has_bfloat16
 from services.engine.model.language import LanguageModel
-from services.engine.model.packed_linear import InputsSeen, PackedLinear, pack, packs
+from services.engine.model.packed_linear import (
+    InputsSeen,
+    PackedLinear,
+    Product,
+    pack,
+    packing,
+)
 from tests.conftest import ModelDir
 
 IN, OUT = 48, {"q": 32, "k": 16, "v": 16, "o": 48}
@@ -23,7 +30,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 MAPPED = """
 import sys, torch
 from safetensors.torch import load_file
-from services.engine.model.packed_linear import InputsSeen, pack
+from services.engine.model.packed_linear import InputsSeen, PackedLinear, pack
 
 def mapped():
     with open("/proc/self/smaps") as lines:
@@ -44,7 +51,7 @@ with inputs.recording():
     model(torch.randn(2, 4096))
 before = mapped()
 del layer
-pack(model, inputs)
+pack(model, inputs, PackedLinear)
 print(before, mapped())
 """
 
@@ -65,18 +72,18 @@ class Block(nn.Module):
         return self.get_submodule("o")(joined)  # type: ignore[no-any-return]
 
 
-def packed_block(block: Block) -> int:
+def packed_block(block: Block, product: type[Product] = PackedLinear) -> int:
     inputs = InputsSeen(block)
     with inputs.recording():
         block(torch.randn(2, IN, dtype=next(block.parameters()).dtype))
-    return pack(block, inputs)
+    return pack(block, inputs, product)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 3, 8, 100])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_equals_the_plain_one(dtype: torch.dtype, rows: int, bias: bool) -> None:
-    if not packs("auto", dtype, "cpu"):
+    if packing("auto", dtype, "cpu") is not PackedLinear:
         pytest.skip(f"oneDNN packs no {dtype} on this CPU")
     torch.manual_seed(rows)
     layer = nn.Linear(200, 72, bias=bias).to(dtype).requires_grad_(False)
@@ -138,10 +145,11 @@ def test_packed_weights_are_not_held_beside_the_mapped_file(tmp_path: Path) -> N
 
 
 def test_where_weights_are_packed() -> None:
-    assert packs("auto", torch.bfloat16, "cpu") == torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert packs("packed", torch.float32, "cpu")
-    assert packs("auto", torch.float32, "cpu")
-    assert not packs("plain", torch.bfloat16, "cpu")
-    assert not packs("auto", torch.bfloat16, "cuda")
+    by_onednn = onednn_has_bfloat16()
+    assert (packing("auto", torch.bfloat16, "cpu") is PackedLinear) == by_onednn
+    assert packing("packed", torch.float32, "cpu") is PackedLinear
+    assert packing("auto", torch.float32, "cpu") is PackedLinear
+    assert packing("plain", torch.bfloat16, "cpu") is None
+    assert packing("auto", torch.bfloat16, "cuda") is None
     with pytest.raises(ConfigError, match="--weight-layout"):
-        packs("packed", torch.bfloat16, "cuda")
+        packing("packed", torch.bfloat16, "cuda")

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from services.engine.attention.decode_groups import decode_groups
-from services.engine.attention.prompt_tiles import computes_tiles
 from services.engine.attention.torch_attention import TorchAttention
 from tests.support.attention_calls import AttentionCalls
 from tests.support.paged_cases import LAYER, Case, Step, check, make
@@ -71,7 +70,6 @@ def test_prompts_equal_the_reference(case: Case) -> None:
     check(case, TorchAttention())
 
 
-@pytest.mark.skipif(not computes_tiles(torch.device("cpu")), reason="no bfloat16 in this CPU")
 @pytest.mark.parametrize("precision", ["ieee", "none"])
 def test_prompts_in_bfloat16_are_left_to_matrix_products(precision: str) -> None:
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

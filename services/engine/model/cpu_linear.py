@@ -1,0 +1,78 @@
+"""Linear layers in bfloat16 on a CPU for which oneDNN has none, such as one with AVX2 alone.
+
+PyTorch multiplies bfloat16 there at a quarter of the rate of float32, and float32 weights take
+twice the memory, which is what a step that decodes waits for. The kernel reads bfloat16 and
+multiplies at three quarters of oneDNN's rate for float32: see docs/benchmarks/engine.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.attention.numba_runtime import Kernel, team
+
+logger = logging.getLogger(__name__)
+_OUTPUTS_MULTIPLE = 4  # the kernel computes so many for a row at once
+
+
+class WideningLinear(nn.Module):
+    """y = x Wᵀ + b in bfloat16, W as it lies."""
+
+    copies = False  # it reads the weight that it is given
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """weight [out, in], bias [out] or None, bfloat16; `ValueError` unless it `suits`."""
+        super().__init__()
+        found = _kernel()
+        if found is None or not self.suits(weight):
+            raise ValueError(f"no kernel for weights {tuple(weight.shape)}, {weight.dtype}")
+        self._kernel, self._outputs_at_once = found
+        self._weight = weight
+        self._bias = bias
+
+    @staticmethod
+    def suits(weight: torch.Tensor) -> bool:
+        """Whether the kernel takes a weight [out, in]."""
+        ours = weight.dtype is torch.bfloat16 and weight.is_contiguous()
+        return ours and weight.shape[0] % _OUTPUTS_MULTIPLE == 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] → [..., out]"""
+        outputs, width = self._weight.shape
+        rows = x.reshape(-1, width)
+        if len(rows) < 2:  # PyTorch reads the weights of one as fast as the memory gives them
+            return F.linear(x, self._weight, self._bias)
+        out = x.new_empty(len(rows), outputs)
+        wide = rows.float().contiguous()
+        self._kernel(
+            -(-outputs // self._outputs_at_once), out.data_ptr(), wide.data_ptr(),
+            self._weight.data_ptr(), 0 if self._bias is None else self._bias.data_ptr(),
+            len(rows), outputs, width,
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], outputs)
+
+
+def computes_linear() -> bool:
+    """Whether there is a kernel, and a use for it: oneDNN multiplies no bfloat16 on this CPU."""
+    return not onednn_has_bfloat16() and _kernel() is not None
+
+
+@cache
+def _kernel() -> tuple[Kernel, int] | None:
+    """With the number of outputs of a piece of work; None where Numba cannot compile it. The first
+    call takes seconds."""
+    if (parallel := team()) is None:
+        return None
+    try:
+        from services.engine.model.cpu_linear_kernel import OUTPUTS, linear
+
+        return Kernel(linear, parallel), OUTPUTS
+    except Exception as error:  # of many kinds; PyTorch computes as well
+        logger.warning("linear layers have no kernel on this CPU: %s", error)
+        return None
