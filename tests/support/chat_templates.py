@@ -159,6 +159,7 @@ TEMPLATES = {
     "llama3_tools": LLAMA3_TOOLS,
     "gemma3": tiny_text.GEMMA3.template,
     "llava_onevision": tiny_text.LLAVA_ONEVISION.template,
+    "internvl": tiny_text.INTERNVL.template,
     "chatml": tiny_text.QWEN2_VL.template,
     "llama": tiny_text.LLAMA.template,
 }

@@ -85,13 +85,16 @@ def _spans(
     if not count:
         return []
     token_id = reference.config.image_token_id
-    token = reference.tokenizer.convert_ids_to_tokens(token_id)
+    text = reference.tokenizer.convert_ids_to_tokens(token_id)
     media = {"num_crops": [0] * count, **inputs}
     spans: list[tuple[int, int]] = []
     place = 0
     for index in range(count):
-        length = reference.processor.replace_image_token(media, index).count(token)
         place = token_ids.index(token_id, place)
+        if reference.config.model_type == "internvl":  # it has tokens of its own around each
+            length = next(i for i, token in enumerate(token_ids[place:]) if token != token_id)
+        else:
+            length = reference.processor.replace_image_token(media, index).count(text)
         spans.append((place, length))
         place += length
     return spans

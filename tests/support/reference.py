@@ -33,6 +33,7 @@ PROCESSORS = (
     ("qwen3_vl_moe", "Qwen3VLProcessor"),
     ("llava_onevision", "LlavaOnevisionProcessor"),
     ("gemma3", "Gemma3Processor"),
+    ("internvl", "InternVLProcessor"),
     ("llava", "LlavaProcessor"),
 )
 # Without it Qwen's positions become one-dimensional and Gemma's pictures causal, silently.
@@ -76,7 +77,8 @@ class Reference:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if (name := dict(TOKEN_TYPES).get(self.config.model_type)) is not None:
             inputs[name] = (ids == self.config.image_token_id).int()
-        inputs.pop("num_crops", None)
+        for name in ("num_crops", "num_patches"):  # the processor's own
+            inputs.pop(name, None)
         return inputs
 
     def generate(self, inputs: Inputs, max_new_tokens: int, ignore_eos: bool = False) -> list[int]:
@@ -107,6 +109,8 @@ class Reference:
     def _media(self, images: list[Any], options: dict[str, Any]) -> Inputs:
         if not images:
             return {}
+        if self.config.model_type == "internvl":
+            options = {**options, "crop_to_patches": True}  # a default of its processor's class
         return dict(self.image_processor(images=images, return_tensors="pt", **options))
 
     def _expanded(self, prompt: str, media: Inputs, count: int) -> str:
@@ -208,6 +212,9 @@ def _placeholder_code(
         processor.patch_size = config.vision_config.patch_size
         processor.num_additional_image_tokens = 1  # the class token
         processor.vision_feature_select_strategy = config.vision_feature_select_strategy
+    if config.model_type == "internvl":
+        processor.start_image_token, processor.end_image_token = "<img>", "</img>"
+        processor.image_seq_length = config.image_seq_length
     if config.model_type == "gemma3":
         begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
         span = begin + processor.image_token * config.mm_tokens_per_image + end

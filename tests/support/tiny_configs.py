@@ -151,6 +151,25 @@ def _llava(ids: Ids) -> Json:
     }
 
 
+def _internvl(ids: Ids) -> Json:
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": [56, 56],
+        "patch_size": [7, 7],
+    }
+    return {
+        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": vision,
+        "image_token_id": ids("<IMG_CONTEXT>"),
+        "image_seq_length": 16,
+        "downsample_ratio": 0.5,
+        "tie_word_embeddings": True,
+    }
+
+
 def _gemma3(ids: Ids) -> Json:
     window = ["sliding_attention", "full_attention"]
     text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
@@ -233,6 +252,19 @@ def _llava_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _internvl_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "processor_class": "InternVLProcessor",
+        "size": {"height": 56, "width": 56},
+        "crop_to_patches": False,
+        "min_patches": 1,
+        "max_patches": 3,
+    }
+    processor = {"processor_class": "InternVLProcessor", "image_seq_length": 16}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
 def _llava15_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -267,6 +299,9 @@ SPECS = MappingProxyType(
             _llava_files,
         ),
         "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
+        "internvl": Family(
+            tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, _internvl_files
+        ),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",

@@ -59,6 +59,16 @@ _LLAVA_ONEVISION = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
+_INTERNVL = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}"
+    "{% elif part['type'] == 'video' %}{{ '<video>\\n' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 _GEMMA = (
     "{{ bos_token }}"
     "{%- set ns = namespace(turns=messages, prefix='') -%}"
@@ -142,6 +152,18 @@ LLAVA = TextSide(
     eos=("<|im_end|>",),
     pad="<|endoftext|>",
     tail=(*_QWEN_SPECIAL, "<image>"),
+)
+INTERNVL = TextSide(
+    template=_INTERNVL,
+    eos=("<|im_end|>", "<|endoftext|>"),
+    pad="<|endoftext|>",
+    tail=(*_QWEN_SPECIAL, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    names=(
+        ("start_image_token", "<img>"),
+        ("end_image_token", "</img>"),
+        ("context_image_token", "<IMG_CONTEXT>"),
+        ("video_token", "<video>"),
+    ),
 )
 GEMMA3 = TextSide(
     template=_GEMMA,

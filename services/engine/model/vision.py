@@ -16,7 +16,8 @@ from services.engine.attention import segments
 from services.engine.containment import contained
 from services.engine.model.embedding_layout import deepstack_name
 from services.engine.model.loader import load_part, parameter_bytes
-from services.engine.model.packed_linear import InputsSeen, pack, packs
+from services.engine.model.packed_linear import InputsSeen, pack, packing
+from services.engine.model.patch_product import multiply_patches
 from services.engine.model.picture_processor import picture_processor
 from services.engine.scheduling.seams import Prepared
 from services.frontend.image import load_rgb
@@ -38,7 +39,7 @@ class VisionModel:
         weight_layout: str = "plain",
     ) -> None:
         """`max_pixels` of a picture; `weight_layout`: plain, packed or auto, see
-        `packed_linear.packs`."""
+        `packed_linear.packing`."""
         self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
         self.parameter_bytes = parameter_bytes(self._model)
@@ -49,12 +50,14 @@ class VisionModel:
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
+        self._options = _OPTIONS.get(kind, {})
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        if packs(weight_layout, dtype, device):
+        if (product := packing(weight_layout, dtype, device)) is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
-            pack(self._model, InputsSeen(self._model))
+            pack(self._model, InputsSeen(self._model), product)
+            multiply_patches(self._model)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -70,8 +73,9 @@ class VisionModel:
         if max(item.pixels or (0,)) > self._max_pixels:
             raise InvalidRequest(f"a picture must not become larger than {self._max_pixels} pixels")
         image = load_rgb(item.data, max_pixels=self._max_pixels)
+        options = {**self._options, **_size(item)}
         try:
-            features = self._processor(images=[image], return_tensors="pt", **_size(item))
+            features = self._processor(images=[image], return_tensors="pt", **options)
         except ValueError as error:
             raise InvalidRequest(f"the media processor refused the picture: {error}") from None
         pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
@@ -153,11 +157,23 @@ def _llava_picture(model: Any, pixels: Pixels) -> torch.Tensor:
     return output.pooler_output[0]  # type: ignore[no-any-return]
 
 
+def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Tiles of all pictures in one run."""
+    tiles = [pixels["pixel_values"] for pixels in batch]
+    output = model.get_image_features(torch.cat(tiles).to(model.dtype)).pooler_output
+    parts = output.split([len(picture) for picture in tiles])
+    return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
+
+
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
+"""What a family's whole processor tells that of pictures, whatever the model directory says."""
+
 _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": _encode_qwen,
     "qwen2_5_vl": _encode_qwen,
     "qwen3_vl": _encode_qwen,
     "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
+    "internvl": _encode_internvl,
     "llava_onevision": _encode_llava_onevision,
 }

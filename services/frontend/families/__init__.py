@@ -3,6 +3,7 @@
 base             the interface: from a picture's size to its tokens
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 gemma3           Gemma 3
+internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
 text             every model without media
 """
@@ -16,6 +17,7 @@ from protocol.errors import ConfigError
 from protocol.plugins import find_class
 from services.frontend.families.base import Extent, Family, Placeholder
 from services.frontend.families.gemma3 import Gemma3
+from services.frontend.families.internvl import InternVL
 from services.frontend.families.llava_onevision import LlavaOnevision
 from services.frontend.families.qwen_vl import QwenVL
 from services.frontend.families.text import Text
@@ -29,6 +31,7 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
         "qwen3_vl": QwenVL,
         "qwen3_vl_moe": QwenVL,
         "gemma3": Gemma3,
+        "internvl": InternVL,
         "llava_onevision": LlavaOnevision,
     }
 )

@@ -121,3 +121,12 @@ def grid_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int, int]:
         raise InvalidRequest(f"{key} must hold positive integers")
     t, h, w = grid
     return t, h, w
+
+
+def size_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int]:
+    """The (height, width) in pixels of a picture whose grid says no more than that, as (1, height,
+    width); `InvalidRequest` as of `grid_in`, or if it is not one picture."""
+    t, height, width = grid_in(metadata, key)
+    if t != 1:
+        raise InvalidRequest(f"{key} {[t, height, width]} is not the size of a picture")
+    return height, width

@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protocol.errors import ConfigError, InvalidRequest
+from protocol.errors import ConfigError
 from services.frontend.families.base import (
     Extent,
     Family,
     Placeholder,
-    grid_in,
     options_of,
     processor_identity,
+    size_in,
     token_text,
 )
 from services.frontend.model_info import ModelInfo
@@ -74,9 +74,7 @@ class LlavaOnevision(Family):
         return tall * wide + tall
 
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
-        t, height, width = grid_in(metadata, GRID_KEY)
-        if t != 1:
-            raise InvalidRequest(f"{GRID_KEY} {[t, height, width]} is not the size of a picture")
+        height, width = size_in(metadata, GRID_KEY)
         return self.measure_image(width, height)
 
 

@@ -228,6 +228,41 @@ def test_llava_drops_a_token_for_the_default_strategy(tmp_path: Path) -> None:
     assert family_in(model).measure_image(50, 50).length == full - 1
 
 
+@pytest.mark.parametrize("most", [3, 12])
+def test_internvl_counts_are_those_of_transformers(most: int, tmp_path: Path) -> None:
+    model = write_model("internvl", tmp_path)
+    options = json.loads((model / "preprocessor_config.json").read_text())
+    (model / "preprocessor_config.json").write_text(json.dumps({**options, "max_patches": most}))
+    family, processor = family_in(model), AutoImageProcessor.from_pretrained(model)
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 6000)
+    @example(56, 56)
+    @example(79, 79)
+    @example(80, 80)
+    @example(112, 112)
+    def check(width: int, height: int) -> None:
+        extent = family.measure_image(width, height)
+        cut = {"crop_to_patches": True}
+        assert extent.length == 16 * processor.get_number_of_image_patches(height, width, cut)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_internvl_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("internvl", tmp_path)
+    (model / "processor_config.json").write_text(json.dumps({"image_seq_length": 25}))
+    with pytest.raises(ConfigError, match="image_seq_length is 25, but the model makes 16"):
+        family_in(model)
+    (model / "processor_config.json").write_text(json.dumps({"image_seq_length": 16}))
+    with pytest.raises(ConfigError, match="min_patches 4 is more than max_patches 3"):
+        family_in(model, min_patches=4)
+    with pytest.raises(ConfigError, match="no height and width"):
+        family_in(model, size={"shortest_edge": 56})
+
+
 def test_gemma_pictures_have_one_length(tmp_path: Path) -> None:
     family = family_in(write_model("gemma3", tmp_path))
     assert {family.measure_image(w, h).length for w, h in EDGE_SIZES} == {16}

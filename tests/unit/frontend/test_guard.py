@@ -37,11 +37,13 @@ SPECIAL = {
         "<image_soft_token>",
     ),
     "llava_onevision": ("<|im_start|>", "<|im_end|>", "<image>", "<video>"),
+    "internvl": ("<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>"),
 }
 TURN = {
     "qwen2_5_vl": "<|im_start|>",
     "gemma3": "<start_of_turn>",
     "llava_onevision": "<|im_start|>",
+    "internvl": "<|im_start|>",
 }
 PICTURES = [picture(60, 40), picture(90, 30), picture(28, 28)]
 Conversation = list[list[str | int]]

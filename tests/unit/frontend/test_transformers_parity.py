@@ -87,7 +87,7 @@ def test_token_ids_of_the_demo_model_are_those_of_transformers() -> None:
         assert render(front, messages).generate.token_ids == expected
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision", "internvl"])
 def test_spans_cover_exactly_the_placeholders(family: str, fronts: Fronts) -> None:
     front = fronts(family)
     request = render(front, user("a", image_part(RED), image_part(WIDE), "b")).generate
