@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from blake3 import blake3
+from torch import nn
 
 from connectors.base import Changed, ECConnector
 from connectors.factory import Connectors
@@ -18,7 +20,7 @@ from protocol.keys import canonical_json
 from protocol.refs import KVLayout
 from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
 from services.engine.config import EngineConfig
-from services.engine.drafting.prompt_lookup import PromptLookup
+from services.engine.drafting.drafters import draft_language_model, drafter_of
 from services.engine.hardware import num_blocks_of
 from services.engine.model.adapters import Adapters
 from services.engine.model.admission import ModelAdmission
@@ -44,7 +46,6 @@ from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahea
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Clock, Meter
-from services.engine.speculation import Speculation
 from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
@@ -62,6 +63,8 @@ class Surroundings:
     log: CacheLog | None
     clock: Clock
     delay: DecodeDelay
+    computing: Callable[[], AbstractContextManager[None]]  # entered while a model computes
+    watch: Callable[[nn.Module], None]  # is given each model
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,11 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     """Load the model and allocate its KV pool, which leaves `activations` bytes to others.
     `changed` is told what the cache of embeddings gains and loses."""
     config = shared.config
-    model = _language_model(config)
+    model, draft = _language_model(config), draft_language_model(config)
+    shared.watch(model.module)
     layout = model.kv_layout(config.block_size)
     capture = capture_on(config.device, enforce_eager=config.enforce_eager)
-    num_blocks, max_model_len = _pool_size(config, model, capture, activations)
+    num_blocks, max_model_len = _pool_size(config, model, draft, capture, activations)
     with contextlib.ExitStack() as opened:
         compatibility = _compatibility(config, layout)
         kv = shared.connectors.make_kv(compatibility, config.device)
@@ -116,13 +120,12 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         stores = tier_stores(config, pool, compatibility)
         for store in stores:
             opened.callback(store.close)
-        sampler = Sampler(config.eos_token_ids)
-        drafter = _drafter(config.speculation, vocabulary)
+        drafter = drafter_of(config, draft, num_blocks, vocabulary)
         core = GenerateCore(
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
-            Runner(model, cache, embeddings, sampler, graphs, drafter),
+            Runner(model, cache, embeddings, Sampler(config.eos_token_ids), graphs, drafter),
             KVFetches(
                 kv,
                 scheduler,
@@ -131,7 +134,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             ),
             shared.meter,
             shared.clock,
-            shared.connectors.meanwhile,
+            shared.computing,
             delay=shared.delay,
             tiers=KVTiers(scheduler, stores, idle, shared.meter, shared.clock, shared.log),
         )
@@ -145,7 +148,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         layout,
         max_model_len,
         model.takes_media,
-        model.parameter_bytes,
+        model.parameter_bytes + (draft.parameter_bytes if draft is not None else 0),
         model.adapters,
     )
 
@@ -165,12 +168,17 @@ def _language_model(config: EngineConfig) -> LanguageModel:
 
 
 def _pool_size(
-    config: EngineConfig, model: LanguageModel, capture: Capture | None, activations: int
+    config: EngineConfig,
+    model: LanguageModel,
+    draft: LanguageModel | None,
+    capture: Capture | None,
+    activations: int,
 ) -> tuple[int, int]:
     """Blocks of the KV pool, and tokens of the longest request that it has room for."""
     activations += _step_bytes(config, model, capture)
     activations += model.adapters.most_bytes if model.adapters is not None else 0
-    num_blocks = num_blocks_of(config, block_bytes(model.kv_layout(config.block_size)), activations)
+    layouts = [one.kv_layout(config.block_size) for one in (model, draft) if one is not None]
+    num_blocks = num_blocks_of(config, sum(map(block_bytes, layouts)), activations)
     max_model_len = min(config.max_model_len, num_blocks * config.block_size)
     check_positions(model.module, model.config.model_type, max_model_len)
     return num_blocks, max_model_len
@@ -233,12 +241,6 @@ def _scheduler(
     return Scheduler(blocks, embeddings, limits, log=shared.log)
 
 
-def _drafter(guesses: Speculation | None, vocabulary: int) -> PromptLookup | None:
-    if guesses is None:
-        return None
-    return PromptLookup(guesses.prompt_lookup_min, guesses.prompt_lookup_max, vocabulary)
-
-
 def _profiled(config: EngineConfig) -> Memory | None:
     """What measures steps where the size of the pool depends on it."""
     given = config.num_blocks or config.kv_cache_bytes or "language" not in config.parts
@@ -256,6 +258,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         config.max_media_pixels,
         config.weight_layout,
     )
+    shared.watch(vision.module)
     patches = config.max_encoder_patches
     memory = _profiled(config)
     activations = 0
@@ -269,7 +272,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         patches,
         shared.meter,
         shared.clock,
-        shared.connectors.meanwhile,
+        shared.computing,
         SlicedVision(vision, shared.clock) if sliced else None,
     )
     return VisionPart(queue, vision.parameter_bytes, activations)

@@ -31,7 +31,7 @@ from services.engine.model.loader import (
     parameter_bytes,
     read_config,
 )
-from services.engine.model.packed_linear import InputsSeen, pack, packs
+from services.engine.model.packed_linear import InputsSeen, Product, pack, packing
 from services.engine.model.probe import LayerShape, Recording
 from services.engine.model.quantization import quantize
 from services.engine.model.trial import TOLERANCE, prompts, worst_error
@@ -75,7 +75,7 @@ class LanguageModel:
         max_lora_rank: int = 16,
         quantization: str = "",
     ) -> None:
-        """`weight_layout`: plain, packed or auto, see `packed_linear.packs`. `fused`: layers use
+        """`weight_layout`: plain, packed or auto, see `packed_linear.packing`. `fused`: layers use
         these kernels where they suit. `max_loras`: LoRA adapters
         that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
         quantized weights are not packed."""
@@ -100,8 +100,8 @@ class LanguageModel:
         inputs = InputsSeen(self._model)
         with refused_by_name(self.config.model_type), inputs.recording():
             self.shapes = self._probe()
-        if packs(weight_layout, dtype, device):
-            self._pack(inputs)
+        if (product := packing(weight_layout, dtype, device)) is not None:
+            self._pack(inputs, product)
         self._step_adapters = StepAdapters()
         self.adapters: Adapters | None = None
         if max_loras:
@@ -170,16 +170,16 @@ class LanguageModel:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits  # type: ignore[no-any-return]
 
-    def _pack(self, inputs: InputsSeen) -> None:
+    def _pack(self, inputs: InputsSeen, product: type[Product]) -> None:
         """`ConfigError` if the model's own code reads a weight that its layer no longer has."""
-        products = pack(self._model, inputs)
+        products = pack(self._model, inputs, product)
         try:
             self._probe()
         except AttributeError as error:
             raise ConfigError(
                 f"--weight-layout: model type '{self.config.model_type}' takes plain only: {error}"
             ) from error
-        logger.info("weights are packed for oneDNN, as %d products", products)
+        logger.info("linear layers compute %d products, as %s", products, product.__name__)
 
     def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         return positions.unsqueeze(1) if positions.shape[0] == 3 else positions

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from connectors.base import EC_TENSOR
 from connectors.kv.base import Fence
 from protocol.errors import TriptychError
-from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache
 from services.engine.containment import contained
 from services.engine.model.adapters import AdapterRows
@@ -24,6 +23,8 @@ from services.engine.model.step_fence import fence_on
 from services.engine.model.step_tokens import (
     BlockTables,
     StepTokens,
+    batch_of,
+    placed,
     rotary_positions,
     rows_by_adapter,
 )
@@ -85,7 +86,7 @@ class Runner:
         logits = self._graphs.forward(arrays) if self._graphs is not None else None
         if logits is None:
             step = upload(arrays, self._device)
-            batch = self._batch(step, tokens, [chunk.reach for chunk in chunks])
+            batch = batch_of(self._cache, step, tokens, [chunk.reach for chunk in chunks])
             inputs = self._inputs(step, media)
             if adapters:
                 inputs = replace(inputs, adapters=_groups(adapters, step, len(tokens.owner)))
@@ -107,20 +108,14 @@ class Runner:
     def _arrays(
         self, chunks: Sequence[Chunk], tokens: StepTokens, rows: list[int], media: Media
     ) -> dict[str, IntArray]:
-        """All integers of the step, under the names that `_batch` and `_inputs` read them by."""
-        size = self._cache.block_size
+        """All integers of the step, under the names that `batch_of` and `_inputs` read them by."""
         tables = self._tables.of([chunk.request for chunk in chunks])
         ids = np.array(list(chain.from_iterable(chunk.token_ids for chunk in chunks)))
         arrays = {
             "ids": ids,
             "rotary": rotary_positions(chunks, tokens),
             "rows": np.array(rows, dtype=np.int64),
-            "positions": tokens.index,
-            "slot_blocks": tables[tokens.owner, tokens.index // size],
-            "slot_offsets": tokens.index % size,
-            "tables": tables,
-            "starts": np.array(tokens.starts, dtype=np.int32),
-            "contexts": np.array([chunk.reach for chunk in chunks], dtype=np.int32),
+            **placed(tokens, tables, self._cache.block_size, [chunk.reach for chunk in chunks]),
         }
         spans = self._spans(chunks)
         if spans is not None:
@@ -131,23 +126,6 @@ class Runner:
             mask = arrays["media_mask"] = np.zeros(len(ids), dtype=np.bool_)
             mask[places] = True
         return arrays
-
-    def _batch(
-        self, step: Mapping[str, torch.Tensor], tokens: StepTokens, contexts: list[int]
-    ) -> PagedBatch:
-        return PagedBatch(
-            cache=self._cache,
-            slot_blocks=step["slot_blocks"],
-            slot_offsets=step["slot_offsets"],
-            block_tables=step["tables"],
-            query_starts=tokens.starts,
-            context_lens=contexts,
-            positions=step["positions"],
-            span_starts=step.get("span_starts"),
-            span_ends=step.get("span_ends"),
-            starts=step["starts"],
-            contexts=step["contexts"],
-        )
 
     def _spans(self, chunks: Sequence[Chunk]) -> IntArray | None:
         """int64[2, T]: first and past-the-end token of the media span each token stands in."""

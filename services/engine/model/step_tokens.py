@@ -3,12 +3,16 @@ length of contexts, and hardly with the number of requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from services.engine.attention.batch import PagedBatch
+from services.engine.attention.kv_cache import KVCache
 from services.engine.scheduling.chunks import Chunk
 from services.engine.scheduling.request import Adapter, Request
 
@@ -36,6 +40,40 @@ class StepTokens:
         owner = np.repeat(np.arange(len(chunks)), counts)
         index = np.arange(starts[-1]) + (firsts - starts[:-1])[owner]
         return StepTokens(starts.tolist(), owner, index)
+
+
+def placed(
+    tokens: StepTokens, tables: IntArray, block_size: int, contexts: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """Where the tokens' KV goes, as arrays under the names that `batch_of` reads them by. tables:
+    int64[R, B], the chunks' blocks; contexts: tokens of KV that each has after the step."""
+    return {
+        "positions": tokens.index,
+        "slot_blocks": tables[tokens.owner, tokens.index // block_size],
+        "slot_offsets": tokens.index % block_size,
+        "tables": tables,
+        "starts": np.array(tokens.starts, dtype=np.int32),
+        "contexts": np.array(contexts, dtype=np.int32),
+    }
+
+
+def batch_of(
+    cache: KVCache, step: Mapping[str, torch.Tensor], tokens: StepTokens, contexts: list[int]
+) -> PagedBatch:
+    """What attention needs to know of a step whose arrays lie on the device."""
+    return PagedBatch(
+        cache=cache,
+        slot_blocks=step["slot_blocks"],
+        slot_offsets=step["slot_offsets"],
+        block_tables=step["tables"],
+        query_starts=tokens.starts,
+        context_lens=contexts,
+        positions=step["positions"],
+        span_starts=step.get("span_starts"),
+        span_ends=step.get("span_ends"),
+        starts=step["starts"],
+        contexts=step["contexts"],
+    )
 
 
 def rotary_positions(chunks: Sequence[Chunk], tokens: StepTokens) -> IntArray:

@@ -119,13 +119,14 @@ class EmbeddingCache:
         self._begin()
         failed: list[tuple[RequestKey, TransferError]] = []
         for mm_hash, load in list(self._loading.items()):
-            entry = self._entries[mm_hash]
             try:
-                self._advance(mm_hash, entry, load)
+                tensors = load.poll()
+                if tensors is not None:
+                    self._take(mm_hash, tensors)
             except TransferError as error:
                 self._connector.meter.failed(error.code)
                 lost = EmbeddingLost(error.message) if error.code != MISMATCH else error
-                failed += [(owner, lost) for owner in entry.owners]
+                failed += [(owner, lost) for owner in self._entries[mm_hash].owners]
                 self._drop(mm_hash)
         return failed
 
@@ -181,10 +182,8 @@ class EmbeddingCache:
         victim = max(oldest, key=lambda name: oldest[name], default=None)
         return victim if victim is not None and oldest[victim] > order else None
 
-    def _advance(self, mm_hash: str, entry: _Entry, load: ECLoad) -> None:
-        tensors = load.poll()
-        if tensors is None:
-            return
+    def _take(self, mm_hash: str, tensors: Tensors) -> None:
+        entry = self._entries[mm_hash]
         entry.tensors = self._form.taken(mm_hash, tensors, entry.length)
         del self._loading[mm_hash]
         self._changed(mm_hash, entry.length, entry.size)

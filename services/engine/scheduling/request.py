@@ -73,6 +73,8 @@ class Request:
     num_stored: int = 0  # tokens of those in blocks that other requests may find
     num_cached: int | None = None  # prompt tokens whose KV was found, None until it first runs
     looked_below: bool = False  # whether lower tiers were asked for its KV since it waits
+    num_matched: int = 0  # tokens of it that were known when it was last found unable to start
+    awaits_item: str | None = None  # mm_hash of the embedding without which it cannot start
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     adapter: Adapter | None = None  # what computes it beside the model
@@ -164,7 +166,7 @@ class Request:
     @property
     def items_left(self) -> Iterator[MMItem]:
         """Media items with a placeholder among the prompt's tokens that have no KV."""
-        return self.items_in(self.num_computed, self.num_prompt)
+        return self.items_in(max(self.num_computed, self.num_matched), self.num_prompt)
 
     def reset(self) -> None:
         """Forget all KV; the next run computes it again."""
@@ -172,6 +174,8 @@ class Request:
         self.num_computed = 0
         self.num_stored = 0
         self.looked_below = False
+        self.num_matched = 0
+        self.awaits_item = None
 
 
 def choices_of(source: GenerateRequest) -> list[int]:

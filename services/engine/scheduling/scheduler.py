@@ -18,6 +18,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.engine.scheduling.awaited_items import AwaitedItems
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.chunks import Chunk, chunk_of
 from services.engine.scheduling.embedding_cache import EmbeddingCache
@@ -43,6 +44,9 @@ class Scheduler:
     preempted: list[Request] = field(default_factory=list)  # those since the engine last looked
     starved: Request | None = None  # could start if others did not hold blocks or slots
     log: CacheLog | None = None  # is told what becomes a known prefix
+
+    def __post_init__(self) -> None:
+        self._awaited = AwaitedItems(self.embeddings)
 
     def add(self, request: Request) -> None:
         request.status = Status.WAITING
@@ -99,7 +103,7 @@ class Scheduler:
         """Start waiting requests in order; those that wait for embeddings, or for KV from a lower
         tier, are passed by."""
         self.starved = None
-        for request in list(self.waiting):
+        for request in self._awaited.worth_a_look(self.waiting):
             if step.prompts <= 0:
                 break
             if not self._admit(request, step):
@@ -122,13 +126,13 @@ class Scheduler:
         matched = self.match_prefix(request)
         if step.awaits(request, matched):
             return True
-        request.num_computed = len(matched) * self.blocks.block_size
+        request.num_matched = request.num_computed = len(matched) * self.blocks.block_size
         # Pinned before it is known whether it starts: its embeddings come meanwhile.
         self.embeddings.pin(request)
         count = self._chunk_size(request, step.for_prompt(request), step.left)
         needed = self.blocks.blocks_for(request.num_computed + count) - len(matched)
         if count == 0 or not self._find_room(request, needed, matched, step):
-            request.num_computed = 0
+            self._awaited.pass_by(request)
             return count == 0
         self.take_prefix(request, matched)
         extend(request, self.blocks, needed)
@@ -170,6 +174,7 @@ class Scheduler:
 
     def start(self, request: Request) -> None:
         request.status = Status.RUNNING
+        request.num_matched, request.awaits_item = 0, None
         self.running.append(request)
 
     def _chunk_size(self, request: Request, budget: int, most: int) -> int:

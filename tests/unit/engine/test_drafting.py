@@ -111,6 +111,9 @@ def test_what_followed_before_is_guessed(tokens: list[int], guess: list[int]) ->
 def test_the_flag_takes_vllms_object() -> None:
     text = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5}'
     assert parse_speculation(text) == Speculation("ngram", 3, 2, 5)
+    small = '{"model": "/models/small", "num_speculative_tokens": 5}'
+    assert parse_speculation(small) == Speculation("draft_model", 5, model="/models/small")
+    assert parse_speculation('{"num_speculative_tokens": 5}') == Speculation("ngram", 5)
     assert parse_speculation("") is None
 
 
@@ -122,6 +125,8 @@ def test_the_flag_takes_vllms_object() -> None:
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens"),
         ('{"prompt_lookup_min": 5}', "prompt_lookup_min"),
         ('{"tokens": 5}', "tokens"),
+        ('{"method": "draft_model"}', "model"),
+        ('{"method": "ngram", "model": "/models/small"}', "model"),
     ],
 )
 def test_a_wrong_object_is_refused_by_name(text: str, named: str) -> None:

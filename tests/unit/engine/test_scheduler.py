@@ -268,3 +268,84 @@ def test_what_is_finished_gives_its_blocks_back_or_hands_them_over() -> None:
     assert case.scheduler.blocks.num_free == free + len(blocks), "as many as the other had"
     assert gone.blocks == kept.blocks == [] and not case.scheduler.keys()
     assert case.scheduler.blocks.check_integrity([blocks]) == []
+
+
+def test_a_request_whose_picture_is_not_there_is_passed_by_cheaply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(Limits(4, 64))
+    item = MMItem("ab" * 32, "image", 0, 20)
+    request = case.add(40, 3, item)
+    case.add(8, 200)
+    matched: list[int] = []
+    match = case.scheduler.blocks.match
+
+    def counting(keys: Sequence[bytes]) -> list[int]:
+        matched.append(len(keys))
+        return match(keys)
+
+    monkeypatch.setattr(case.scheduler.blocks, "match", counting)
+    for _ in range(100):
+        case.step()
+    assert len(matched) <= 2 + 100 // 64 + 1
+    assert request.num_computed == 0
+    case.store_picture(item)
+    case.step()
+    assert request.num_computed == 40
+    case.check()
+
+
+def test_a_request_that_starts_again_asks_for_its_picture_again() -> None:
+    case = Case(Limits(4, 64))
+    item = MMItem("ab" * 32, "image", 0, 20)
+    request = case.add(40, 50, item)
+    case.step()
+    assert request.awaits_item == item.mm_hash
+    case.store_picture(item)
+    for _ in range(3):
+        case.step()
+    assert request.num_output == 3
+    case.scheduler.embeddings.clear()
+    case.scheduler.blocks.reset_prefix_cache()
+    case.scheduler.preempt(request)
+    for _ in range(60):
+        case.step()
+    assert request.num_output == 50
+    case.check()
+
+
+def know_prefix(case: Case, request: Request, count: int) -> None:
+    """The first blocks of a request's prompt are computed, by another one."""
+    blocks = case.scheduler.blocks.allocate(count)
+    assert blocks is not None
+    for block, key in zip(blocks, request.keys.extend(request.tokens)[:count], strict=True):
+        case.scheduler.blocks.store(block, key)
+    case.scheduler.blocks.release(blocks)
+
+
+def test_pictures_of_the_known_part_take_no_room_from_those_that_are_needed() -> None:
+    case = Case(Limits(4, 64), embedding_tokens=30)
+    known, needed = MMItem("ab" * 32, "image", 0, 20), MMItem("cd" * 32, "image", 32, 20)
+    case.store_picture(known)
+    request = case.add(60, 2, known, needed)
+    case.scheduler.embeddings.poll()  # room is reserved for the first
+    know_prefix(case, request, 2)
+    for _ in range(3):
+        case.step()
+    case.store_picture(needed)
+    for _ in range(3):
+        case.step()
+    assert request.num_output == 2
+    case.check()
+
+
+def test_a_prompt_that_is_found_later_needs_no_picture() -> None:
+    case = Case(Limits(4, 64))
+    item = MMItem("ab" * 32, "image", 0, 20)
+    waiting = case.add(40, 2, item)
+    case.step()
+    know_prefix(case, waiting, 2)
+    for _ in range(70):
+        case.step()
+    assert waiting.num_output == 2
+    case.check()

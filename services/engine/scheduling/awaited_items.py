@@ -1,0 +1,47 @@
+"""Requests that wait for an embedding are passed by without another look at their prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.engine.scheduling.embedding_cache import EmbeddingCache
+from services.engine.scheduling.request import Request
+
+_LOOK_EVERY = 64  # steps between looks at a request whose embedding is not there
+
+
+@dataclass
+class AwaitedItems:
+    """Which waiting requests need not be looked at in a step; a thousand of them cost it little."""
+
+    embeddings: EmbeddingCache
+    looks: int = 0  # how often those that wait were looked through
+
+    def worth_a_look(self, waiting: Iterable[Request]) -> list[Request]:
+        """Those of the waiting requests that may start: not those that were passed by and still
+        lack their embedding, save now and then, as what is known of their prefix changes too."""
+        self.looks += 1
+        looks, ready = self.looks, self.embeddings.ready
+        return [
+            request
+            for request in waiting
+            if not request.awaits_item
+            or ready(request.awaits_item)
+            or (looks + request.arrival) % _LOOK_EVERY == 0
+        ]
+
+    def pass_by(self, request: Request) -> None:
+        """A request cannot start: it gives up embeddings that the known part of its prompt does not
+        need, as there may be no room for these and others."""
+        request.awaits_item = self._missing(request)
+        request.num_matched, request.num_computed = request.num_computed, 0
+        self.embeddings.release(request)
+
+    def _missing(self, request: Request) -> str | None:
+        """The media item at the first token to compute, if its embedding is not here yet."""
+        start = request.num_computed
+        for item in request.items_in(start, start + 1):
+            if not self.embeddings.ready(item.mm_hash):
+                return item.mm_hash
+        return None
