@@ -72,30 +72,11 @@ def managing(
 ) -> APIRouter:
     """Routes behind the admin key, which comes in `X-API-Key`. `tell_level` passes a log level on
     to further processes of the proxy."""
-    routes = APIRouter()
-    key, masters = config.admin_api_key, config.urls_of_masters()
+    routes, workers, key = APIRouter(), _Workers(fleet, client, config), config.admin_api_key
     routes.include_router(log_levels(lambda request: check_admin_key(request, key), tell_level))
-
-    async def named(request: Request) -> tuple[NamedWorker, Instance | None]:
-        """The worker of a call that may change the fleet, and what is known of it."""
-        check_admin_key(request, key)
-        if masters:
-            message = f"a master knows the workers: ask {masters[0]}/instances"
-            raise InvalidRequest(message, code="ask_the_master")
-        if config.workers > 1:
-            message = (
-                "each of the --workers processes knows its own workers: use --master-url, or a"
-                " dns+http:// URL"
-            )
-            raise InvalidRequest(message, code="several_processes")
-        worker = decode_worker(await read_body(request, _MAX_BODY))
-        return worker, fleet.find(stage_of(worker.role), worker.url)
-
-    @routes.get("/instances")
-    async def show(request: Request) -> dict[str, Any]:
-        """The workers this proxy knows."""
-        check_admin_key(request, key)
-        return {"instances": [_shown(instance) for instance in fleet.all()]}
+    routes.get(_PATH)(workers.show)
+    routes.post(_PATH)(workers.add)
+    routes.delete(_PATH)(workers.remove)
 
     @routes.get("/integrity")
     async def integrity(request: Request) -> dict[str, Any]:
@@ -103,37 +84,66 @@ def managing(
         check_admin_key(request, key)
         return {"process": process_state()}
 
-    @routes.post("/instances")
-    async def add(request: Request) -> dict[str, Any]:
+    return routes
+
+
+class _Workers:
+    """The routes of a fleet's workers."""
+
+    def __init__(self, fleet: Fleet, client: UpstreamClient, config: ProxyConfig) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._key = config.admin_api_key
+        self._masters = config.urls_of_masters()
+        self._processes = config.workers
+
+    async def show(self, request: Request) -> dict[str, Any]:
+        """The workers this proxy knows."""
+        check_admin_key(request, self._key)
+        return {"instances": [_shown(instance) for instance in self._fleet.all()]}
+
+    async def add(self, request: Request) -> dict[str, Any]:
         """Add a worker: `{"role": "decode", "url": "http://…"}`. It gets requests once a probe has
         found it well, which is tried at once; adding it again changes nothing but `ec_zmq_addrs`,
         if these are given."""
-        worker, instance = await named(request)
+        worker, instance = await self._named(request)
         if instance is None:
-            if len(fleet.all()) >= _MOST:
+            if len(self._fleet.all()) >= _MOST:
                 raise Unavailable("the proxy takes no more workers")
-            instance = fleet.add(worker.url, stage_of(worker.role))
+            instance = self._fleet.add(worker.url, stage_of(worker.role))
             instance.up = False
             instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs or ())
             worker_line(logger, logging.INFO, "joined", instance.role, instance.url, _PATH)
-            await probe_one(fleet, client, instance)
+            await probe_one(self._fleet, self._client, instance)
         elif worker.ec_zmq_addrs is not None:
             instance.ec_zmq_addrs = tuple(worker.ec_zmq_addrs)
-            fleet.news()
+            self._fleet.news()
         return {"status": "added", "healthy": instance.up}
 
-    @routes.delete("/instances")
-    async def remove(request: Request) -> dict[str, Any]:
+    async def remove(self, request: Request) -> dict[str, Any]:
         """Remove a worker, one given by a flag too: no new requests; what it has goes on."""
-        _, instance = await named(request)
+        _, instance = await self._named(request)
         if instance is None:
             raise InvalidRequest("no such instance", param="url", code="unknown_instance")
-        fleet.remove(instance)
+        self._fleet.remove(instance)
         worker_line(logger, logging.INFO, "left", instance.role, instance.url, _PATH)
-        fleet.news()
+        self._fleet.news()
         return {"status": "removed", "in_flight": instance.in_flight}
 
-    return routes
+    async def _named(self, request: Request) -> tuple[NamedWorker, Instance | None]:
+        """The worker of a call that may change the fleet, and what is known of it."""
+        check_admin_key(request, self._key)
+        if self._masters:
+            message = f"a master knows the workers: ask {self._masters[0]}/instances"
+            raise InvalidRequest(message, code="ask_the_master")
+        if self._processes > 1:
+            message = (
+                "each of the --workers processes knows its own workers: use --master-url, or a"
+                " dns+http:// URL"
+            )
+            raise InvalidRequest(message, code="several_processes")
+        worker = decode_worker(await read_body(request, _MAX_BODY))
+        return worker, self._fleet.find(stage_of(worker.role), worker.url)
 
 
 def _shown(instance: Instance) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # prompt tokens of a step in which requests decode, 0: up to `max_num_batched_tokens`
     max_prefill_beside_decode: int = 512
     # s that pictures and prompts may add to a step in which requests decode, 0: no bound
-    max_decode_delay_s: float = 0.1
+    max_decode_delay_s: float = 0.25
     speculation: Speculation | None = None  # how tokens are guessed ahead, None: not at all
     served_names: tuple[str, ...] = ()  # by which requests mean the model itself
     max_loras: int = 0  # LoRA adapters that may be loaded, 0: none
@@ -55,6 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()  # tokens that end an output
     seed: int = 0  # not used: requests bring their own
     num_threads: int = 0  # CPU threads, 0 for PyTorch's default
+    share_cores: bool = False  # use more while other engines of the namespace do not compute
     ec: ECConfig = ECConfig()  # connector of embeddings
     kv: KVConfig = KVConfig()  # connector of KV blocks
     events: EventsConfig | None = None  # where cache events are published, None: nowhere

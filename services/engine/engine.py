@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import torch
 
 from connectors.base import Changed, nobody_listens
-from connectors.config import drop_namespace
+from connectors.config import drop_namespace, namespace_dir
 from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
 from connectors.meter import TransferStats
@@ -19,6 +22,7 @@ from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, Request
 from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
+from services.engine.core_share import CoreShare, cores_here
 from services.engine.hardware import activate, resolved
 from services.engine.messages import Ready, Stage
 from services.engine.model.adapters import Adapters
@@ -32,6 +36,8 @@ from services.engine.scheduling.generate_core import GenerateCore
 from services.engine.scheduling.rates import RateMeter
 from services.engine.scheduling.seams import Clock
 from services.membership.events import CacheLog
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -53,6 +59,7 @@ class Engine:
         self._connectors = Connectors(config.ec, config.kv, config.device, self._curve)
         self.adapters: Adapters | None = None
         self._media = "vision" in config.parts
+        self._cores: CoreShare | None = None
         self.kv: KVConnector | None = None
         self.generate: GenerateCore | None = None
         self.encode: EncodeQueue | None = None
@@ -65,6 +72,7 @@ class Engine:
             changed=self._changes(of_store=True),
         )
         try:
+            self._cores = _core_share(config)
             self._build(wake)
         except BaseException:
             self.close()  # peers of this host would find what is left of it
@@ -79,8 +87,9 @@ class Engine:
 
     def _build(self, wake: Callable[[], None]) -> None:
         shared = Surroundings(
-            self.config, self._connectors, self.ec, self.meter, self._log, self._clock, self._delay
-        )
+            self.config, self._connectors, self.ec, self.meter, self._log, self._clock, self._delay,
+            self._computing, self._cores.watch if self._cores is not None else lambda _: None,
+        )  # fmt: skip
         activations = 0
         if "vision" in self.config.parts:
             # First, since the KV pool takes what both leave of a GPU.
@@ -96,6 +105,14 @@ class Engine:
             self._media = self._media or part.takes_media
         self._events = self._publish()
         self._guard()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        with contextlib.ExitStack() as entered:
+            if self._cores is not None:
+                entered.enter_context(self._cores.computing())
+            entered.enter_context(self._connectors.meanwhile())
+            yield
 
     def _guard(self) -> None:
         """Each part's steps fail on their own."""
@@ -210,6 +227,11 @@ class Engine:
             return 0.001
         return 1.0
 
+    def rest(self) -> None:
+        """The loop is about to sleep."""
+        if self._cores is not None:
+            self._cores.rest()
+
     @property
     def sockets(self) -> list[Readable]:
         """Readable when a peer has said or sent something."""
@@ -256,6 +278,8 @@ class Engine:
             if self._events is not None:
                 last_to_first.callback(self._events.close)
             last_to_first.callback(self.ec.close)
+            if self._cores is not None:
+                last_to_first.callback(self._cores.close)
             if self.kv is not None:
                 last_to_first.callback(self.kv.close)
             if self._grammars is not None:
@@ -264,3 +288,13 @@ class Engine:
                 last_to_first.callback(self.generate.close)
             if self.encode is not None:
                 last_to_first.callback(self.encode.close)
+
+
+def _core_share(config: EngineConfig) -> CoreShare | None:
+    if not config.share_cores or config.num_threads or config.device != "cpu":
+        return None
+    try:
+        return CoreShare(namespace_dir(), cores_here(), torch.get_num_threads())
+    except OSError as error:  # an engine does without
+        logger.warning("--share-cores: other engines cannot be told: %s", error)
+        return None

@@ -131,7 +131,10 @@ class EngineProcess:
         for new in set(sockets) - self._peers:
             self._poller.register(new, zmq.POLLIN)
         self._peers = set(sockets)
-        return dict(self._poller.poll(round(engine.wait_s * 1000)))
+        wait_ms = round(engine.wait_s * 1000)
+        if wait_ms:
+            engine.rest()
+        return dict(self._poller.poll(wait_ms))
 
     def _receive(self, engine: Engine) -> tuple[list[RequestOutput], list[EncodeOutput]]:
         outputs: list[RequestOutput] = []

@@ -75,8 +75,8 @@ class WorkerConfig(
     dtype: str = option(
         "auto",
         "Element type of weights and KV cache; workers that share embeddings or KV need the same."
-        " auto: bfloat16 on a GPU and on a CPU with AVX-512 or AMX instructions for it, float32 on"
-        " other CPUs.",
+        " auto: bfloat16 on a GPU and on a CPU that has instructions for it (AVX-512, AMX) or, with"
+        " Numba, our kernel, float32 on other CPUs.",
         choices=("auto", "float32", "float16", "bfloat16"),
         section="Engine",
     )
@@ -89,9 +89,9 @@ class WorkerConfig(
     )
     weight_layout: str = option(
         "auto",
-        "Order of the weights in memory. packed: as oneDNN reads them on a CPU,"
-        " projections of one input merged. plain: as they are in the files. auto: packed on a CPU"
-        " that oneDNN can pack for, plain elsewhere.",
+        "How linear layers are computed. packed: on a CPU, projections of one input merged, by"
+        " oneDNN with weights in its order, or by our kernel for bfloat16 that oneDNN has none for."
+        " plain: one by one, by PyTorch. auto: packed where it can be, plain elsewhere.",
         choices=("auto", "plain", "packed"),
     )
     device: str = option(
@@ -167,7 +167,7 @@ class WorkerConfig(
         maximum=1 << 24,
     )
     max_decode_delay: float = seconds(
-        0.1,
+        0.25,
         "Time by which prompts and, in a worker that encodes as well, pictures may delay a step in"
         " which other requests decode; 16 tokens of a prompt and one layer of the vision model run"
         " in any case. 0: no bound but --max-prefill-beside-decode.",
@@ -176,9 +176,10 @@ class WorkerConfig(
     speculative_config: str = option(
         "",
         "Guess tokens of an answer ahead and check several in one step, as a JSON object: method"
-        " ngram (what followed the last tokens before), num_speculative_tokens, prompt_lookup_min,"
-        " prompt_lookup_max, disable_by_batch_size (requests of a step beyond which none are"
-        " guessed). Answers stay the same. Empty: no guesses.",
+        " ngram (what followed the last tokens before) or draft_model (what the small model in the"
+        " folder model puts out), num_speculative_tokens, prompt_lookup_min, prompt_lookup_max,"
+        " disable_by_batch_size (requests of a step beyond which none are guessed). Answers stay"
+        " the same. Empty: no guesses.",
         "json",
         check=_check_speculation,
     )
@@ -288,6 +289,12 @@ class WorkerConfig(
     )
     num_threads: int = count(
         0, "CPU threads of the engine. 0: PyTorch's default.", "threads", minimum=0, maximum=4096
+    )
+    share_cores: bool = option(
+        False,
+        "On a CPU, let the engine use more threads than OMP_NUM_THREADS says, up to all cores,"
+        " while other engines with this flag on this machine (in the same TRIPTYCH_NAMESPACE) do"
+        " not compute. No effect with --num-threads.",
     )
     engine_stall_timeout: float = seconds(
         3.0,

@@ -17,7 +17,7 @@ from protocol.logs import configure_logging
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
 from protocol.settings import describe, parse_urls, resolve
 from services.engine.config import EngineConfig
-from services.engine.speculation import parse_speculation
+from services.engine.speculation import Speculation, parse_speculation
 from services.frontend.render import Frontend
 from services.grpc.doors import Behind, Place, door
 from services.http.access import Access, ApiKeys, check_reach, gated
@@ -164,6 +164,11 @@ def _quantization(role: RoleSpec, config: WorkerConfig) -> str:
     return config.quantization
 
 
+def _speculation(role: RoleSpec, config: WorkerConfig) -> Speculation | None:
+    """A worker that puts out one token of a request has nothing to guess."""
+    return None if role.name == "prefill" else parse_speculation(config.speculative_config)
+
+
 def _lora(role: RoleSpec, config: WorkerConfig) -> dict[str, Any]:
     """Adapters are the language model's: an encode worker takes the flags and loads none."""
     modules = parse_modules(config.lora_modules)
@@ -212,7 +217,7 @@ def engine_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_decode_delay_s=config.max_decode_delay,
-        speculation=parse_speculation(config.speculative_config),
+        speculation=_speculation(role, config),
         served_names=frontend.config.names,
         **_lora(role, config),
         max_encoder_patches=config.max_encoder_patches,
@@ -221,6 +226,7 @@ def engine_config(
         prefix_caching=config.enable_prefix_caching,
         eos_token_ids=info.eos_token_ids,
         num_threads=config.num_threads,
+        share_cores=config.share_cores,
         ec=parse_ec(config.ec_transfer_config or role.ec_transport),
         kv=parse_kv(config.kv_transfer_config or role.kv_transport),
         events=events,

@@ -99,7 +99,8 @@ PROXY = (
 ENGINE = (
     ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
-        "services.engine.profiling", "services.engine.publishing", "services.engine.pulse"),
+        "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
+        "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
     ("services.engine.transfers",),
@@ -107,6 +108,8 @@ ENGINE = (
     ("services.engine.reports",),
     ("services.engine.attention", "services.engine.drafting", "services.engine.sampling"),
     ("services.engine.model",),
+    ("services.engine.drafting.draft_model",),
+    ("services.engine.drafting.drafters",),
     ("services.engine.hardware", "services.engine.tier_stores"),
     ("services.engine.parts",),
     ("services.engine.engine",),

@@ -94,7 +94,8 @@ def shared_environment(workers: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "TRIPTYCH_NAMESPACE": f"serve-{os.getpid()}",
-        # On a CPU the workers share the cores; threads beyond them only wait for one another.
+        # On a CPU the workers share the cores; threads beyond them only wait for one another. See
+        # `_shared_cores` for those that others leave.
         "OMP_NUM_THREADS": str(max(1, cores // max(1, workers))),
     }
     return {**{k: v for k, v in defaults.items() if k not in os.environ}, "PYTHONPATH": path}
@@ -147,11 +148,16 @@ def workers(config: ServeConfig, parts: Mapping[str, Role]) -> Iterator[Service]
                 "--max-model-len", str(config.max_model_len),
                 "--gpu-memory-utilization", str(role.memory),
                 "--ec-transfer-config", _ec_transport(config), *kv,
-                "--master-url", config.master_url, *_ending(config),
+                "--master-url", config.master_url, *_shared_cores(), *_ending(config),
             )  # fmt: skip
             command = python(role.module, *flags, *shlex.split(config.worker_flags))
             devices = {config.affinity: role.device(i)}
             yield Service(f"{role.name}-{i}", command, url, devices)
+
+
+def _shared_cores() -> tuple[str, ...]:
+    """The flag by which workers use more cores than their share, unless OMP_NUM_THREADS is set."""
+    return () if "OMP_NUM_THREADS" in os.environ else ("--share-cores",)
 
 
 def mock_workers(config: ServeConfig, parts: Mapping[str, Role]) -> Iterator[Service]:
