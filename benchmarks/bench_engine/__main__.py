@@ -69,11 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         model = _build(root / "model", QUICK_LAYERS if given.quick else LAYERS)
-        asked = loads.QUICK_LOADS if given.quick else loads.LOADS
+        asked = [
+            load
+            for load in (loads.QUICK_LOADS if given.quick else loads.LOADS)
+            if any(part in load.name for part in given.loads.split(";"))
+        ]
         found = Measured()
         for name, contender in _contenders(given):
             _serve(name, contender, model, root, asked, given, found)
-        _transformers(model, asked, found)
+        if not given.only or "transformers" in given.only:
+            _transformers(model, asked, found)
     rows = [*_rows(found, asked, judged=not given.quick), *_gap_rows(found, not given.quick)]
     print("\n".join([head(), *map(line, rows), *found.said]))
     if given.markdown is not None:
@@ -86,6 +91,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, help="vLLM's program; left out without one")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--only", default="", help="contenders, comma-separated; empty: all")
+    parser.add_argument(
+        "--loads", default="", help="parts of names of loads, separated by semicolons; empty: all"
+    )
+    parser.add_argument("--no-mixed", action="store_true", help="leave pictures that arrive out")
     return parser.parse_args(argv)
 
 
@@ -127,8 +136,9 @@ def _serve(
             figures = loads.measure(url, model, load, root / "serve.json")
             found.figures[name, load.name] = figures
             print(f"{name}: {load.name}: {figures}", file=sys.stderr)
-        found.gaps[name] = uvloop.run(mixed.run(url, QUICK_MIXED_S if given.quick else MIXED_S))
-        print(f"{name}: mixed: {found.gaps[name]}", file=sys.stderr)
+        if not given.no_mixed:
+            found.gaps[name] = uvloop.run(mixed.run(url, QUICK_MIXED_S if given.quick else MIXED_S))
+            print(f"{name}: mixed: {found.gaps[name]}", file=sys.stderr)
 
 
 def _transformers(model: Path, asked: Sequence[Load], found: Measured) -> None:
