@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from services.engine.attention.numba_bfloat16 import (
+    BYTES,
     FIRST,
     LOG2_E,
     function,
@@ -23,10 +24,12 @@ from services.engine.attention.numba_bfloat16 import (
     next_item,
     number,
     power_of_two,
+    prefetched,
     widened,
     words_of,
 )
 
+_LINE = 32  # elements of a cache line
 _LOWEST = np.float32(-3e38)
 
 
@@ -37,6 +40,15 @@ def _widen_rows(pool: Any, start: Any, stride: Any, count: Any, dim: Any, tile: 
         row = pool[start + t * stride : start + t * stride + dim]
         for d in range(dim):
             tile[t * dim + d] = widened(row[d])
+
+
+@inlined
+def _fetch_rows(pool: Any, start: Any, stride: Any, count: Any, dim: Any) -> None:
+    """Has the processor read rows of the block whose turn is next: blocks lie anywhere, so it
+    cannot foresee them, and waits for a sixth of the time."""
+    for t in range(count):
+        for d in range(0, dim, _LINE):
+            prefetched(pool + BYTES * (start + t * stride + d))
 
 
 @inlined
@@ -95,7 +107,14 @@ def _attend_for(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
         divided by sums float32[heads]."""
         key, value = np.empty(block * k_dim, np.float32), np.empty(block * v_dim, np.float32)
         scores, tops = np.empty(block, np.float32), np.full(heads, _LOWEST)
-        for place in range(first // block, (context + block - 1) // block):
+        address, last = pool.ctypes.data, (context + block - 1) // block
+        for place in range(first // block, last):
+            if place + 1 < last:
+                begin = table[place + 1] * size
+                start = begin + keys + kv_head * k_dim
+                _fetch_rows(address, start, kv_heads * k_dim, block, k_dim)
+                start = begin + values + kv_head * v_dim
+                _fetch_rows(address, start, kv_heads * v_dim, block, v_dim)
             begin = table[place] * size
             start = begin + keys + kv_head * k_dim
             _widen_rows(pool, start, kv_heads * k_dim, block, k_dim, key)

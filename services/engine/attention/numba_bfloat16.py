@@ -25,9 +25,11 @@ kernel = partial(
     cfunc, types.void(types.voidptr), cache=True, fastmath=True, boundscheck=False,
     error_model="numpy",
 )  # fmt: skip
+BYTES = 2  # of a bfloat16
 FIRST = 2  # of a kernel's words: before are the next item of work and the number of all
 _MOST_WORDS = 32
 _FAR = 1 << 62
+_LEAST, _SIGN, _ALL_BUT_SIGN = np.int32(-(2**31)), np.int32(31), np.int32(2**31 - 1)
 
 
 @intrinsic
@@ -141,9 +143,29 @@ def halves(address: Any) -> Any:
 
 
 @inlined
+def row_of(address: Any, row: Any, step: Any) -> Any:
+    """uint16 from a row on, where rows begin `step` elements apart. Loops over what an array begins
+    with are compiled to vector instructions: elsewhere an index could be negative, as Numba sees
+    it, and each element would be checked for that."""
+    return halves(address + BYTES * row * step)
+
+
+@inlined
 def floats(address: Any) -> Any:
     """float32 from an address on."""
     return carray(_place(address), _FAR, np.float32)
+
+
+@inlined
+def highest(address: Any, count: Any) -> Any:
+    """The largest of `count` float32 from an address on. By their bits: the order of floats is that
+    of integers, backwards below zero, and only of integers are many compared at once."""
+    bits = carray(_place(address), _FAR, np.int32)
+    top = _LEAST
+    for c in range(count):
+        word = bits[c]
+        top = max(top, word ^ ((word >> _SIGN) & _ALL_BUT_SIGN))
+    return _of_bits(np.int32(top ^ ((top >> _SIGN) & _ALL_BUT_SIGN)))
 
 
 @inlined

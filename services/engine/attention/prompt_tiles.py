@@ -9,14 +9,16 @@ multiply as bfloat16. Where it cannot (AVX2), float32 products have four times P
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import torch
 
+from services.engine.attention.cpu_features import onednn_has_bfloat16
+from services.engine.attention.cpu_softmax import causal_softmax
+
 LEAST_QUERIES = 32  # fewer are not worth the float32 copies of the keys
 _MOST_ROWS, _LEAST_ROWS = 64, 16  # queries of a tile
-_TILE_BYTES = 16 << 20  # of a tile's scores, so that they are still in a cache when read
+_TILE_BYTES = 8 << 20  # of a tile's scores, so that they are still in a cache when read
 
 
 def attend_tiles(
@@ -29,26 +31,34 @@ def attend_tiles(
     """
     heads, tokens = query.shape[:2]
     kv_heads, context = key.shape[:2]
-    exact = math.frexp(scale)[0] == 0.5  # a power of two leaves queries the values that they are
-    queries = query.float().mul_(scale if exact else 1.0).unflatten(0, (kv_heads, -1))
-    keys = key.float().transpose(1, 2).contiguous()
-    values = value.float().contiguous()
+    queries = query.float().unflatten(0, (kv_heads, -1))
+    keys = key.new_empty(kv_heads, key.shape[2], context, dtype=torch.float32)
+    keys.copy_(key.transpose(1, 2))
+    softmax = causal_softmax() or softmax_by_torch
+    narrow = onednn_has_bfloat16()
+    values = value.contiguous() if narrow else value.float().contiguous()
     out = query.new_empty(tokens, heads, value.shape[2])
     rows = max(_LEAST_ROWS, min(_MOST_ROWS, _TILE_BYTES // (4 * heads * context)))
-    hidden = torch.ones(rows, rows, dtype=torch.bool).triu(1)
     with _multiplied_as_bfloat16():
         for first in range(0, tokens, rows):
             tile = queries[:, :, first : first + rows]
             count = tile.shape[2]
             seen = context - tokens + first + count
             scores = tile.flatten(1, 2) @ keys[:, :, :seen]
-            if not exact:
-                scores *= scale
-            own = scores.unflatten(1, (-1, count))[..., seen - count :]
-            own.masked_fill_(hidden[:count, :count], float("-inf"))
-            found = torch.softmax(scores, dim=-1) @ values[:, :seen]
+            found = softmax(scores, count, scale, values.dtype) @ values[:, :seen]
             out[first : first + count] = found.view(heads, count, -1).transpose(0, 1)
     return out
+
+
+def softmax_by_torch(
+    scores: torch.Tensor, queries: int, scale: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """As `CausalSoftmax`, by PyTorch."""
+    scores *= scale
+    hidden = torch.ones(queries, queries, dtype=torch.bool).triu(1)
+    own = scores.unflatten(1, (-1, queries))[..., scores.shape[-1] - queries :]
+    own.masked_fill_(hidden, float("-inf"))
+    return torch.softmax(scores, dim=-1).to(dtype)
 
 
 @contextlib.contextmanager

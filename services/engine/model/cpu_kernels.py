@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from services.engine.attention.numba_bfloat16 import (
+    BYTES,
     FIRST,
     LOG2_E,
     halves,
@@ -21,35 +22,34 @@ from services.engine.attention.numba_bfloat16 import (
     next_item,
     number,
     power_of_two,
+    row_of,
     widened,
     words_of,
 )
 
 
 @inlined
-def _norm_row(
-    out: Any, source: Any, begin: Any, at: Any, weight: Any, width: Any, epsilon: Any
-) -> None:
-    """RMSNorm (arXiv:1910.07467) of source[begin :], to out[at :]."""
+def _norm_row(out: Any, source: Any, weight: Any, width: Any, epsilon: Any) -> None:
+    """RMSNorm (arXiv:1910.07467) of one row."""
     squares = np.float32(0.0)
     for c in range(width):
-        value = widened(source[begin + c])
+        value = widened(source[c])
         squares += value * value
     scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
     for c in range(width):
-        normed = widened(narrowed(widened(source[begin + c]) * scale))
-        out[at + c] = narrowed(widened(weight[c]) * normed)
+        normed = widened(narrowed(widened(source[c]) * scale))
+        out[c] = narrowed(widened(weight[c]) * normed)
 
 
 @kernel()
 def norm(data: Any) -> None:
     """Words: out [rows, width], x, its step from row to row, weight [width], width, epsilon."""
     words = words_of(data)[FIRST:]
-    out, x, step = halves(words[0]), halves(words[1]), words[2]
     weight, width, epsilon = halves(words[3]), words[4], number(data, FIRST + 5)
     row = next_item(data)
     while row >= 0:
-        _norm_row(out, x, row * step, row * width, weight, width, epsilon)
+        source = row_of(words[1], row, words[2])
+        _norm_row(row_of(words[0], row, width), source, weight, width, epsilon)
         row = next_item(data)
 
 
@@ -57,15 +57,14 @@ def norm(data: Any) -> None:
 def add_norm(data: Any) -> None:
     """As `norm` of x + residual, which goes to total; words 6 and 7: total, residual, as out."""
     words = words_of(data)[FIRST:]
-    out, x, step = halves(words[0]), halves(words[1]), words[2]
     weight, width, epsilon = halves(words[3]), words[4], number(data, FIRST + 5)
-    total, residual = halves(words[6]), halves(words[7])
     row = next_item(data)
     while row >= 0:
-        at = row * width
+        x, residual = row_of(words[1], row, words[2]), row_of(words[7], row, width)
+        total = row_of(words[6], row, width)
         for c in range(width):
-            total[at + c] = narrowed(widened(x[row * step + c]) + widened(residual[at + c]))
-        _norm_row(out, total, at, at, weight, width, epsilon)
+            total[c] = narrowed(widened(x[c]) + widened(residual[c]))
+        _norm_row(row_of(words[0], row, width), total, weight, width, epsilon)
         row = next_item(data)
 
 
@@ -74,34 +73,30 @@ def gate(data: Any) -> None:
     """out = silu(gate) * up. Words: out [rows, width], gate, its step from row to row, up, its
     step, width."""
     words = words_of(data)[FIRST:]
-    out, gates, ups = halves(words[0]), halves(words[1]), halves(words[3])
-    gate_step, up_step, width = words[2], words[4], words[5]
+    width = words[5]
     row = next_item(data)
     while row >= 0:
+        out = row_of(words[0], row, width)
+        gates, ups = row_of(words[1], row, words[2]), row_of(words[3], row, words[4])
         for c in range(width):
-            x = widened(gates[row * gate_step + c])
+            x = widened(gates[c])
             small = power_of_two(-abs(x) * LOG2_E)
             share = np.float32(1.0) / (np.float32(1.0) + small)
             active = widened(narrowed(x * (share if x >= 0 else small * share)))
-            out[row * width + c] = narrowed(active * widened(ups[row * up_step + c]))
+            out[c] = narrowed(active * widened(ups[c]))
         row = next_item(data)
 
 
 @inlined
-def _rotate(
-    source: Any, begin: Any, to: Any, at: Any, cos: Any, cos_at: Any, sin: Any, sin_at: Any,
-    dim: Any,
-) -> None:  # fmt: skip
+def _rotate(source: Any, to: Any, cos: Any, sin: Any, dim: Any) -> None:
     """Rotary positions (arXiv:2104.09864) of one head, which may be rotated where it is."""
     half = dim // 2
     for c in range(half):
-        first, second = widened(source[begin + c]), widened(source[begin + half + c])
-        cos_first, cos_second = widened(cos[cos_at + c]), widened(cos[cos_at + half + c])
-        sin_first, sin_second = widened(sin[sin_at + c]), widened(sin[sin_at + half + c])
-        less = widened(narrowed(second * sin_first))
-        more = widened(narrowed(first * sin_second))
-        to[at + c] = narrowed(widened(narrowed(first * cos_first)) - less)
-        to[at + half + c] = narrowed(widened(narrowed(second * cos_second)) + more)
+        first, second = widened(source[c]), widened(source[half + c])
+        less = widened(narrowed(second * widened(sin[c])))
+        more = widened(narrowed(first * widened(sin[half + c])))
+        to[c] = narrowed(widened(narrowed(first * widened(cos[c]))) - less)
+        to[half + c] = narrowed(widened(narrowed(second * widened(cos[half + c]))) + more)
 
 
 @kernel()
@@ -114,23 +109,21 @@ def rotate(data: Any) -> None:
     layer begin in it; blocks int64[T]; slots int64[T]. Heads of a token lie together.
     """
     words = words_of(data)[FIRST:]
-    query, heads, key, value = halves(words[0]), words[2], halves(words[3]), halves(words[5])
-    kv_heads, cos, sin = words[7], halves(words[8]), halves(words[10])
-    dim, v_dim, pool, size = words[12], words[13], halves(words[14]), words[15]
+    heads, kv_heads, dim, v_dim = words[2], words[7], words[12], words[13]
     blocks, slots = integers(words[18]), integers(words[19])
     token = next_item(data)
     while token >= 0:
-        cos_at, sin_at = token * words[9], token * words[11]
+        cos, sin = row_of(words[8], token, words[9]), row_of(words[10], token, words[11])
+        query = words[0] + BYTES * token * words[1]
         for head in range(heads):
-            begin = token * words[1] + head * dim
-            _rotate(query, begin, query, begin, cos, cos_at, sin, sin_at, dim)
-        place = blocks[token] * size
+            one = row_of(query, head, dim)
+            _rotate(one, one, cos, sin, dim)
+        block, first = words[14] + BYTES * blocks[token] * words[15], slots[token] * kv_heads
+        keys, values = block + BYTES * words[16], block + BYTES * words[17]
+        key, value = words[3] + BYTES * token * words[4], words[5] + BYTES * token * words[6]
         for head in range(kv_heads):
-            at = place + words[16] + (slots[token] * kv_heads + head) * dim
-            begin = token * words[4] + head * dim
-            _rotate(key, begin, pool, at, cos, cos_at, sin, sin_at, dim)
-            at = place + words[17] + (slots[token] * kv_heads + head) * v_dim
-            begin = token * words[6] + head * v_dim
+            _rotate(row_of(key, head, dim), row_of(keys, first + head, dim), cos, sin, dim)
+            source, to = row_of(value, head, v_dim), row_of(values, first + head, v_dim)
             for c in range(v_dim):
-                pool[at + c] = value[begin + c]
+                to[c] = source[c]
         token = next_item(data)
