@@ -20,14 +20,33 @@ ROOT = Path(__file__).parents[2]
 PORTS = ("--master-port", "--encode-port", "--prefill-port", "--decode-port")
 CLIENTS = 4
 RESTARTED = ("encode-0", "decode-0", "decode-1", "master", "proxy")
+# What `triptych serve --engine vllm` starts, with our timed workers in the place of vLLM's.
+VLLM = """#!{python}
+import os, sys
+given = sys.argv[2:]
+role = "encode" if "--no-enable-prefix-caching" in given else "prefill_decode"
+port = given[given.index("--port") + 1]
+os.execv(sys.executable, [sys.executable, "-P", "-m", "services.mock", "--role", role, "--port",
+                          port, "--dialect", "openai", "--model", "demo"])
+"""
+
+
+def engine_flags(engine: str, folder: Path) -> list[str]:
+    if engine != "vllm":
+        return ["--engine", engine]
+    program = folder / "vllm"
+    program.write_text(VLLM.format(python=sys.executable))
+    program.chmod(0o755)
+    ports = ("--events-port", str(free_port(8)), "--side-port", str(free_port(4)))
+    return ["--engine", "vllm", "--vllm", str(program), *ports]
 
 
 @contextmanager
-def serving(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def serving(folder: Path, port: int, engine: str) -> Iterator[subprocess.Popen[str]]:
     """An encode worker and two that prefill and decode, without a model."""
     ports = [word for flag in PORTS for word in (flag, str(free_port(2)))]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "triptych", "serve", "demo", "--engine", "mock",
+        [sys.executable, "-P", "-m", "triptych", "serve", "demo", *engine_flags(engine, folder),
          "--num-p", "0", "--num-d", "2", "--port", str(port), *ports],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -58,13 +77,17 @@ async def client(session: aiohttp.ClientSession, url: str, over: asyncio.Event) 
     return found
 
 
+@pytest.mark.parametrize("engine", ["mock", "vllm"])
 async def test_every_process_is_another_afterwards_and_no_request_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     port = free_port()
     url, over = f"http://127.0.0.1:{port}", asyncio.Event()
-    with serving(tmp_path, port) as stack:
+    with serving(tmp_path, port, engine) as stack:
         timeout = aiohttp.ClientTimeout(total=START_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             clients = [asyncio.create_task(client(session, url, over)) for _ in range(CLIENTS)]

@@ -10,29 +10,26 @@ from __future__ import annotations
 import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triptych.launch.membership import Membership, call
 from triptych.launch.plan import Service
-from triptych.launch.processes import LaunchError, Processes
+from triptych.launch.processes import Processes
 
 ORDER = ("encode", "prefill", "decode", "master", "proxy")
-_CALL_S = 5.0
-_CLOSED = (401, 403)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What runs. `headers` open the workers' routes; `stop_s`: what a process may take to end,
-    `start_s`: to be up."""
+    """What runs. `membership`: how workers leave the fleet and come back; `stop_s`: what a process
+    may take to end, `start_s`: to be up."""
 
     workers: Sequence[Service]
     master: Service | None
     proxy: Service
-    headers: Mapping[str, str]
+    membership: Membership
     stop_s: float
     start_s: float
 
@@ -76,6 +73,7 @@ class RollingRestart:
         if service is not stack.master:
             self._drain(service)
         self._processes.restart(service, stack.start_s, stack.stop_s)
+        stack.membership.back([service] if service is not stack.master else stack.workers)
         self._processes.wait_until(
             lambda: self._complete(before),
             stack.start_s,
@@ -85,25 +83,12 @@ class RollingRestart:
     def _drain(self, service: Service) -> None:
         """Until the worker has finished what it had. One that cannot be asked, for it has ended or
         another key opens it, is told to stop at once, and drains by itself then."""
-        try:
-            _call(f"{service.url}/drain", self._stack.headers, b"")
-        except urllib.error.HTTPError as error:
-            if error.code not in _CLOSED:
-                raise LaunchError(f"{service.url}/drain answers HTTP {error.code}") from None
-            self._say(f"{service.name} takes no order to drain without TRIPTYCH_FLEET_KEY")
+        membership, deadline = self._stack.membership, time.monotonic() + self._patience_s
+        if refusal := membership.leave(service):
+            self._say(refusal)
             return
-        except (OSError, http.client.HTTPException):
-            return
-        deadline = time.monotonic() + self._patience_s
-        while self._load(service) > 0 and time.monotonic() < deadline:
+        while membership.load(service) > 0 and time.monotonic() < deadline:
             self._processes.pause()
-
-    def _load(self, service: Service) -> float:
-        try:
-            told = json.loads(_call(f"{service.url}/load", self._stack.headers))
-            return float(told["server_load"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError):
-            return 0.0
 
     def _complete(self, before: Mapping[str, int]) -> bool:
         known = self._known()
@@ -124,13 +109,7 @@ class RollingRestart:
 def _health(url: str) -> dict[str, Any]:
     """What a proxy or master says of its workers; nothing if it does not answer."""
     try:
-        told = json.loads(_call(f"{url}/health", {}))
+        told = json.loads(call(f"{url}/health", {}))
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _call(url: str, headers: Mapping[str, str], body: bytes | None = None) -> bytes:
-    request = urllib.request.Request(url, body, dict(headers))
-    with urllib.request.urlopen(request, timeout=_CALL_S) as response:
-        return bytes(response.read())

@@ -17,6 +17,7 @@ from services.frontend.model_folder import find_model
 from triptych.launch import plan, vllm
 from triptych.launch.control import Answer, Control, Progress, Restart
 from triptych.launch.installed import missing_for_workers
+from triptych.launch.membership import ListedWorkers, Membership, OwnWorkers
 from triptych.launch.options import ServeConfig
 from triptych.launch.plan import Role, Service
 from triptych.launch.processes import LaunchError, Processes, Stopped, stopping_on_signals
@@ -29,11 +30,6 @@ _WORKERS: Mapping[str, Callable[[ServeConfig, Mapping[str, Role]], Iterator[Serv
     "mock": plan.mock_workers,
     "vllm": vllm.vllm_workers,
 }
-
-_NOT_VLLM = (
-    "error: --engine vllm: vLLM's workers take no order to drain, and a new master would not know"
-    " them; --roles proxy restarts the proxy alone"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,9 +117,6 @@ def _keep_running(config: ServeConfig, processes: Processes, logs: Path, stack: 
             _say(line)
             answer(Progress(line, silence_s=longest))
 
-        if config.engine == "vllm" and asked.roles != ["proxy"]:
-            say(_NOT_VLLM)
-            return answer(Progress(status=1))
         say(f"Restarting {', '.join(asked.roles)} one process at a time ...")
         try:
             RollingRestart(stack, processes, asked.patience_s, say).run(asked.roles)
@@ -162,7 +155,7 @@ def _start(
     if config.engine == "vllm":
         processes.start([*workers, proxy])
         processes.wait_ready(workers, config.timeout_seconds)
-        _tell_master(config, parts, admin_key)
+        _membership(config, parts, admin_key).back(workers)
         processes.wait_ready([proxy], config.timeout_seconds)
     else:
         _up(config, processes, [*workers, proxy])
@@ -171,20 +164,21 @@ def _start(
     # What stands behind # is for the page alone: browsers do not send it.
     _say(f"A page to try it on is at {address}/{'' if given else f'#admin-key={admin_key}'}")
     patience = config.drain_delay + config.shutdown_timeout + _ENDING_S
+    membership = _membership(config, parts, admin_key)
+    return Stack(workers, master, proxy, membership, patience, config.timeout_seconds)
+
+
+def _membership(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Membership:
+    if config.engine == "vllm":
+        told = vllm.listings(config, parts)
+        return ListedWorkers(config.master_url, admin_key, told, vllm.tell_master)
     key = resolve(FleetOptions, ()).read_fleet_key()  # of the environment that all share
-    return Stack(workers, master, proxy, key.headers, patience, config.timeout_seconds)
+    return OwnWorkers(key.headers)
 
 
 def _up(config: ServeConfig, processes: Processes, services: Sequence[Service]) -> None:
     processes.start(services)
     processes.wait_ready(services, config.timeout_seconds)
-
-
-def _tell_master(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> None:
-    try:
-        vllm.tell_master(config.master_url, admin_key, vllm.listings(config, parts))
-    except RuntimeError as error:
-        raise LaunchError(f"telling the master of the workers: {error}") from error
 
 
 def _try(config: ServeConfig, parts: Mapping[str, Role], processes: Processes, logs: Path) -> None:
