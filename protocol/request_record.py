@@ -112,6 +112,12 @@ class RequestRecord:
             until[stage] = max(end, until.get(stage, 0.0))
         return total
 
+    def stage_seconds(self, now: float) -> list[tuple[str, float]]:
+        """Each stage with the seconds that it has had work in progress, up to `now`."""
+        if self._plain:
+            return [(call.stage, (call.end or now) - call.start) for call in self.calls]
+        return [(stage, ms / 1e3) for stage, ms in self.stages_ms(now).items()]
+
     def first_output(self, now: float) -> None:
         if not self.first_at:
             self.first_at = now

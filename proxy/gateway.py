@@ -58,7 +58,9 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.life = LameDuck(self.config.drain_delay, self.config.shutdown_timeout)
-        self.log = RequestLog(self.config.log_requests, self.config.log_format)
+        self.log = RequestLog(
+            self.config.log_requests, self.config.log_format, counted=self.metrics.by_model.note
+        )
         self.recent = RecentRequests(self.config.page)
         self.tracer = make_tracer(self.config, "proxy")
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)

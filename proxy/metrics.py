@@ -14,6 +14,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
 from proxy.histogram import LightHistogram, Series
+from proxy.model_figures import ModelFigures
 from proxy.upstream.traffic import Traffic
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
@@ -52,7 +53,7 @@ class ProxyMetrics:
         self._shown = Traffic()
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Series:
-            return LightHistogram(PREFIX + name, text, bounds, self.registry).series[""]
+            return LightHistogram(PREFIX + name, text, bounds, self.registry).of()
 
         self.ttft = histogram(
             "time_to_first_token_seconds",
@@ -97,6 +98,7 @@ class ProxyMetrics:
         )
 
         self._of_calls()
+        self.by_model = ModelFigures(PREFIX, self.registry)
 
     def _of_calls(self) -> None:
         """Calls to workers and masters, and bytes of relayed requests."""
@@ -110,15 +112,15 @@ class ProxyMetrics:
             "Mean seconds between the events of one relayed stream.",
             _GAPS,
             registry,
-        ).series[""]
-        self.stages = LightHistogram(
+        ).of()
+        stages = LightHistogram(
             PREFIX + "stage_seconds",
             "Seconds that a successful call to a worker took, by stage.",
             _SECONDS,
             registry,
-            "stage",
-            _STAGES,
-        ).series
+            ("stage",),
+        )
+        self.stages = {stage: stages.of(stage) for stage in _STAGES}
         self._client_bytes = counter(
             "client_bytes", "Bytes of the bodies of relayed requests, as received from clients."
         )

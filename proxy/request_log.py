@@ -33,13 +33,20 @@ class RequestLog:
     """The lines of a proxy's requests, at level INFO of the logger `proxy.request_log`.
 
     `on`: whether any are written. `form`: text or json. `write`: takes several lines at once;
-    standard error by default.
+    standard error by default. `counted`: is told of each request, written or not.
     """
 
-    def __init__(self, on: bool, form: str, write: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        on: bool,
+        form: str,
+        write: Callable[[str], object] | None = None,
+        counted: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
         self._on = on
         self._json = form == "json"
         self._write = write or _to_stderr
+        self._counted = counted
         self._waiting: list[RequestRecord] = []
 
     @property
@@ -49,9 +56,11 @@ class RequestLog:
 
     def over(self, record: RequestRecord) -> None:
         """A request has been answered, or given up. Called on the event loop."""
-        if not self._on:
-            return
         record.ended_at = time.monotonic()
+        if not self._on:
+            note_usage(record)
+            self._counted(record)
+            return
         waiting = self._waiting
         waiting.append(record)
         if len(waiting) == 1:
@@ -71,6 +80,7 @@ class RequestLog:
         json, last, stamp = self._json, 0, b""
         for record in records:
             note_usage(record)
+            self._counted(record)
             now = record.ended_at + offset_s
             second = int(now)
             if second != last:  # it takes as long as all the rest of a line

@@ -84,6 +84,9 @@ FLEET = Dashboard("fleet", "Triptych: fleet", (
         Query(f"sum({_MASTER}requests_waiting)", "masters"))),
     Panel("Engine steps", "ops", "0 while requests run: the engine is stalled.", (
         Query(_rate(f"{_WORKER}steps_total", "role, instance"), "{{role}} {{instance}}"),)),
+    Panel("GPU memory", "percentunit", "Share in use, by all processes of the GPU.", (
+        Query(f"{_WORKER}gpu_memory_used_bytes / {_WORKER}gpu_memory_total_bytes",
+            "{{role}} {{instance}}"),)),
     Panel("Placements", "ops", "By proxy: no master answered.", (
         Query(_rate(f"{_PROXY}placements_total", "by"), "{{by}}"),)),
     Panel("Failed calls to workers", "ops", "By role of the worker and kind of the failure.", (
@@ -155,6 +158,24 @@ CACHES = Dashboard("caches", "Triptych: caches", (
     Panel("Caches of which not all is known", "none", "Above 0 for long: events get lost.", (
         Query(f"{_MASTER}event_sources_incomplete", "{{instance}}"),)),
 ))  # fmt: skip
+MODELS = Dashboard("models", "Triptych: models", (
+    Panel("Requests", "ops", "Ended well. Relayed ones are counted with --log-requests.", (
+        Query(_rate(f"{_PROXY}model_request_latency_seconds_count", "model"), "{{model}}"),)),
+    Panel("First token, p95", "s", "Of streams, from the arrival at the proxy.",
+        _p95(f"{_PROXY}model_time_to_first_token_seconds", "model", "{{model}}")),
+    Panel("Time per output token, p95", "s", "Of streams, the mean of each.",
+        _p95(f"{_PROXY}model_time_per_output_token_seconds", "model", "{{model}}")),
+    Panel("Whole requests, p95", "s", "From arrival to end.",
+        _p95(f"{_PROXY}model_request_latency_seconds", "model", "{{model}}")),
+    Panel("Stages, p95", "s", "Queue, render and place are the proxy's. Stages may overlap.",
+        _p95(f"{_PROXY}model_stage_seconds", "model, stage", "{{stage}} {{model}}")),
+    Panel("Tokens of a prompt", "none", "Mean.", (
+        Query(_share(f"{_PROXY}model_prompt_tokens_sum", f"{_PROXY}model_prompt_tokens_count",
+            "model"), "{{model}}"),)),
+    Panel("Tokens of an answer", "none", "Mean.", (
+        Query(_share(f"{_PROXY}model_completion_tokens_sum",
+            f"{_PROXY}model_completion_tokens_count", "model"), "{{model}}"),)),
+))  # fmt: skip
 SLO = Dashboard("slo", "Triptych: objectives", (
     Panel("Requests that failed by our fault", "percentunit", "See alerts.yaml for the codes.", (
         Query("triptych_slo:faults:ratio_rate5m", "5 min"),
@@ -180,7 +201,7 @@ SLO = Dashboard("slo", "Triptych: objectives", (
     Panel("Requests in progress", "none", "In the proxies, waiting ones included.", (
         Query(f"sum by (instance) ({_PROXY}requests_in_flight)", "{{instance}}"),)),
 ))  # fmt: skip
-DASHBOARDS = (FLEET, STAGES, CACHES, SLO)
+DASHBOARDS = (FLEET, STAGES, CACHES, MODELS, SLO)
 
 
 def render(dashboard: Dashboard) -> str:

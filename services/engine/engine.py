@@ -23,7 +23,7 @@ from services.engine.attention.kv_cache import block_bytes
 from services.engine.config import EngineConfig
 from services.engine.containment import StepGuard, added
 from services.engine.core_share import CoreShare, cores_here
-from services.engine.hardware import activate, resolved
+from services.engine.hardware import activate, memory_gauges, resolved
 from services.engine.messages import Ready, Stage
 from services.engine.model.adapters import Adapters
 from services.engine.parts import Surroundings, language_part, vision_part
@@ -236,6 +236,10 @@ class Engine:
     def sockets(self) -> list[Readable]:
         """Readable when a peer has said or sent something."""
         return self._connectors.sockets
+
+    def device_memory(self) -> dict[str, float]:
+        """Bytes of the GPU, if there is one."""
+        return memory_gauges(self.config.device)
 
     def gauges(self) -> dict[str, float]:
         return gauges_of(self)

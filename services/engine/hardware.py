@@ -62,6 +62,14 @@ def activate(device: str) -> None:
         torch.cuda.set_device(found)
 
 
+def memory_gauges(device: str) -> dict[str, float]:
+    """Bytes of a GPU's memory, for metrics; none of a CPU's, which the process metrics tell of."""
+    if torch.device(device).type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"gpu_memory_used_bytes": total - free, "gpu_memory_total_bytes": total}
+
+
 def num_blocks_of(config: EngineConfig, block_bytes: int, activations: int = 0) -> int:
     """Blocks of the KV pool on a device whose weights are loaded and whose steps take
     `activations` bytes more. `ConfigError` if there are none, or they need more than is free."""

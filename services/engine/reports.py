@@ -50,6 +50,8 @@ class Reporting(Protocol):
 
     def transfer_stats(self) -> list[TransferStats]: ...
 
+    def device_memory(self) -> dict[str, float]: ...
+
     def check_integrity(self) -> list[str]: ...
 
 
@@ -172,7 +174,7 @@ def _to_compute(scheduler: Scheduler) -> int:
 
 
 def gauges_of(engine: Reporting) -> dict[str, float]:
-    values: dict[str, float] = {}
+    values = engine.device_memory()
     if engine.generate is not None:
         scheduler = engine.generate.scheduler
         values |= {

@@ -220,6 +220,10 @@ class Engine:
     def transfer_stats(self) -> list[TransferStats]:
         return [self.ec.stats(), self.kv.stats()]
 
+    def device_memory(self) -> dict[str, float]:
+        """It has no GPU."""
+        return {}
+
     def gauges(self) -> dict[str, float]:
         return gauges_of(self)
 

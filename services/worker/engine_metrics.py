@@ -13,6 +13,8 @@ ENGINE_GAUGES = MappingProxyType(
         "embedding_cache_bytes": "Bytes of embeddings beside the engine, reserved ones included.",
         "kv_host_blocks": "KV blocks in host memory below the KV cache (--kv-host-memory).",
         "kv_disk_blocks": "KV blocks in files below the KV cache (--kv-disk).",
+        "gpu_memory_used_bytes": "Bytes of the GPU's memory in use, by all processes.",
+        "gpu_memory_total_bytes": "Bytes of the GPU's memory.",
         "num_items_encoding": "Pictures that wait to be encoded or are being encoded.",
     }
 )

@@ -10,13 +10,14 @@ from protocol.errors import ConfigError
 from services.engine import engine as engine_module
 from services.engine import hardware, parts
 from services.engine.config import EngineConfig
-from services.engine.hardware import num_blocks_of
+from services.engine.hardware import memory_gauges, num_blocks_of
 from services.engine.model import memory_profile
 from services.engine.model.language import LanguageModel
 from services.engine.model.loader import load_part
 from services.engine.model.memory_profile import encode_peak, step_peak
 from services.engine.model.packed_linear import _file_range, _maps
 from services.engine.model.vision import VisionModel
+from services.worker.engine_metrics import ENGINE_GAUGES
 from tests.conftest import ModelDir
 from tests.support.engines import engine
 from tests.support.replayed_steps import Rerun, use
@@ -55,6 +56,14 @@ def test_the_pool_gets_what_weights_and_steps_leave(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
         num_blocks_of(config(), GIB, 20 * GIB)
     assert num_blocks_of(config(num_blocks=99), GIB, 20 * GIB) == 99
+
+
+def test_metrics_tell_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GIB, 80 * GIB))
+    found = memory_gauges("cuda:1")
+    assert found == {"gpu_memory_used_bytes": 20 * GIB, "gpu_memory_total_bytes": 80 * GIB}
+    assert found.keys() <= ENGINE_GAUGES.keys()
+    assert memory_gauges("cpu") == {}
 
 
 @pytest.mark.parametrize(

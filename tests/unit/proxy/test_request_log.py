@@ -125,6 +125,16 @@ async def test_a_relayed_request_leaves_one_line() -> None:
         assert line["bytes_in"] == len(json.dumps(body)) and line["bytes_out"] == size
 
 
+async def test_a_relayed_request_that_is_logged_is_counted_by_model() -> None:
+    async with relaying("PD", "--log-requests") as proxy:
+        async with proxy.session.post(proxy.url + CHAT, json=text()) as response:
+            await response.read()
+        registry = proxy.gateway.metrics.registry
+        name = "triptych_proxy:model_stage_seconds_count"
+        labels = {"model": "m", "stage": "decode"}
+        await eventually(lambda: registry.get_sample_value(name, labels) == 1)
+
+
 async def test_a_stream_has_what_is_known_when_it_begins() -> None:
     async with logged("PD") as (proxy, lines):
         async with proxy.session.post(proxy.url + CHAT, json=text(stream=True)) as response:

@@ -28,6 +28,7 @@ ALL: dict[str, Any] = {
     "proxy": {"hpa": {"enabled": True}},
     "workers": {role: {"hpa": {"enabled": True}} for role in ("encode", "prefill", "decode")},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"role": "alerts"}},
     "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     "imagePullSecrets": [{"name": "registry"}],
 }
@@ -125,6 +126,22 @@ def test_probes_budgets_and_policies_are_there(tmp_path: Path) -> None:
         assert pod["spec"]["securityContext"]["runAsNonRoot"]
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     assert len(set(names)) == len(names)
+
+
+def test_its_alerts_are_those_that_are_tested() -> None:
+    """A chart has no files but its own."""
+    tested = CHART.parents[1] / "prometheus" / "alerts.yaml"
+    assert (CHART / "files" / "alerts.yaml").read_text() == tested.read_text(), (
+        "cp deploy/prometheus/alerts.yaml deploy/helm/triptych/files/alerts.yaml"
+    )
+
+
+@helm
+def test_alerts_come_as_one_rule_object(tmp_path: Path) -> None:
+    (rule,) = (each for each in rendered(ALL, tmp_path) if each["kind"] == "PrometheusRule")
+    assert rule["metadata"]["labels"]["role"] == "alerts"
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert not any(each["kind"] == "PrometheusRule" for each in rendered({}, tmp_path))
 
 
 @helm

@@ -1,0 +1,96 @@
+"""Figures of the requests that have succeeded, by model: taken from the record that each leaves."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from protocol.request_record import RequestRecord
+from proxy.histogram import LightHistogram, Series
+
+_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
+_TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_WHICH = "Of requests that succeeded; relayed ones are counted with --log-requests."
+_MOST = 64  # names, which clients choose
+OTHER = "other"
+
+
+class ModelFigures:
+    """Histograms with a label `model`: the name that clients gave, or "other" beyond 64 names."""
+
+    def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
+        def histogram(
+            name: str, text: str, bounds: tuple[float, ...], *labels: str
+        ) -> LightHistogram:
+            said = f"{text} {_WHICH}"
+            return LightHistogram(prefix + name, said, bounds, registry, ("model", *labels))
+
+        self.ttft = histogram(
+            "model_time_to_first_token_seconds",
+            "Seconds from the arrival of a streamed request to its first output.",
+            _SECONDS,
+        )
+        self.tpot = histogram(
+            "model_time_per_output_token_seconds",
+            "Mean seconds between the tokens of a streamed request.",
+            _GAPS,
+        )
+        self.e2e = histogram(
+            "model_request_latency_seconds",
+            "Seconds from the arrival of a request to its end.",
+            _SECONDS,
+        )
+        self.stage = histogram(
+            "model_stage_seconds",
+            "Seconds that a request had work of a stage in progress: render, queue and place in"
+            " the proxy, encode, prefill and decode at workers. Stages may overlap; decode begins"
+            " with the transfer of KV.",
+            _SECONDS,
+            "stage",
+        )
+        self.prompt = histogram("model_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.completion = histogram("model_completion_tokens", "Tokens of an answer.", _TOKENS)
+        self._of: dict[str, _OfModel] = {}
+
+    def note(self, record: RequestRecord) -> None:
+        """Count a request that is over."""
+        if record.outcome or not 0 < record.status < 400:
+            return
+        found = self._of.get(record.model)
+        if found is None:
+            name = record.model if len(self._of) < _MOST else OTHER
+            found = self._of.get(name) or self._of.setdefault(name, _OfModel(self, name))
+        found.note(record)
+
+
+class _OfModel:
+    """The series of one model."""
+
+    __slots__ = ("_completion", "_e2e", "_figures", "_name", "_prompt", "_stages", "_tpot", "_ttft")
+
+    def __init__(self, figures: ModelFigures, name: str) -> None:
+        self._figures, self._name = figures, name
+        self._ttft, self._tpot = figures.ttft.of(name), figures.tpot.of(name)
+        self._e2e = figures.e2e.of(name)
+        self._prompt, self._completion = figures.prompt.of(name), figures.completion.of(name)
+        self._stages: dict[str, Series] = {}
+
+    def note(self, record: RequestRecord) -> None:
+        ended, first, made = record.ended_at, record.first_at, record.completion_tokens
+        self._e2e.observe(ended - record.start)
+        if first and record.streamed:
+            self._ttft.observe(first - record.start)
+            if made > 1:
+                self._tpot.observe((ended - first) / (made - 1))
+        if record.prompt_tokens >= 0:
+            self._prompt.observe(record.prompt_tokens)
+        if made >= 0:
+            self._completion.observe(made)
+        for stage, seconds in record.stage_seconds(ended):
+            self._stage(stage).observe(seconds)
+
+    def _stage(self, name: str) -> Series:
+        found = self._stages.get(name)
+        if found is None:
+            found = self._stages[name] = self._figures.stage.of(self._name, name)
+        return found
