@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
+from services.engine.waiting_threads import environment_of
 from services.worker.open_requests import OpenRequests
 from services.worker.queries import Queries
 from services.worker.stall_watch import StallBounds, StallWatch
@@ -81,8 +83,9 @@ class EngineClient:
         """
         directory = Path(tempfile.mkdtemp(prefix="triptych-"))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE
-        )
+            sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
+            env=environment_of(os.environ),
+        )  # fmt: skip
         client = cls(process, directory, bounds, changed)
         try:
             await client._open(config, timeout_s)

@@ -79,7 +79,7 @@ ALLOWED = {
 PROXY = (
     ("proxy.worker_urls", "proxy.siblings", "proxy.processes"),
     ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
-    ("proxy.request_log", "proxy.recent_requests"),
+    ("proxy.model_figures", "proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),
     ("proxy.placement.master_client",),
@@ -100,6 +100,7 @@ ENGINE = (
     ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
+        "services.engine.waiting_threads",
         "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),
