@@ -12,7 +12,8 @@ from services.engine.attention.numba_runtime import Kernel, team
 
 class CausalSoftmax:
     """Softmax of scores float32 [..., keys], contiguous, whose rows are several times `queries`
-    queries: the last ones of the keys' tokens, each of which sees those up to itself."""
+    queries: the last ones of the keys' tokens, each of which sees those up to itself. With one
+    query to a time each row sees all."""
 
     def __init__(self, parallel: Any) -> None:
         """`parallel`: see `numba_runtime.team`."""

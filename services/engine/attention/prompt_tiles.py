@@ -1,4 +1,5 @@
-"""Attention of a prompt in bfloat16 on a CPU: some queries at a time over the keys that they see.
+"""Attention of a prompt, or a picture, in bfloat16 on a CPU: some queries at a time over the keys
+that they see.
 
 On two cores with AVX-512 PyTorch's attention multiplies bfloat16 at 140 GFLOP/s where oneDNN's
 matrix product reaches 900, and it computes scores that a mask then hides. Scores are sums in
@@ -21,10 +22,20 @@ _MOST_ROWS, _LEAST_ROWS = 64, 16  # queries of a tile
 _TILE_BYTES = 8 << 20  # of a tile's scores, so that they are still in a cache when read
 
 
+def as_tiles(query: torch.Tensor) -> bool:
+    """Whether this is the way to attend with a query of this kind."""
+    return query.dtype is torch.bfloat16 and query.device.type == "cpu"
+
+
 def attend_tiles(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """The last T of K tokens see those up to themselves.
+    """`causal`: the last T of K tokens see those up to themselves; else each sees all.
 
     query [heads, T, k_dim], key [kv_heads, K, k_dim], value [kv_heads, K, v_dim], bfloat16 all.
     Returns [T, heads, v_dim].
@@ -43,9 +54,9 @@ def attend_tiles(
         for first in range(0, tokens, rows):
             tile = queries[:, :, first : first + rows]
             count = tile.shape[2]
-            seen = context - tokens + first + count
+            seen = context - tokens + first + count if causal else context
             scores = tile.flatten(1, 2) @ keys[:, :, :seen]
-            found = softmax(scores, count, scale, values.dtype) @ values[:, :seen]
+            found = softmax(scores, count if causal else 1, scale, values.dtype) @ values[:, :seen]
             out[first : first + count] = found.view(heads, count, -1).transpose(0, 1)
     return out
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.decode_groups import DecodeGroup
 from services.engine.attention.kv_cache import KVCache
-from services.engine.attention.prompt_tiles import LEAST_QUERIES, attend_tiles
+from services.engine.attention.prompt_tiles import LEAST_QUERIES, as_tiles, attend_tiles
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _attend_prompt(
     causal = batch.span_starts is None and softcap is None and sinks is None
     causal = causal and not 0 < window < context
     count = mine.shape[2]
-    if causal and count >= LEAST_QUERIES and _as_tiles(query):
+    if causal and count >= LEAST_QUERIES and as_tiles(query):
         return attend_tiles(mine[0], key[0], value[0], scale)
     if causal and count == context:
         # Without a mask PyTorch leaves out much of what is not seen.
@@ -85,10 +85,6 @@ def _attend_prompt(
         )
         out = _attend(mine, key, value, mask, scale, softcap, sinks)
     return out[0].transpose(0, 1)
-
-
-def _as_tiles(query: torch.Tensor) -> bool:
-    return query.dtype is torch.bfloat16 and query.device.type == "cpu"
 
 
 def _attend_group(

@@ -25,8 +25,10 @@ def tensors(patches: int) -> list[torch.Tensor]:
     return [part.transpose(0, 1)[None] for part in joint.unbind(1)]
 
 
-def attend(starts: list[int], segments: Segments) -> torch.Tensor:
-    query, key, value = tensors(starts[-1])
+def attend(
+    starts: list[int], segments: Segments, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    query, key, value = (tensor.to(dtype) for tensor in tensors(starts[-1]))
     out, _ = segmented_attention(
         torch.nn.Module(),
         query,
@@ -62,6 +64,22 @@ def test_each_segment_sees_itself_alone(starts: list[int], calls: int) -> None:
     expected = torch.cat(parts, dim=2).transpose(1, 2)
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
     assert counted.count == calls
+
+
+@pytest.mark.parametrize("starts", [[0, 300], [0, 256, 512], [0, 300, 310, 610]])
+def test_long_segments_in_bfloat16_see_themselves_alone(starts: list[int]) -> None:
+    query, key, value = (tensor.bfloat16().float() for tensor in tensors(starts[-1]))
+    parts = [
+        F.scaled_dot_product_attention(
+            query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale=0.3
+        )
+        for a, b in pairwise(starts)
+    ]
+    with AttentionCalls() as counted:
+        out = attend(starts, Segments(), torch.bfloat16)
+    expected = torch.cat(parts, dim=2).transpose(1, 2)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    assert counted.count == (1 if 310 in starts else 0)  # those are attended in tiles
 
 
 def test_layers_with_other_boundaries_do_not_share_groups() -> None:
