@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.ec_params import content_name, is_mm_hash, reported
-from protocol.errors import ConfigError, InvalidRequest
+from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
 from protocol.types import FrameSampling, MMItem, Modality
 from services.frontend.base64_data import beginning
@@ -19,7 +19,6 @@ from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
-from services.frontend.pixel_bounds import PARAM, asks_of_clips
 from services.frontend.references import KnownMedia, ReferenceBook
 from services.frontend.spill import MediaStore
 
@@ -62,8 +61,6 @@ class ItemLoader:
         self._kinds: dict[Modality, Kind] = {"image": Pictures(config, family)}
         if family.clips is not None:
             self._kinds["video"] = Videos(config, family.clips)
-        elif asks_of_clips(config.mm_processor_kwargs):
-            raise ConfigError("--mm-processor-kwargs: this model takes no video input")
         self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
 
     async def close(self) -> None:
@@ -72,10 +69,7 @@ class ItemLoader:
     def asked(self, kwargs: Mapping[str, Any] | None) -> Asked:
         """What a request's `mm_processor_kwargs` ask for. `InvalidRequest` names the option at
         fault."""
-        found = {modality: kind.wanted(kwargs) for modality, kind in self._kinds.items()}
-        if kwargs and asks_of_clips(kwargs) and "video" not in found:
-            raise InvalidRequest(f"{PARAM}: this model takes no video input", param=PARAM)
-        return found
+        return {modality: kind.wanted(kwargs or {}) for modality, kind in self._kinds.items()}
 
     async def load(
         self,

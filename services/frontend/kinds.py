@@ -20,6 +20,7 @@ from services.frontend.pixel_bounds import (
     bounds_of,
     clip_bounds_of,
     frames_of,
+    of_pictures,
 )
 
 _NO_BOUNDS = "this model has one size for all pictures"
@@ -41,7 +42,7 @@ class Kind(ABC):
     noun: str
 
     @abstractmethod
-    def wanted(self, kwargs: Mapping[str, Any] | None) -> Wanted:
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
         """What a request's `mm_processor_kwargs` ask for, at most as much as without them;
         `InvalidRequest` names the option at fault."""
 
@@ -68,7 +69,11 @@ class Pictures(Kind):
     def __init__(self, config: FrontendConfig, family: Family) -> None:
         self._max_pixels = config.media.max_pixels
         self._family = family
-        self._default = self._default_bounds(config.mm_processor_kwargs)
+        self._default = self._default_bounds(self._own(config.mm_processor_kwargs))
+
+    def _own(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options of pictures; where no clips are taken, those of clips are wrong."""
+        return kwargs if self._family.clips is None else of_pictures(kwargs)
 
     def _default_bounds(self, kwargs: Mapping[str, Any]) -> PixelBounds | None:
         """As --mm-processor-kwargs says, or the model's own."""
@@ -79,8 +84,8 @@ class Pictures(Kind):
             raise ConfigError(f"--mm-processor-kwargs: {_NO_BOUNDS}")
         return configured(bounds_of, kwargs, own)
 
-    def wanted(self, kwargs: Mapping[str, Any] | None) -> Wanted:
-        default = self._default
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+        kwargs, default = self._own(kwargs), self._default
         if kwargs and default is None:
             raise InvalidRequest(f"{PARAM}: {_NO_BOUNDS}", param=PARAM)
         wanted = bounds_of(kwargs, default) if kwargs and default else default
@@ -124,9 +129,9 @@ class Videos(Kind):
         self._frames = configured(frames_of, kwargs, usual, most)
         self._most = most
 
-    def wanted(self, kwargs: Mapping[str, Any] | None) -> Wanted:
-        bounds = clip_bounds_of(kwargs or {}, self._bounds)
-        frames = frames_of(kwargs or {}, self._frames, self._most)
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+        bounds = clip_bounds_of(kwargs, self._bounds)
+        frames = frames_of(kwargs, self._frames, self._most)
         return Wanted(None if bounds == self._clips.bounds else bounds, frames)
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.bounds import MOST_RATE
 from protocol.options import count, option, seconds, size
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.model_folder import find_model
@@ -82,6 +83,8 @@ class FrontendOptions:
         "Frames that the model sees of each second of a clip, unless the request says otherwise."
         " Clips need the extra video, on proxies and on encoders.",
         "frames",
+        above=0.0,
+        maximum=MOST_RATE,
     )
     max_video_frames: int = count(
         768,

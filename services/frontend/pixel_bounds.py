@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,8 @@ from protocol.types import FrameSampling
 PARAM = "mm_processor_kwargs"
 _Pixels = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 _Frames = _Pixels
-_OF_CLIPS = ("fps", "num_frames", "min_frames", "max_frames", "videos_kwargs")
+T = TypeVar("T")
+_CLIPS_ALONE = ("fps", "num_frames", "min_frames", "max_frames", "videos_kwargs")
 
 
 class PixelBounds(NamedTuple):
@@ -42,6 +43,10 @@ class _Images(msgspec.Struct, forbid_unknown_fields=True):
     size: _Size | None = None
 
 
+class _OfPictures(_Images, forbid_unknown_fields=True):
+    images_kwargs: _Images | None = None
+
+
 class _Videos(_Images, forbid_unknown_fields=True):
     fps: Rate | None = None
     num_frames: _Frames | None = None
@@ -49,14 +54,14 @@ class _Videos(_Images, forbid_unknown_fields=True):
     max_frames: _Frames | None = None
 
 
-class _Asked(_Videos, forbid_unknown_fields=True):
+class _OfClips(_Videos, forbid_unknown_fields=True):
     images_kwargs: _Images | None = None
     videos_kwargs: _Videos | None = None
 
 
-def _asked(kwargs: Mapping[str, Any]) -> _Asked:
+def _read(kwargs: Mapping[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(kwargs, _Asked)
+        return msgspec.convert(kwargs, kind)
     except msgspec.ValidationError as error:
         raise refusal_of(error, f"{PARAM}.") from None
 
@@ -64,7 +69,7 @@ def _asked(kwargs: Mapping[str, Any]) -> _Asked:
 def bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
     """What options ask for, with the `usual` bounds where they say nothing. `min_pixels` and
     `max_pixels` win over `size`. `InvalidRequest` names the option that is not known or wrong."""
-    asked = _asked(kwargs)
+    asked = _read(kwargs, _OfPictures)
     bounds = _bounds(asked.images_kwargs or asked, usual)
     if bounds.least > bounds.most:
         raise InvalidRequest(
@@ -82,22 +87,22 @@ def _bounds(asked: _Images, usual: PixelBounds) -> PixelBounds:
     )
 
 
-def asks_of_clips(kwargs: Mapping[str, Any]) -> bool:
-    """Whether options are about clips alone."""
-    return any(name in kwargs for name in _OF_CLIPS)
+def of_pictures(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that are about clips alone."""
+    return {name: value for name, value in kwargs.items() if name not in _CLIPS_ALONE}
 
 
 def clip_bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
     """As `bounds_of`, of a clip's frames. What is asked of pictures and clips alike is followed as
     far as clips may go."""
-    bounds = _bounds(_of_clips(kwargs), usual)
+    bounds = _bounds(_asked_of_clips(kwargs), usual)
     return PixelBounds(min(bounds.least, bounds.most, usual.most), min(bounds.most, usual.most))
 
 
 def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> FrameSampling:
     """What options ask for, with the `usual` sampling where they say nothing. `InvalidRequest` if
     that is more than `most` frames, or both of fps and num_frames."""
-    asked = _of_clips(kwargs)
+    asked = _asked_of_clips(kwargs)
     if asked.fps is not None and asked.num_frames is not None:
         raise InvalidRequest(f"{PARAM}: fps and num_frames exclude each other", param=PARAM)
     for name in ("num_frames", "min_frames", "max_frames"):
@@ -112,8 +117,8 @@ def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> Fra
     )
 
 
-def _of_clips(kwargs: Mapping[str, Any]) -> _Videos:
-    asked = _asked(kwargs)
+def _asked_of_clips(kwargs: Mapping[str, Any]) -> _Videos:
+    asked = _read(kwargs, _OfClips)
     return asked.videos_kwargs or asked
 
 
