@@ -13,6 +13,7 @@ addresses    which network addresses may be fetched from
 references   media a client may refer to by uuid
 image        a picture's size without decoding it, and its canonical decoding to RGB
 clip         what a clip's container says, and its frames decoded to RGB
+mov_boxes    what an MP4 file claims, before FFmpeg believes it
 frame_sampling  which frames of a clip are taken
 families     per model family: how many tokens a picture or clip becomes
 template     chat templates, as transformers renders them

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from protocol.errors import InvalidRequest
 from services.frontend.frame_sampling import Clip
+from services.frontend.mov_boxes import BadBoxes, check_boxes
 
 FORMATS = "MP4, MOV, WebM or Matroska"
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
+MOST_PIXELS = 8192 * 4320  # of a frame, of which decoders keep up to seventeen
 _MATROSKA = b"\x1a\x45\xdf\xa3"
 _MOV_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _MOST_STREAMS = 16
@@ -37,11 +39,15 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ClipLimits:
-    """Of one clip: pixels of a frame, seconds that it lasts, and seconds to decode it in."""
+    """Of one clip: pixels of a frame, seconds that it lasts, and seconds to decode it in.
+    `max_pixels` are at most `MOST_PIXELS`."""
 
-    max_pixels: int = 64_000_000
+    max_pixels: int = MOST_PIXELS
     max_seconds: float = 600.0
     decode_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_pixels", min(self.max_pixels, MOST_PIXELS))
 
 
 def refuse_other_containers(start: bytes, param: str | None = None) -> None:
@@ -123,6 +129,11 @@ def _library(param: str | None) -> Any:
 def _opened(data: bytes, limits: ClipLimits, param: str | None) -> Iterator[tuple[Any, Any]]:
     """A container and its video stream; whatever FFmpeg says against it is the client's fault."""
     name = _container_of(bytes(data[:16]), param)
+    if name == "mov":
+        try:
+            check_boxes(data)
+        except BadBoxes as error:
+            raise refused(f"the clip is broken or incomplete: {error}", param) from None
     av = _library(param)
     # FFmpeg checks a size before it has memory for such a frame, also where a packet changes it;
     # with what it adds to have sides of its liking.
@@ -134,11 +145,17 @@ def _opened(data: bytes, limits: ClipLimits, param: str | None) -> Iterator[tupl
             container_options={"max_streams": str(_MOST_STREAMS)},
             stream_options=[dict(most)] * _MOST_STREAMS,
             metadata_errors="replace",
+            io_open=_no_other_file,
         ) as container:
             yield container, _video_of(container, most, limits, param)
     except (av.FFmpegError, UnicodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise refused(f"the clip is broken or incomplete: {reason}", param) from error
+
+
+def _no_other_file(*_: Any) -> Any:
+    """A clip is one file, whatever it names."""
+    raise PermissionError("a clip may not name another file")
 
 
 def _video_of(container: Any, options: Any, limits: ClipLimits, param: str | None) -> Any:

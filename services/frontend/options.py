@@ -75,7 +75,8 @@ class FrontendOptions:
     )
     max_media_pixels: int = count(
         64_000_000,
-        "Largest picture, or frame of a clip, width times height; a larger one is refused.",
+        "Largest picture, or frame of a clip, width times height; a larger one is refused. A frame"
+        " has 8192 x 4320 at most.",
         "pixels",
     )
     video_fps: float = option(
