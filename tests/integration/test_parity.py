@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, complete, tokens
+from tests.support.clips import clip
 from tests.support.conversations import (
     LONG,
     asking,
@@ -136,6 +137,7 @@ def test_tokens_of_clips_equal_generate(topology: str, topologies: Topologies) -
         answer = complete(server, case, **asked)
         assert answer["choices"][0]["token_ids"] == ids
         assert answer["usage"]["prompt_tokens"] == one["input_ids"].shape[1]
+    complete(server, asking("Once more, another question before it:", clip(1)), **asked)
     assert _encoded(topologies) == encoded
     for sampling in ({"fps": 1.0}, {"num_frames": 4}):
         few = complete(server, clip_cases()[1], mm_processor_kwargs=sampling, **asked)
