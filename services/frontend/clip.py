@@ -31,6 +31,7 @@ _MOV_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _MOST_STREAMS = 16
 _MOST_RATE = 240  # frames a second
 _MOST_MISSING = 8  # packets at a clip's end of which no frame comes
+_MOST_PACKETS = 4  # of all streams, for each frame that there may be
 _MOST_ADDED = 1 << 20  # pixels
 _SLACK_S = 2.0  # by how much a clip may end before its container says
 
@@ -63,7 +64,7 @@ def probe_clip(data: bytes, limits: ClipLimits, param: str | None = None) -> Cli
         if not rate:
             raise refused("the clip does not say how many frames a second it has", param)
         frames, end = _count(container, stream, limits, param)
-        _check_complete(container, stream, frames, end, param)
+        _check_complete(container, stream, frames, end, max(_SLACK_S, 2 / float(rate)), param)
     with _opened(data, limits, param) as (container, stream):
         first = next(iter(container.decode(stream)), None)
         if first is None:
@@ -179,13 +180,15 @@ def _check_pixels(pixels: int, limits: ClipLimits, param: str | None) -> None:
 
 
 def _count(container: Any, stream: Any, limits: ClipLimits, param: str | None) -> tuple[int, float]:
-    """(frames of the stream, second at which the last packet of any stream begins)."""
+    """(frames of the stream, second at which the last packet of any stream ends)."""
     frames, end, most = 0, 0.0, limits.max_seconds * _MOST_RATE
-    for packet in container.demux():
+    for number, packet in enumerate(container.demux()):
+        if number > most * _MOST_PACKETS:
+            raise refused(f"the clip has more than {most * _MOST_PACKETS:g} packets", param)
         if not packet.size:
             continue
         if packet.pts is not None and packet.time_base:
-            end = max(end, float(packet.pts * packet.time_base))
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if packet.stream_index == stream.index and not packet.is_discard:
             frames += 1
         if frames > most:
@@ -194,13 +197,13 @@ def _count(container: Any, stream: Any, limits: ClipLimits, param: str | None) -
 
 
 def _check_complete(
-    container: Any, stream: Any, frames: int, end: float, param: str | None
+    container: Any, stream: Any, frames: int, end: float, slack: float, param: str | None
 ) -> None:
-    """A file that was cut off says more in its header than it has."""
+    """A file that was cut off says more in its header than it has, by more than `slack` seconds."""
     said = stream.frames
     seconds = (container.duration or 0) / 1e6
     begin = max(0.0, (container.start_time or 0) / 1e6)
-    if frames < 1 or said - frames > _MOST_MISSING or begin + seconds - end > _SLACK_S:
+    if frames < 1 or said - frames > _MOST_MISSING or begin + seconds - end > slack:
         raise refused(
             f"the clip is incomplete: it says that it lasts {seconds:.1f} s and has"
             f" {said or 'some'} frames; {frames} are there, the last at {end:.1f} s",

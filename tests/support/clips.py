@@ -1,6 +1,7 @@
 """Clips drawn and encoded here, and all their frames as a reader of the file sees them."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -34,7 +35,7 @@ class DrawnClip:
 def clip(
     seed: int,
     frames: int = 12,
-    rate: int = 4,
+    rate: int | Fraction = 4,
     size: tuple[int, int] = (64, 48),
     *,
     codec: str = "mpeg4",
@@ -60,14 +61,18 @@ def clip(
         return DrawnClip(file.read_bytes())
 
 
-def sound(seconds: int = 1) -> bytes:
-    """A file of a known container with a tone in it, and nothing to see."""
+def sound(seconds: int = 1, shown: int = 0) -> bytes:
+    """A file of a known container with silence in it, and so many black frames to see."""
     file = BytesIO()
     with av.open(file, "w", format="mp4") as container:
+        seen: Any = container.add_stream("mpeg4", rate=1) if shown else None
         stream: Any = container.add_stream("aac", rate=8000)
         samples = np.zeros((1, 8000 * seconds), dtype=np.float32)
         frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
         frame.sample_rate = 8000
+        for _ in range(shown):
+            container.mux(seen.encode(av.VideoFrame(640, 480, "yuv420p")))
         container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+        for added in (stream, seen) if shown else (stream,):
+            container.mux(added.encode())
     return file.getvalue()

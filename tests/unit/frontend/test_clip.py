@@ -1,6 +1,7 @@
 """What a clip's file says, and clips that are refused."""
 
 import struct
+from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
@@ -100,8 +101,15 @@ def test_clips_beyond_the_limits() -> None:
     drawn = clip(5, frames=60, rate=5)
     assert "lasts 12.0 s, the most is 11 s" in refusal(drawn.data, max_seconds=11)
     assert "has more than 24 frames" in refusal(drawn.data, max_seconds=0.1)
+    assert "has more than 9.6 packets" in refusal(sound(seconds=4, shown=2), max_seconds=0.01)
     assert "more than 3071 (--max-media-pixels)" in refusal(drawn.data, max_pixels=3071)
     assert probe_clip(drawn.data, ClipLimits(3072, 12.0)).frames == 60
+
+
+@pytest.mark.parametrize(("codec", "form"), [("libx264", "mp4"), ("libvpx", "webm")])
+def test_a_clip_whose_frames_are_shown_for_long(codec: str, form: str) -> None:
+    found = probe_clip(clip(5, frames=3, rate=Fraction(1, 20), codec=codec, form=form).data, LIMITS)
+    assert found.frames == 3 and found.seconds == pytest.approx(60.0, rel=0.05)
 
 
 def test_a_size_that_only_the_container_says() -> None:
