@@ -80,7 +80,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.refused("enable_response_messages", "use /v1/chat/completions/render.", True, False),
     _R.refused("previous_input_messages", "send them as input.", [{}], []),
     _R.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
-    _R.refused("media_io_kwargs", "media are read as they are.", {"video": {"fps": 1}}, {}),
+    _R.refused("media_io_kwargs", "use mm_processor_kwargs.", {"video": {"fps": 1}}, {}),
     _R.harmless("stream_options", "Usage is always told; nothing is padded.", {}),
     _R.harmless("safety_identifier", "Who asks is told by the Authorization header.", "u"),
     _R.harmless("prompt_cache_key", "Prefixes are found by their content.", "k"),

@@ -20,6 +20,7 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_NAMED_TOKENS = 128
 MAX_BEAMS = 16
+MOST_RATE = 1000.0  # a second
 _MAX_DEPTH = 32
 
 Int64 = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -27,6 +28,7 @@ Natural = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0.0)]
+Rate = Annotated[float, Meta(gt=0.0, le=MOST_RATE)]
 
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]

@@ -2,7 +2,8 @@
 
 The body is vLLM's (`--enable-scale-out`), with three additions: `emitted`, `deadline_s` and
 `adapter_revision`. A media
-item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`.
+item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`; so
+do the seconds between frames of a clip, under transformers' name.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ INSTANCE_HEADER = "x-triptych-instance"
 RENDER_PATH = "/v1/chat/completions/render"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
+SECONDS_KEY = "second_per_grid_ts"
+MOST_SECONDS = 86_400  # between two of a clip's grid's t
 MSGPACK = "application/msgpack"
 _SHOWN = 64
 
@@ -93,12 +96,19 @@ def _grid_key(modality: Modality) -> str:
 
 def item_metadata(item: MMItem) -> dict[str, Any]:
     """`metadata` of an item's `ec_transfer_params` entry."""
-    return {_grid_key(item.modality): list(item.grid)} if item.grid else {}
+    metadata: dict[str, Any] = {_grid_key(item.modality): list(item.grid)} if item.grid else {}
+    if item.seconds_per_grid:
+        metadata[SECONDS_KEY] = item.seconds_per_grid
+    return metadata
 
 
-def _grid_of(entry: Any, modality: Modality) -> tuple[int, ...]:
+def _metadata_of(entry: Any) -> dict[str, Any]:
     metadata = entry.get("metadata") if isinstance(entry, dict) else None
-    grid = metadata.get(_grid_key(modality)) if isinstance(metadata, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _grid_of(metadata: dict[str, Any], modality: Modality) -> tuple[int, ...]:
+    grid = metadata.get(_grid_key(modality))
     if grid is None:
         return ()
     if not isinstance(grid, list) or not all(type(n) is int and 0 < n <= INT32_MAX for n in grid):
@@ -107,6 +117,18 @@ def _grid_of(entry: Any, modality: Modality) -> tuple[int, ...]:
             param="ec_transfer_params",
         )
     return tuple(grid)
+
+
+def seconds_of(metadata: dict[str, Any], param: str) -> float:
+    """Seconds between two of a clip's grid's t, 0 where nothing says; `InvalidRequest` (`param`) if
+    that is no such number."""
+    seconds = metadata.get(SECONDS_KEY, 0.0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidRequest(f"{param}: {SECONDS_KEY} must be a number", param=param)
+    if not 0 <= seconds <= MOST_SECONDS:
+        message = f"{param}: {SECONDS_KEY} must be at least 0 and at most {MOST_SECONDS}"
+        raise InvalidRequest(message, param=param)
+    return float(seconds)
 
 
 def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
@@ -213,11 +235,20 @@ def _items(body: GenerateBody) -> list[MMItem]:
                 f"for {modality}",
                 param="features",
             )
-        items += [
-            MMItem(name, modality, span.offset, span.length, _grid_of(entries.get(name), modality))
-            for name, span in zip(hashes, spans, strict=True)
-        ]
+        for name, span in zip(hashes, spans, strict=True):
+            items.append(_item(name, modality, span, _metadata_of(entries.get(name))))
     return sorted(items, key=lambda item: item.offset)
+
+
+def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, Any]) -> MMItem:
+    return MMItem(
+        name,
+        modality,
+        span.offset,
+        span.length,
+        _grid_of(metadata, modality),
+        seconds_per_grid=seconds_of(metadata, "ec_transfer_params"),
+    )
 
 
 def encode_encode(request: EncodeRequest) -> bytes:

@@ -56,13 +56,15 @@ class ContentPart(msgspec.Struct):
 
     `image_url` null with a `uuid` refers to a picture sent before under that name. `image_embeds`
     holds the metadata of a picture whose embeddings `uuid` (its mm_hash) names.
+    `video_url` and `video_embeds` are the same for clips.
     """
 
     type: str
     text: str | None = None
     image_url: MediaURL | str | UnsetType | None = UNSET
     image_embeds: Any = UNSET
-    video_url: Any = UNSET
+    video_url: MediaURL | str | UnsetType | None = UNSET
+    video_embeds: Any = UNSET
     audio_url: Any = UNSET
     input_audio: Any = UNSET
     refusal: str | None = None

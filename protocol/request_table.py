@@ -11,7 +11,12 @@ _FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type"
 _RENDER = "Read by vLLM's render routes only."
 
 WORKS = (
-    works("messages", "The conversation; content is text or parts.", [], routes=_CHAT),
+    works(
+        "messages",
+        "The conversation; content is text or parts: text, image_url, video_url.",
+        [],
+        routes=_CHAT,
+    ),
     works("prompt", "A text, texts, token ids, or lists of token ids.", "Hi", routes=_TEXT),
     works("model", "A name that is served; left out: the model that is served.", "m"),
     works("stream", "Answer by server-sent events.", True),
@@ -137,8 +142,9 @@ WORKS = (
     works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}, routes=_CHAT),
     works(
         "mm_processor_kwargs",
-        "How large pictures become: min_pixels and max_pixels, or size, as transformers takes them,"
-        " but not larger than without. For Qwen's models.",
+        "How large pictures and a clip's frames become: min_pixels and max_pixels, or size, as"
+        " transformers takes them, but not larger than without; and which frames of a clip are"
+        " taken: fps, or num_frames at most. For Qwen's models.",
         {"max_pixels": 65536},
         routes=_CHAT,
     ),
@@ -201,7 +207,7 @@ REFUSED = (
     refused("prompt_embeds", "a prompt is text or token ids.", "AAAA", "", [], routes=_TEXT),
     refused("routed_experts_prompt_start", "routed experts are not answered.", 3, 0),
     refused("guided_whitespace_pattern", "use structured_outputs.whitespace_pattern.", "a"),
-    refused("media_io_kwargs", "media are read as they are.", {"video": {"fps": 1}}, {}),
+    refused("media_io_kwargs", "use mm_processor_kwargs, of chats.", {"video": {"fps": 1}}, {}),
     refused(
         "mm_processor_kwargs",
         "a text has no pictures.",

@@ -21,6 +21,7 @@ from protocol.bounds import (
     Natural,
     Penalty,
     Positive,
+    Rate,
     RepetitionPenalty,
     Seconds,
     Temperature,
@@ -33,6 +34,16 @@ Modality = Literal["image", "video", "audio"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 GREEDY_BELOW = 1e-5  # a lower temperature would only overflow
 Role = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "frontend"]
+
+
+class FrameSampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which frames of a clip are taken, evenly over its length: `fps` a second, but `min_frames`
+    to `max_frames` in all; or `num_frames` in all, where that is not None."""
+
+    fps: Rate = 2.0
+    min_frames: Positive = 4
+    max_frames: Positive = 768
+    num_frames: Positive | None = None
 
 
 class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,6 +60,8 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
     grid: tuple[Positive, ...] = ()
     # (least, most) area in pixels to resize it to, None for the model's own
     pixels: tuple[Positive, Positive] | None = None
+    frames: FrameSampling | None = None  # of a clip: which are taken
+    seconds_per_grid: Seconds = 0.0  # of a clip: from one of the grid's t to the next
 
     @property
     def end(self) -> int:
@@ -155,7 +168,8 @@ class RequestOutput(msgspec.Struct, omit_defaults=True):
 
 
 class EncodeItem(msgspec.Struct, omit_defaults=True):
-    """One picture to encode. Without `data` the encoder answers from its cache or not at all."""
+    """One picture or clip to encode. Without `data` the encoder answers from its cache or not at
+    all."""
 
     mm_hash: str
     modality: Modality
@@ -163,11 +177,14 @@ class EncodeItem(msgspec.Struct, omit_defaults=True):
     grid: tuple[Positive, ...] = ()
     data: bytes | None = None
     pixels: tuple[Positive, Positive] | None = None  # as in `MMItem`
+    frames: FrameSampling | None = None  # as in `MMItem`
 
     @staticmethod
     def of(item: MMItem, data: bytes | None) -> EncodeItem:
-        """A picture of a prompt."""
-        return EncodeItem(item.mm_hash, item.modality, item.length, item.grid, data, item.pixels)
+        """A media item of a prompt."""
+        return EncodeItem(
+            item.mm_hash, item.modality, item.length, item.grid, data, item.pixels, item.frames
+        )
 
 
 class EncodeRequest(msgspec.Struct, omit_defaults=True):

@@ -86,7 +86,10 @@ class Needs:
 
 
 def _is_at_hand(item: MediaItem) -> bool:
-    """Whether a media item came with its bytes: others are not worth fetching twice."""
+    """Whether a media item came with its bytes: others are not worth fetching twice. Of clips, each
+    engine takes frames of its own choice: keys made here would not be theirs."""
+    if item.modality != "image":
+        return False
     content = item.content.get(f"{item.modality}_url")
     url = content.get("url") if isinstance(content, dict) else content
     return isinstance(url, str) and url.startswith(_AT_HAND)

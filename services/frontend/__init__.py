@@ -6,12 +6,16 @@ render       `Frontend`: request → `RenderedRequest` (token ids, media spans, 
 model_info   what a model directory says: lengths, EOS, defaults, templates, processor options
 messages     chat messages checked and sorted into template input and media
 items        media fetched, measured and named by content
+kinds        kinds of media: how a picture or a clip is checked, measured and named
 media        a media URL to bytes: data:, http(s), file://, within limits
 spill        media of requests under way: bounded in memory, in files beyond
 addresses    which network addresses may be fetched from
-references   pictures a client may refer to by uuid
+references   media a client may refer to by uuid
 image        a picture's size without decoding it, and its canonical decoding to RGB
-families     per model family: how many tokens a picture becomes
+clip         what a clip's container says, and its frames decoded to RGB
+mov_boxes    what an MP4 file claims, before FFmpeg believes it
+frame_sampling  which frames of a clip are taken
+families     per model family: how many tokens a picture or clip becomes
 template     chat templates, as transformers renders them
 guard        special tokens in a client's text stay plain text
 chat_text    template and guard together: a request to its prompt as text

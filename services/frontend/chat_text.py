@@ -8,6 +8,7 @@ from typing import Any
 
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
+from protocol.types import Modality
 from services.frontend.families import Placeholder
 from services.frontend.guard import Guard, Guarded
 from services.frontend.messages import Chat
@@ -28,23 +29,23 @@ class Parsers:
 
 
 class ChatText:
-    """The model's chat templates, and those that requests bring. `placeholder`: how a picture
-    looks, None if it takes none."""
+    """The model's chat templates, and those that requests bring. `placeholders`: how media look, of
+    each kind that the model takes."""
 
     def __init__(
         self,
         templates: Mapping[str, ChatTemplate],
         brought: RequestTemplates,
         guard: Guard,
-        placeholder: Placeholder | None,
+        placeholders: Mapping[Modality, Placeholder],
         parsers: Parsers | None = None,
     ) -> None:
         self._parsers = parsers or Parsers()
         self._templates = templates
         self._brought = brought
         self._guard = guard
-        self._wanted = placeholder.written if placeholder is not None else ""
-        self._inline = placeholder.inline if placeholder is not None else ""
+        self._wanted = tuple(placeholder.written for placeholder in placeholders.values())
+        self._inline = {name: placeholder.inline for name, placeholder in placeholders.items()}
 
     def render(self, request: ChatCompletionRequest, chat: Chat, use: ToolUse) -> Guarded:
         """`InvalidRequest` if the template refuses the chat."""
@@ -79,7 +80,7 @@ class ChatText:
         else:
             prompt_follows = request.add_generation_prompt
             text = template.render(messages, add_generation_prompt=prompt_follows, **values)
-        return marker.unmark(text, self._wanted)
+        return marker.unmark(text, *self._wanted)
 
     def form(self, use: ToolUse) -> type[ToolFormat] | None:
         """How the model writes calls; None if there are no tools, or calls are to stay in the text.
@@ -144,10 +145,12 @@ class ChatText:
             if template.takes_strings or not template.takes_parts:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
-        has_images = any(part["type"] == "image" for part in content)
-        if template.takes_parts and (template.marks_images or not has_images):
+        kinds = {part["type"] for part in content}
+        if template.takes_parts and all(
+            template.marks(kind) for kind in kinds.intersection(self._inline)
+        ):
             return message
-        texts = (part.get("text", self._inline) for part in content)
+        texts = (part.get("text", self._inline.get(part["type"], "")) for part in content)
         return {**message, "content": "\n".join(texts)}
 
 

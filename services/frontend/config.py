@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocol.bounds import MOST_RATE
 from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.parsing.choosing import AUTO
 
@@ -20,7 +21,8 @@ class MediaConfig:
     allowed_domains: frozenset[str] = frozenset()  # when not empty, the only hosts to fetch from
     allowed_local_path: Path | None = None  # the folder that file:// may read, None for nowhere
     max_bytes: int = 64 << 20  # bytes of one item
-    max_pixels: int = 64_000_000  # pixels of one picture
+    max_pixels: int = 64_000_000  # pixels of one picture, or of a frame of a clip
+    max_video_seconds: float = 600.0  # seconds that one clip lasts
     timeout_s: float = 10.0  # seconds to fetch one item
     max_redirects: int = 3  # redirects to follow
     memory_bytes: int = 1 << 30  # bytes of all items held in memory; the rest goes to files
@@ -30,6 +32,7 @@ class MediaConfig:
         for name, value in (
             ("--max-media-bytes", self.max_bytes),
             ("--max-media-pixels", self.max_pixels),
+            ("--max-video-duration", self.max_video_seconds),
             ("--media-timeout", self.timeout_s),
         ):
             if value <= 0:
@@ -66,6 +69,8 @@ class FrontendConfig:
     media: MediaConfig = MediaConfig()  # where media may come from
     # options of the media processor for requests that bring none, and the most that these may ask
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    video_fps: float = 2.0  # frames that are taken of a clip's second
+    max_video_frames: int = 768  # frames that are taken of one clip at most
     tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
     reasoning_parser: str = AUTO  # how reasoning is read
     show_tokenizer: bool = False  # whether clients may see the tokenizer's configuration
@@ -77,6 +82,10 @@ class FrontendConfig:
             raise ConfigError(f"--max-model-len: {self.max_model_len} is not positive")
         if self.limit_mm_per_prompt < 0:
             raise ConfigError(f"--limit-mm-per-prompt: {self.limit_mm_per_prompt} is negative")
+        if not 0 < self.video_fps <= MOST_RATE:
+            raise ConfigError(f"--video-fps: {self.video_fps} is not within 0 and {MOST_RATE:g}")
+        if self.max_video_frames < 2:
+            raise ConfigError(f"--max-video-frames: {self.max_video_frames} is less than 2")
         if self.min_priority > 0:
             raise ConfigError(
                 f"--min-priority: {self.min_priority} is more than 0, the priority of requests "

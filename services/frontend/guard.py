@@ -22,13 +22,15 @@ _PRIVATE_START, _PRIVATE_SIZE = 0xF0000, 0xFFFE
 class Guarded:
     """A prompt in the client's own characters.
 
-    `written`: offsets of the wanted token where the template wrote it, in order.
+    `written`: offsets of the wanted tokens where the template wrote them, in order.
     `cuts`: offsets at which to cut the text before tokenizing it.
+    `tokens`: which of the wanted ones stands at each of `written`; () if all are the first.
     """
 
     text: str
     written: tuple[int, ...]
     cuts: tuple[int, ...]
+    tokens: tuple[str, ...] = ()
 
 
 class Guard:
@@ -96,18 +98,19 @@ class Marker:
             chars[place] = self.marks[text[place]]
         return "".join(chars)
 
-    def unmark(self, rendered: str, wanted: str) -> Guarded:
-        """Undo the marking of a rendered prompt. `wanted`: the token to find, "" for none."""
+    def unmark(self, rendered: str, *wanted: str) -> Guarded:
+        """Undo the marking of a rendered prompt. `wanted`: the tokens to find; "" is none."""
         text = rendered
         for mark in self.marks.values():
             text = text.replace(_escaped(mark), mark)
-        written = _offsets(text, wanted)
+        found = sorted((place, token) for token in wanted for place in _offsets(text, token))
         places: list[int] = []
         for mark in self.marks.values():
             places += _offsets(text, mark)
         text = text.translate({ord(mark): char for char, mark in self.marks.items()})
         cuts = (place + 1 for place in sorted(places) if self.guard.token_starts(text, place))
-        return Guarded(text, tuple(written), tuple(cuts))
+        written, tokens = (place for place, _ in found), (token for _, token in found)
+        return Guarded(text, tuple(written), tuple(cuts), tuple(tokens))
 
 
 def _unused(strings: Sequence[str], count: int) -> list[str]:

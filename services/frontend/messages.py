@@ -1,7 +1,7 @@
 """Messages of a chat request as the chat template reads them, and the media they hold.
 
-Content becomes a list of parts: {"type": "text", "text": …} and {"type": "image"}; a message that
-came with a string keeps it.
+Content becomes a list of parts: {"type": "text", "text": …}, {"type": "image"} and
+{"type": "video"}; a message that came with a string keeps it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,33 @@ from protocol.types import Modality
 from services.frontend.template import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_OTHER_MEDIA: Mapping[str, Modality] = MappingProxyType(
-    {"video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+_MEDIA: Mapping[str, Modality] = MappingProxyType(
+    {
+        "image_url": "image",
+        "image_embeds": "image",
+        "video_url": "video",
+        "video_embeds": "video",
+        "audio_url": "audio",
+        "input_audio": "audio",
+    }
 )
+_READ = ("image", "video")
+_NOUNS: Mapping[str, str] = MappingProxyType({"image": "picture", "video": "clip"})
 
 
 @dataclass(frozen=True)
 class MediaPart:
-    """One picture of a request, in prompt order.
+    """One picture or clip of a request, in prompt order.
 
     Exactly one of: `url` (to fetch), `metadata` (embeddings exist already, which `uuid` names), or
-    neither, which refers to a picture sent before under `uuid`. `param` names its field.
+    neither, which refers to one sent before under `uuid`. `param` names its field.
     """
 
     param: str
     url: str | None = None
     metadata: dict[str, Any] | None = None
     uuid: str | None = None
+    modality: Modality = "image"
 
 
 @dataclass(frozen=True)
@@ -129,14 +139,14 @@ def _part(
         name = "refusal" if part.type == "refusal" else "text"
         text = _required(getattr(part, name), f"{where}.{name}")
         return {**_others(part, where), "type": "text", "text": text}
-    if part.type in _OTHER_MEDIA:
-        _require(_OTHER_MEDIA[part.type], modalities, where)
-        raise _unsupported(f"{part.type} is not supported by this server", where)
-    if part.type not in ("image_url", "image_embeds"):
+    modality = _MEDIA.get(part.type)
+    if modality is None:
         raise InvalidRequest(f"unknown content type '{part.type}'", param=f"{where}.type")
-    _require("image", modalities, where)
-    media.append(_image(part, where))
-    return {**_others(part, where), "type": "image"}
+    _require(modality, modalities, where)
+    if modality not in _READ:
+        raise _unsupported(f"{part.type} is not supported by this server", where)
+    media.append(_medium(part, modality, where))
+    return {**_others(part, where), "type": modality}
 
 
 def _others(part: ContentPart, where: str) -> dict[str, Any]:
@@ -166,36 +176,38 @@ def _unsupported(message: str, where: str) -> InvalidRequest:
     return InvalidRequest(message, param=where, code="unsupported_media")
 
 
-def _image(part: ContentPart, where: str) -> MediaPart:
+def _medium(part: ContentPart, modality: Modality, where: str) -> MediaPart:
     if len(part.uuid or "") > MAX_NAME_CHARS:
         raise InvalidRequest(
             f"uuid must not have more than {MAX_NAME_CHARS} characters", param=f"{where}.uuid"
         )
-    if part.type == "image_embeds":
-        return _reference(part, where)
-    where = f"{where}.image_url"
-    if part.image_url is UNSET:
-        raise InvalidRequest("image_url is missing", param=where)
-    if part.image_url is None:
+    if part.type.endswith("_embeds"):
+        return _reference(part, modality, where)
+    name, source = part.type, getattr(part, part.type)
+    where = f"{where}.{name}"
+    if source is UNSET:
+        raise InvalidRequest(f"{name} is missing", param=where)
+    if source is None:
         if not part.uuid:
-            raise InvalidRequest("image_url may be null only beside a uuid", param=where)
-        return MediaPart(where, uuid=part.uuid)
-    if isinstance(part.image_url, MediaURL):
-        return MediaPart(f"{where}.url", url=part.image_url.url, uuid=part.uuid)
-    assert isinstance(part.image_url, str)
-    return MediaPart(where, url=part.image_url, uuid=part.uuid)
+            raise InvalidRequest(f"{name} may be null only beside a uuid", param=where)
+        return MediaPart(where, uuid=part.uuid, modality=modality)
+    if isinstance(source, MediaURL):
+        return MediaPart(f"{where}.url", url=source.url, uuid=part.uuid, modality=modality)
+    assert isinstance(source, str)
+    return MediaPart(where, url=source, uuid=part.uuid, modality=modality)
 
 
-def _reference(part: ContentPart, where: str) -> MediaPart:
+def _reference(part: ContentPart, modality: Modality, where: str) -> MediaPart:
     """Embeddings by their mm_hash, or by the uuid under which an encoder reported them."""
-    if not isinstance(part.image_embeds, dict):
+    name, metadata = part.type, getattr(part, part.type)
+    if not isinstance(metadata, dict):
         raise _unsupported(
-            "image_embeds must be the metadata of a picture whose embeddings uuid names",
-            f"{where}.image_embeds",
+            f"{name} must be the metadata of a {_NOUNS[modality]} whose embeddings uuid names",
+            f"{where}.{name}",
         )
     if not part.uuid:
-        raise InvalidRequest("image_embeds needs a uuid that names them", param=f"{where}.uuid")
-    return MediaPart(f"{where}.image_embeds", metadata=part.image_embeds, uuid=part.uuid)
+        raise InvalidRequest(f"{name} needs a uuid that names them", param=f"{where}.uuid")
+    return MediaPart(f"{where}.{name}", metadata=metadata, uuid=part.uuid, modality=modality)
 
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:

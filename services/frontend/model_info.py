@@ -40,6 +40,7 @@ class ModelInfo:
     revision: str  # version of the weights, in content keys
     config: Json  # config.json
     processor: Json | None  # options of the image processor, None without one
+    clip_processor: Json | None  # options of the video processor, None without one
     processor_config: Json  # processor_config.json, what is around it
     tokenizer_config: Json  # tokenizer_config.json
     special_tokens: Mapping[str, str]  # name (as bos_token) → token
@@ -81,6 +82,7 @@ class ModelInfo:
             revision=model_revision(path),
             config=config,
             processor=_image_processor(path, processor_config, processor_overrides or {}),
+            clip_processor=clip_processor(path),
             processor_config=processor_config,
             tokenizer_config=tokenizer_config,
             special_tokens=_special_tokens(path, tokenizer_config),
@@ -127,6 +129,17 @@ def _image_processor(path: Path, around: Json, overrides: Mapping[str, Any]) -> 
     """Its options; transformers lets the nested form win over the file of its own."""
     options = around.get("image_processor") or _read(path / "preprocessor_config.json")
     return {**options, **overrides} if options else None
+
+
+def clip_processor(path: Path) -> Json | None:
+    """Options of the video processor of a model directory. transformers reads those of the image
+    processor where there are none."""
+    options = (
+        _read(path / "processor_config.json").get("video_processor")
+        or _read(path / "video_preprocessor_config.json")
+        or _read(path / "preprocessor_config.json")
+    )
+    return options or None
 
 
 def _special_tokens(path: Path, tokenizer_config: Json) -> dict[str, str]:

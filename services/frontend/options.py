@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.bounds import MOST_RATE
 from protocol.options import count, option, seconds, size
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.model_folder import find_model
@@ -52,9 +53,10 @@ class FrontendOptions:
     )
     mm_processor_kwargs: str = option(
         "",
-        "How large pictures become, for models that resize each by its own size: a JSON object with"
-        " min_pixels and max_pixels, or size, as transformers' processor takes them. A request may"
-        " ask for less. Empty: as the model's preprocessor_config.json says.",
+        "How large pictures and a clip's frames become, for models that resize each by its own"
+        " size: a JSON object with min_pixels and max_pixels, or size, as transformers' processor"
+        " takes them; of clips also fps, or num_frames. A request may ask for less. Empty: as the"
+        " model's preprocessor_config.json says.",
         "json",
     )
     allowed_local_media_path: str = option(
@@ -72,8 +74,27 @@ class FrontendOptions:
         64 << 20, "Largest media item, as fetched or decoded from a data URL."
     )
     max_media_pixels: int = count(
-        64_000_000, "Largest picture, width times height; a larger one is refused.", "pixels"
+        64_000_000,
+        "Largest picture, or frame of a clip, width times height; a larger one is refused. A frame"
+        " has 8192 x 4320 at most.",
+        "pixels",
     )
+    video_fps: float = option(
+        2.0,
+        "Frames that the model sees of each second of a clip, unless the request says otherwise."
+        " Clips need the extra video, on proxies and on encoders.",
+        "frames",
+        above=0.0,
+        maximum=MOST_RATE,
+    )
+    max_video_frames: int = count(
+        768,
+        "Frames that the model sees of one clip at most; of a longer one they lie further apart.",
+        "frames",
+        minimum=2,
+        maximum=65_536,
+    )
+    max_video_duration: float = seconds(600.0, "How long a clip may last; a longer one is refused.")
     allow_media_references: bool = option(
         True, "Let a client name a picture of an earlier request by its uuid, without its bytes."
     )
@@ -144,6 +165,8 @@ class FrontendOptions:
             trust_request_chat_template=self.trust_request_chat_template,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
             mm_processor_kwargs=parse_kwargs(self.mm_processor_kwargs),
+            video_fps=self.video_fps,
+            max_video_frames=self.max_video_frames,
             allow_references=self.allow_media_references,
             min_priority=self.min_priority,
             tool_call_parser=self.tool_call_parser,
@@ -155,6 +178,7 @@ class FrontendOptions:
                 allowed_local_path=Path(local) if local else None,
                 max_bytes=self.max_media_bytes,
                 max_pixels=self.max_media_pixels,
+                max_video_seconds=self.max_video_duration,
                 timeout_s=self.media_timeout,
                 memory_bytes=self.media_memory_bytes,
                 spill_folder=Path(self.media_spill_path) if self.media_spill_path else None,

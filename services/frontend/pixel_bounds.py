@@ -1,24 +1,29 @@
-"""How large pictures may become: what `mm_processor_kwargs` ask for, as transformers takes them."""
+"""How large pictures and clips become, and how many frames of a clip are taken: what
+`mm_processor_kwargs` ask for, as transformers takes them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from protocol.bounds import INT32_MAX
+from protocol.bounds import INT32_MAX, Rate
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.openai_refusals import refusal_of
+from protocol.types import FrameSampling
 
 PARAM = "mm_processor_kwargs"
 _Pixels = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+_Frames = _Pixels
+T = TypeVar("T")
+_CLIPS_ALONE = ("fps", "num_frames", "min_frames", "max_frames", "videos_kwargs")
 
 
 class PixelBounds(NamedTuple):
-    """Least and most area of a picture after it is resized, in pixels."""
+    """Least and most area of a picture, or of a clip's frame, after it is resized, in pixels."""
 
     least: int
     most: int
@@ -38,29 +43,83 @@ class _Images(msgspec.Struct, forbid_unknown_fields=True):
     size: _Size | None = None
 
 
-class _Asked(_Images, forbid_unknown_fields=True):
+class _OfPictures(_Images, forbid_unknown_fields=True):
     images_kwargs: _Images | None = None
+
+
+class _Videos(_Images, forbid_unknown_fields=True):
+    fps: Rate | None = None
+    num_frames: _Frames | None = None
+    min_frames: _Frames | None = None
+    max_frames: _Frames | None = None
+
+
+class _OfClips(_Videos, forbid_unknown_fields=True):
+    images_kwargs: _Images | None = None
+    videos_kwargs: _Videos | None = None
+
+
+def _read(kwargs: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(kwargs, kind)
+    except msgspec.ValidationError as error:
+        raise refusal_of(error, f"{PARAM}.") from None
 
 
 def bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
     """What options ask for, with the `usual` bounds where they say nothing. `min_pixels` and
     `max_pixels` win over `size`. `InvalidRequest` names the option that is not known or wrong."""
-    try:
-        asked = msgspec.convert(kwargs, _Asked)
-    except msgspec.ValidationError as error:
-        raise refusal_of(error, f"{PARAM}.") from None
-    images: _Images = asked.images_kwargs or asked
-    size = images.size or _Size()
-    bounds = PixelBounds(
-        images.min_pixels or size.shortest_edge or usual.least,
-        images.max_pixels or size.longest_edge or usual.most,
-    )
+    asked = _read(kwargs, _OfPictures)
+    bounds = _bounds(asked.images_kwargs or asked, usual)
     if bounds.least > bounds.most:
         raise InvalidRequest(
             f"{PARAM}: min_pixels is {bounds.least}, more than max_pixels, {bounds.most}",
             param=PARAM,
         )
     return bounds
+
+
+def _bounds(asked: _Images, usual: PixelBounds) -> PixelBounds:
+    size = asked.size or _Size()
+    return PixelBounds(
+        asked.min_pixels or size.shortest_edge or usual.least,
+        asked.max_pixels or size.longest_edge or usual.most,
+    )
+
+
+def of_pictures(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that are about clips alone."""
+    return {name: value for name, value in kwargs.items() if name not in _CLIPS_ALONE}
+
+
+def clip_bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
+    """As `bounds_of`, of a clip's frames. What is asked of pictures and clips alike is followed as
+    far as clips may go."""
+    bounds = _bounds(_asked_of_clips(kwargs), usual)
+    return PixelBounds(min(bounds.least, bounds.most, usual.most), min(bounds.most, usual.most))
+
+
+def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> FrameSampling:
+    """What options ask for, with the `usual` sampling where they say nothing. `InvalidRequest` if
+    that is more than `most` frames, or both of fps and num_frames."""
+    asked = _asked_of_clips(kwargs)
+    if asked.fps is not None and asked.num_frames is not None:
+        raise InvalidRequest(f"{PARAM}: fps and num_frames exclude each other", param=PARAM)
+    for name in ("num_frames", "min_frames", "max_frames"):
+        if (getattr(asked, name) or 0) > most:
+            message = f"{PARAM}: {name} must be at most {most} (--max-video-frames)"
+            raise InvalidRequest(message, param=PARAM)
+    return FrameSampling(
+        fps=asked.fps or usual.fps,
+        min_frames=asked.min_frames or usual.min_frames,
+        max_frames=asked.max_frames or usual.max_frames,
+        num_frames=usual.num_frames if asked.fps is asked.num_frames is None else asked.num_frames,
+    )
+
+
+def _asked_of_clips(kwargs: Mapping[str, Any]) -> _Videos:
+    asked = _read(kwargs, _OfClips)
+    return asked.videos_kwargs or asked
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.errors import InvalidRequest
+from protocol.types import Modality
 from protocol.vocabulary import check_token_ids
-from services.frontend.families import Extent, Placeholder
+from services.frontend.families import Placeholder
 from services.frontend.guard import Guarded
 from services.frontend.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
 OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the event loop
+
+
+class Span(NamedTuple):
+    """A media item of a prompt: its kind, and as how many tokens it stands there."""
+
+    modality: Modality
+    length: int
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,15 @@ class PromptMaker:
     """The prompts of one model, whose `room` tokens a prompt and its answer share."""
 
     def __init__(
-        self, tokenizer: Tokenizer, placeholder: Placeholder | None, *, room: int, vocab_size: int
+        self,
+        tokenizer: Tokenizer,
+        placeholders: Mapping[Modality, Placeholder],
+        *,
+        room: int,
+        vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
-        self._placeholder = placeholder
+        self._placeholders = placeholders
         self._room = room
         self._vocab_size = vocab_size
 
@@ -59,14 +73,14 @@ class PromptMaker:
         self,
         render: Callable[[], Guarded],
         num_chars: int,
-        extents: Sequence[Extent],
+        spans: Sequence[Span],
         *,
         add_special_tokens: bool,
     ) -> Prompt:
         """`render` writes the chat's text, which has some `num_chars` characters."""
 
         def work() -> Prompt:
-            return self._tokenize(render(), extents, add_special_tokens, "messages")
+            return self._tokenize(render(), spans, add_special_tokens, "messages")
 
         return await _offloaded(work, num_chars)
 
@@ -84,20 +98,21 @@ class PromptMaker:
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=param)
         check_token_ids(prompt, param, self._vocab_size)
-        if self._placeholder is not None and self._placeholder.pad_id in prompt:
+        pads = {placeholder.pad_id for placeholder in self._placeholders.values()}
+        if any(pad in prompt for pad in pads):
             raise InvalidRequest("a prompt must not contain media tokens", param=param)
         return prompt
 
     def _tokenize(
-        self, guarded: Guarded, extents: Sequence[Extent], add_special_tokens: bool, param: str
+        self, guarded: Guarded, spans: Sequence[Span], add_special_tokens: bool, param: str
     ) -> Prompt:
         # Far too long to be worth tokenizing; normalizing may have made one character of several.
         self.room_beside(len(guarded.text) // (4 * self._tokenizer.longest), param)
         return tokenize(
             self._tokenizer,
             guarded,
-            self._placeholder,
-            extents,
+            self._placeholders,
+            spans,
             add_special_tokens=add_special_tokens,
             param=param,
         )
@@ -125,8 +140,8 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
 def tokenize(
     tokenizer: Tokenizer,
     guarded: Guarded,
-    placeholder: Placeholder | None,
-    extents: Sequence[Extent],
+    placeholders: Mapping[Modality, Placeholder],
+    spans: Sequence[Span],
     *,
     add_special_tokens: bool = False,
     param: str = "messages",
@@ -135,57 +150,77 @@ def tokenize(
 
     Each item's pad token is found by its place in the text and repeated `length` times; ids are
     never searched for it. `InvalidRequest` (`param`) if the template did not write one placeholder
-    per item, or if text that is no placeholder becomes a pad token.
+    per item, of its kind, or if text that is no placeholder becomes a pad token.
     """
-    if len(guarded.written) != len(extents):
-        raise InvalidRequest(
-            f"the chat template wrote {len(guarded.written)} placeholders for {len(extents)} "
-            "pictures",
-            param=param,
-        )
+    _check_written(guarded, placeholders, spans, param)
     prompt = Prompt([], [])
-    for index, piece in enumerate(_pieces(guarded, placeholder)):
+    pad_ids = {placeholder.pad_id for placeholder in placeholders.values()}
+    for index, piece in enumerate(_pieces(guarded, [placeholders[s.modality] for s in spans])):
         special = add_special_tokens and index == 0
         if piece.pads:
             encoding = tokenizer.encode_with_offsets(piece.text, add_special_tokens=special)
             ids, places = encoding.ids, [encoding.char_to_token(pad) for pad in piece.pads]
         else:
             ids, places = tokenizer.encode(piece.text, add_special_tokens=special), []
-        if placeholder is not None and ids.count(placeholder.pad_id) != len(places):
+        if sum(ids.count(pad_id) for pad_id in pad_ids) != len(places):
             raise InvalidRequest("text must not form a media token", param=param)
-        _append(prompt, ids, places, extents)
+        _append(prompt, ids, places, spans)
     return prompt
 
 
+def _check_written(
+    guarded: Guarded,
+    placeholders: Mapping[Modality, Placeholder],
+    spans: Sequence[Span],
+    param: str,
+) -> None:
+    if len(guarded.written) != len(spans):
+        nouns = "pictures" if all(span.modality == "image" for span in spans) else "media items"
+        raise InvalidRequest(
+            f"the chat template wrote {len(guarded.written)} placeholders for {len(spans)} {nouns}",
+            param=param,
+        )
+    wanted = [placeholders[span.modality].written for span in spans]
+    if guarded.tokens and list(guarded.tokens) != wanted:
+        raise InvalidRequest(
+            "the chat template wrote the placeholders of pictures and clips in another order than"
+            " the messages have them",
+            param=param,
+        )
+
+
 def _append(
-    prompt: Prompt, ids: list[int], places: Sequence[int | None], extents: Sequence[Extent]
+    prompt: Prompt, ids: list[int], places: Sequence[int | None], spans: Sequence[Span]
 ) -> None:
     """Add one piece's ids, of which those at `places` are pad tokens, to be repeated."""
     done = 0
     for place in places:
         assert place is not None
         prompt.token_ids.extend(ids[done:place])
-        extent = extents[len(prompt.offsets)]
+        span = spans[len(prompt.offsets)]
         prompt.offsets.append(len(prompt.token_ids))
-        prompt.token_ids.extend(ids[place : place + 1] * extent.length)
+        prompt.token_ids.extend(ids[place : place + 1] * span.length)
         done = place + 1
     prompt.token_ids.extend(ids[done:])
 
 
-def _pieces(guarded: Guarded, placeholder: Placeholder | None) -> list[_Piece]:
-    """The text, cut where a client's special token must be broken, placeholders replaced."""
+def _pieces(guarded: Guarded, placeholders: Sequence[Placeholder]) -> list[_Piece]:
+    """The text, cut where a client's special token must be broken, and `placeholders`, one for each
+    that is written, replaced."""
     if not guarded.cuts and not guarded.written:
         return [_Piece(guarded.text, ())]
     pieces: list[_Piece] = []
     done, text, pads = 0, "", list[int]()
-    events = [(place, False) for place in guarded.written]
-    for place, is_cut in sorted([*events, *((place, True) for place in guarded.cuts)]):
+    cut = len(guarded.written)
+    events = [(place, number) for number, place in enumerate(guarded.written)]
+    for place, number in sorted([*events, *((place, cut) for place in guarded.cuts)]):
         text += guarded.text[done:place]
         done = place
-        if is_cut or placeholder is None:
+        if number == cut:
             pieces.append(_Piece(text, tuple(pads)))
             text, pads = "", []
         else:
+            placeholder = placeholders[number]
             pads.append(len(text) + placeholder.pad_at)
             text += placeholder.text
             done += len(placeholder.written)

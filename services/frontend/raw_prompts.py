@@ -13,12 +13,12 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.rtp_config import MAX_NEW_TOKENS
 from protocol.types import GenerateRequest, SamplingParams
-from services.frontend.families import Extent, Placeholder
+from services.frontend.families import Placeholder
 from services.frontend.guard import Guarded
 from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import MediaPart
-from services.frontend.prompt import Prompt, PromptMaker
+from services.frontend.prompt import Prompt, PromptMaker, Span
 
 MARK = "<img/>"
 Checked = Callable[[ChatCompletionRequest | CompletionRequest], Awaitable[SamplingParams]]
@@ -69,13 +69,11 @@ class RawPrompts:
         items = []
         if parts:
             items = await self._items.load(
-                parts, bounds=self._items.bounds(pixels), salt="", resolved={}, caller=caller
+                parts, asked=self._items.asked(pixels), salt="", resolved={}, caller=caller
             )
-        extents = [item.extent for item in items]
+        spans = [Span(item.modality, item.extent.length) for item in items]
         prompt = await (
-            self._of_text(given, extents)
-            if isinstance(given, str)
-            else self._of_ids(given, extents)
+            self._of_text(given, spans) if isinstance(given, str) else self._of_ids(given, spans)
         )
         room = self._prompts.room_beside(len(prompt.token_ids), "prompt")
         request.max_tokens = min(request.max_tokens or MAX_NEW_TOKENS, room)
@@ -86,32 +84,32 @@ class RawPrompts:
         ]
         return generate, {item.mm_hash: item.data for item in items if item.data is not None}
 
-    async def _of_text(self, text: str, extents: Sequence[Extent]) -> Prompt:
-        guarded = self._guarded(text, len(extents))
+    async def _of_text(self, text: str, spans: Sequence[Span]) -> Prompt:
+        guarded = self._guarded(text, len(spans))
         try:
             return await self._prompts.of_chat(
-                lambda: guarded, len(text), extents, add_special_tokens=True
+                lambda: guarded, len(text), spans, add_special_tokens=True
             )
         except InvalidRequest as error:
             error.param = "prompt"
             raise
 
-    async def _of_ids(self, given: Sequence[Any], extents: Sequence[Extent]) -> Prompt:
+    async def _of_ids(self, given: Sequence[Any], spans: Sequence[Span]) -> Prompt:
         """Token ids, in which each pad token becomes as many as its picture has embeddings."""
         pad = self._placeholder.pad_id if self._placeholder is not None else None
         places = [place for place, token in enumerate(given) if token == pad]
-        if len(places) != len(extents):
+        if len(places) != len(spans):
             raise InvalidRequest(
-                f"images: the prompt has {len(places)} media tokens for {len(extents)} pictures",
+                f"images: the prompt has {len(places)} media tokens for {len(spans)} pictures",
                 param="images",
             )
         plain = [token for token in given if token != pad]
         await self._prompts.of_completion(plain or [0], "prompt", add_special_tokens=False)
         prompt, done = Prompt([], []), 0
-        for place, extent in zip(places, extents, strict=True):
+        for place, span in zip(places, spans, strict=True):
             prompt.token_ids.extend(given[done:place])
             prompt.offsets.append(len(prompt.token_ids))
-            prompt.token_ids.extend([given[place]] * extent.length)
+            prompt.token_ids.extend([given[place]] * span.length)
             done = place + 1
         prompt.token_ids.extend(given[done:])
         return prompt

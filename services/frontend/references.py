@@ -1,14 +1,14 @@
-"""Pictures seen before, so that a client may refer to one by its uuid instead of sending it."""
+"""Media seen before, so that a client may refer to one by its uuid instead of sending it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from services.frontend.families import Extent
-from services.frontend.pixel_bounds import PixelBounds
 
-_Name = tuple[str, str, PixelBounds | None]
+_Name = tuple[str, str, Hashable]
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,21 @@ class KnownMedia:
 
 
 class ReferenceBook:
-    """The last `capacity` pictures by cache salt, uuid and pixel bounds: one tenant cannot name
-    another's, and a picture of another size is another picture."""
+    """The last `capacity` items by cache salt, uuid and form: one tenant cannot name another's, and
+    a picture of another size is another picture. `form`: the kind, and what becomes of it."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._known: OrderedDict[_Name, KnownMedia] = OrderedDict()
 
-    def remember(
-        self, salt: str, uuid: str, media: KnownMedia, bounds: PixelBounds | None = None
-    ) -> None:
-        self._known[salt, uuid, bounds] = media
-        self._known.move_to_end((salt, uuid, bounds))
+    def remember(self, salt: str, uuid: str, media: KnownMedia, form: Hashable) -> None:
+        self._known[salt, uuid, form] = media
+        self._known.move_to_end((salt, uuid, form))
         while len(self._known) > self._capacity:
             self._known.popitem(last=False)
 
-    def find(self, salt: str, uuid: str, bounds: PixelBounds | None = None) -> KnownMedia | None:
-        media = self._known.get((salt, uuid, bounds))
+    def find(self, salt: str, uuid: str, form: Hashable) -> KnownMedia | None:
+        media = self._known.get((salt, uuid, form))
         if media is not None:
-            self._known.move_to_end((salt, uuid, bounds))
+            self._known.move_to_end((salt, uuid, form))
         return media

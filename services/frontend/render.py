@@ -13,7 +13,7 @@ from protocol.ec_params import MAX_NAME_CHARS, by_content
 from protocol.errors import InvalidRequest, ModelNotFound
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.request_record import RequestRecord
-from protocol.types import GenerateRequest, SamplingParams
+from protocol.types import FrameSampling, GenerateRequest, Modality, SamplingParams
 from services.frontend.call_grammar import after_reasoning, grammar_for
 from services.frontend.chat_text import ChatText, Parsers
 from services.frontend.config import FrontendConfig
@@ -23,7 +23,7 @@ from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
-from services.frontend.prompt import PromptMaker, prompts_of
+from services.frontend.prompt import PromptMaker, Span, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
@@ -66,20 +66,20 @@ class Frontend:
         self.info = info
         self.tokenizer = tokenizer
         self.family = family
-        self._placeholder = family.placeholders.get("image")
+        placeholders = family.placeholders
         self._chat_text = ChatText(
             {name: ChatTemplate(t, info.special_tokens) for name, t in info.templates.items()},
             RequestTemplates(info.special_tokens, trusted=config.trust_request_chat_template),
-            Guard([*tokenizer.special, *(p.pad for p in family.placeholders.values())]),
-            self._placeholder,
+            Guard([*tokenizer.special, *(p.pad for p in placeholders.values())]),
+            placeholders,
             Parsers(config.tool_call_parser, config.reasoning_parser),
         )
         self._items = ItemLoader(config, info, family)
         self._prompts = PromptMaker(
-            tokenizer, self._placeholder, room=info.max_model_len, vocab_size=info.vocab_size
+            tokenizer, placeholders, room=info.max_model_len, vocab_size=info.vocab_size
         )
         self._raw = RawPrompts(
-            self._items, self._prompts, self._placeholder, self._checked, self._generate
+            self._items, self._prompts, placeholders.get("image"), self._checked, self._generate
         )
         self.served = ServedNames(config, info.max_model_len)
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
@@ -105,9 +105,16 @@ class Frontend:
         """Holds the media of requests under way."""
         return self._items.store
 
-    def name_of(self, picture: bytes, pixels: tuple[int, int] | None = None) -> str:
-        """The `mm_hash` that a picture has here; `pixels` as in `MMItem`."""
-        return self._items.name_of(picture, pixels)
+    def name_of(
+        self,
+        data: bytes,
+        pixels: tuple[int, int] | None = None,
+        modality: Modality = "image",
+        frames: FrameSampling | None = None,
+    ) -> str:
+        """The `mm_hash` that a picture or clip has here; `pixels` and `frames` as in `MMItem`.
+        `InvalidRequest` if the model takes none of its kind."""
+        return self._items.name_of(data, pixels, modality, frames)
 
     async def render_chat(
         self,
@@ -124,22 +131,22 @@ class Frontend:
         """
         use = tool_use(request)
         sampling = await self._checked(request, use)
-        bounds = self._items.bounds(request.mm_processor_kwargs)
+        asked = self._items.asked(request.mm_processor_kwargs)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params
         items = await self._items.load(
-            chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller, bounds=bounds
+            chat.media, reports, salt=salt, resolved=resolved or {}, caller=caller, asked=asked
         )
         if items:
             check_untruncated(request)
-        extents = [item.extent for item in items]
+        spans = [Span(item.modality, item.extent.length) for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
-        self._prompts.room_beside(sum(extent.length for extent in extents), "messages")
+        self._prompts.room_beside(sum(span.length for span in spans), "messages")
         prompt = await self._prompts.of_chat(
             lambda: self._chat_text.render(request, chat, use),
             chat.num_chars,
-            extents,
+            spans,
             add_special_tokens=bool(request.add_special_tokens),
         )
         token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)

@@ -22,6 +22,7 @@ from protocol.errors import ConfigError, InvalidRequest
 Message = dict[str, Any]
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "triptych probe"
+_KINDS = ("image", "video")
 
 
 class _Generation(Extension):
@@ -109,8 +110,7 @@ class ChatTemplate:
     """One compiled template.
 
     `takes_parts`: it renders content given as a list of parts. `takes_strings`: it renders content
-    given as a string. `marks_images`: it writes something for a part of type "image".
-    `reads_tools`: it shows definitions of tools to the model.
+    given as a string. `reads_tools`: it shows definitions of tools to the model.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -126,8 +126,15 @@ class ChatTemplate:
         parts = self._probe([{"type": "text", "text": _PROBE}])
         self.takes_parts = _PROBE in parts and "'type'" not in parts and '"type"' not in parts
         self.takes_strings = _PROBE in self._probe(_PROBE)
-        image = self._probe([{"type": "image"}, {"type": "text", "text": _PROBE}])
-        self.marks_images = self.takes_parts and image != parts
+        self._marked = [kind for kind in _KINDS if self.takes_parts and self._adds(kind, parts)]
+
+    def marks(self, kind: str) -> bool:
+        """Whether it writes something for a part of this type, which is one of media."""
+        return kind in self._marked
+
+    def _adds(self, kind: str, text: str) -> bool:
+        """Whether a part of this type changes what became of one with text."""
+        return self._probe([{"type": kind}, {"type": "text", "text": _PROBE}]) != text
 
     def _probe(self, content: Any) -> str:
         try:

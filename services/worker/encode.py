@@ -1,5 +1,5 @@
-"""`POST /inference/v1/encode`: pictures in (msgpack, raw bytes), handles for `ec_transfer_params`
-out. An item without data is answered from the cache or reported missing."""
+"""`POST /inference/v1/encode`: pictures and clips in (msgpack, raw bytes), handles for
+`ec_transfer_params` out. An item without data is answered from the cache or reported missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from protocol.errors import InvalidRequest
 from protocol.generate import ENCODE_PATH, decode_encode
 from protocol.generate_answers import EncodeAnswer
-from protocol.types import EncodeRequest
+from protocol.types import EncodeItem, EncodeRequest
 from services.frontend.render import Frontend
 from services.http.counting import counted
 from services.http.openai import request_id
@@ -53,10 +53,14 @@ async def _check_names(frontend: Frontend, request: EncodeRequest) -> None:
 
 def _compare(frontend: Frontend, request: EncodeRequest) -> None:
     for number, item in enumerate(request.items):
-        if item.data is not None and frontend.name_of(item.data, item.pixels) != item.mm_hash:
+        if item.data is not None and _name(frontend, item, item.data) != item.mm_hash:
             raise InvalidRequest(
                 f"items[{number}].mm_hash: '{item.mm_hash[:64]}' is not the name of these bytes for"
                 f" this worker's model, weights and media processor",
                 param=f"items[{number}].mm_hash",
                 code="mm_hash_mismatch",
             )
+
+
+def _name(frontend: Frontend, item: EncodeItem, data: bytes) -> str:
+    return frontend.name_of(data, item.pixels, item.modality, item.frames)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import ModelDir
+from tests.support.clips import clip, sound
 from tests.support.conversations import picture
 from tests.support.engines import png
 from tests.support.stack import Process, Stack, call, idle, proxy, running
@@ -60,6 +61,13 @@ def showing(url: str) -> dict[str, Any]:
     return chat(messages=[{"role": "user", "content": [part]}], max_tokens=2)
 
 
+def filming(data: bytes, url: str = "") -> dict[str, Any]:
+    url = url or f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    part = {"type": "video_url", "video_url": {"url": url}}
+    text = {"type": "text", "text": "What happens?"}
+    return chat(messages=[{"role": "user", "content": [text, part]}], max_tokens=2)
+
+
 def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
@@ -71,6 +79,8 @@ def solid(width: int, height: int) -> bytes:
 
 
 URL = "messages[0].content[0].image_url.url"
+CLIP = "messages[0].content[1].video_url.url"
+FILM = clip(1, frames=40, size=(320, 240)).data
 
 BAD = {
     "malformed json": (b'{"model": "tiny", ', 400, None, "malformed_json"),
@@ -109,6 +119,13 @@ BAD = {
     "picture of too many pixels": (showing(data_url(solid(2000, 2000))), 413, URL, None),
     "picture of too many bytes": (showing(data_url(b"\x89PNG" + b"0" * 300_000)), 413, URL, None),
     "picture too narrow": (showing(data_url(solid(1, 900))), 400, URL, None),
+    "clip cut short": (filming(FILM[: len(FILM) // 2]), 400, CLIP, "invalid_video"),
+    "no clip": (filming(solid(20, 20)), 400, CLIP, "invalid_video"),
+    "clip without pictures": (filming(sound()), 400, CLIP, "invalid_video"),
+    "clip of too many pixels": (
+        filming(clip(2, frames=2, size=(1200, 1000)).data), 400, CLIP, "invalid_video"),
+    "clip of too many bytes": (filming(FILM + bytes(200_000)), 413, CLIP, None),
+    "clip at a private address": (filming(b"", "http://127.0.0.1:1/x.mp4"), 400, CLIP, None),
     "body too large": (b"x" * 3_000_000, 413, None, "payload_too_large"),
 }  # fmt: skip
 
@@ -143,6 +160,15 @@ def test_a_picture_cut_short_is_the_clients_error(served: Served) -> None:
     )
     assert status == 400, answer
     assert "picture" in answer["error"]["message"]
+
+
+def test_a_clip_with_damage_behind_its_first_frames_breaks_nothing(served: Served) -> None:
+    """What a decoder can conceal is seen by the model; anything else is the client's error."""
+    place = FILM.index(b"mdat") + len(FILM) // 4
+    damaged = FILM[:place] + b"\xff" * 2000 + FILM[place + 2000 :]
+    status, answer = call(served.proxy.url + CHAT, filming(damaged))
+    assert status == 200 or (status == 400 and "clip" in answer["error"]["message"]), answer
+    assert call(served.proxy.url + CHAT, filming(FILM))[0] == 200
 
 
 def test_a_server_that_does_not_answer_is_given_up(model_dir: ModelDir) -> None:

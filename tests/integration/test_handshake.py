@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import body_of
+from tests.support.clips import clip
 from tests.support.conversations import LONG, asking, picture
 from tests.support.reference import Messages, reference_generate
 from tests.support.stack import Process, Stack, call, idle, running
@@ -51,11 +52,11 @@ def workers(
 
 
 def prime(workers: Workers, messages: Messages) -> dict[str, Any]:
-    """One encode request per picture, the text removed; what the encoders said of them."""
+    """One encode request per picture or clip, the text removed; what the encoders said of them."""
     params: dict[str, Any] = {}
     for message in messages:
         for part in message["content"]:
-            if part["type"] == "image":
+            if part["type"] != "text":
                 alone = [{"role": "user", "content": [part]}]
                 answer = ask(workers.encode, body_of(alone, max_tokens=1, stream=False))
                 params |= answer["ec_transfer_params"]
@@ -74,6 +75,7 @@ CASES = [
     asking(LONG),
     asking(picture(31), "What is in this image?"),
     asking("Compare", picture(32), "with", picture(33, 320, 200), "please"),
+    asking("Watch", clip(34, frames=40, rate=3), "and say"),
 ]
 
 
@@ -93,13 +95,16 @@ def test_the_seeds_proxy_gets_the_right_tokens(workers: Workers, case: int) -> N
     assert fetched >= case + 1
 
 
-def test_references_without_pictures_are_enough(workers: Workers) -> None:
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_references_without_media_are_enough(kind: str, workers: Workers) -> None:
     """vLLM's newer proxy sends metadata and handles instead of the media."""
-    messages = asking(picture(41), "What is in this image?")
+    medium = picture(41) if kind == "image" else clip(41, frames=40, rate=3)
+    messages = asking(medium, "What is in this image?")
     entries = prime(workers, messages)
     ((name, entry),) = entries.items()
-    assert entry["modality"] == "image" and entry["item_indices"] == [0]
-    reference = {"type": "image_embeds", "image_embeds": entry["metadata"], "uuid": name}
+    assert entry["modality"] == kind and entry["item_indices"] == [0]
+    form = f"{kind}_embeds"
+    reference = {"type": form, form: entry["metadata"], "uuid": name}
     body = body_of(
         asking("What is in this image?"), max_tokens=TOKENS, ignore_eos=True,
         ec_transfer_params=entries,

@@ -7,12 +7,21 @@ import pytest
 
 from tests.conftest import ModelDir
 from tests.support.clients import all_tokens, complete, tokens
-from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
+from tests.support.clips import clip
+from tests.support.conversations import (
+    LONG,
+    asking,
+    clip_cases,
+    picture,
+    picture_cases,
+    text_cases,
+)
 from tests.support.reference import Messages, load, reference_generate
 from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES
 
 TOKENS = 12
+WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
 TOPOLOGIES = ("e+p+d", "e+pd", "one process")
 
 
@@ -110,6 +119,37 @@ def test_pictures_within_bounds_of_a_request(topology: str, topologies: Topologi
             topologies.stack.model, case, TOKENS, ignore_eos=True, size=option
         )
         assert answer["choices"][0]["token_ids"] == expected
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_tokens_of_clips_equal_generate(topology: str, topologies: Topologies) -> None:
+    """All at the same moment, then each once more: no clip is encoded again."""
+    if topologies.model not in WITH_CLIPS:
+        pytest.skip("this family takes no clips here")
+    server, path = topologies.proxies[topology], topologies.stack.model
+    reference = load(path.resolve())
+    inputs = [reference.inputs(case) for case in clip_cases()]
+    expected = [reference.generate(one, TOKENS, ignore_eos=True) for one in inputs]
+    asked = {"max_tokens": TOKENS, "ignore_eos": True}
+    assert all_tokens(server, clip_cases(), **asked) == expected
+    encoded = _encoded(topologies)
+    for case, one, ids in zip(clip_cases(), inputs, expected, strict=True):
+        answer = complete(server, case, **asked)
+        assert answer["choices"][0]["token_ids"] == ids
+        assert answer["usage"]["prompt_tokens"] == one["input_ids"].shape[1]
+    complete(server, asking("Once more, another question before it:", clip(1)), **asked)
+    assert _encoded(topologies) == encoded
+    for sampling in ({"fps": 1.0}, {"num_frames": 4}):
+        few = complete(server, clip_cases()[1], mm_processor_kwargs=sampling, **asked)
+        assert few["choices"][0]["token_ids"] == reference_generate(
+            path, clip_cases()[1], TOKENS, ignore_eos=True, sampling=sampling
+        )
+
+
+def _encoded(topologies: Topologies) -> int:
+    """Pictures and clips that were encoded so far."""
+    workers = [topologies.workers[name] for name in ("encoder", "pdfusion")]
+    return sum(call(f"{one.url}/integrity")[1]["counters"]["mm_encoded"] for one in workers)
 
 
 def test_every_role_loads_only_its_part(topologies: Topologies) -> None:

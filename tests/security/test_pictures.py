@@ -183,7 +183,7 @@ def test_headers_of_many_parts_are_read_off_the_event_loop(
         threads[len(data)] = threading.get_ident()
         return probe(data, **limits)
 
-    monkeypatch.setattr("services.frontend.items.probe", told)
+    monkeypatch.setattr("services.frontend.kinds.probe", told)
     front = frontend(write_model("qwen2_5_vl", tmp_path / "m"))
     large = png(60, 60, *[chunk(b"tEXt", bytes(1000))] * 30)
     small = png(60, 60)

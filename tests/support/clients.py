@@ -14,10 +14,13 @@ def openai_messages(messages: Messages) -> Messages:
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] != "image":
-        return part
-    data = base64.b64encode(png(part["image"])).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    if part["type"] == "image":
+        data = base64.b64encode(png(part["image"])).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    if part["type"] == "video":
+        data = base64.b64encode(part["video"].data).decode()
+        return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+    return part
 
 
 def body_of(messages: Messages, **params: Any) -> dict[str, Any]:

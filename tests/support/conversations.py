@@ -1,10 +1,11 @@
-"""Conversations with drawn pictures, in the form `tests.support.reference` takes them."""
+"""Conversations with drawn pictures and clips, in the form `tests.support.reference` takes them."""
 
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from tests.support.clips import DrawnClip, clip
 from tests.support.reference import Messages
 
 
@@ -15,14 +16,17 @@ def picture(seed: int, width: int = 224, height: int = 224) -> Image.Image:
 
 
 def asking(*content: Any) -> Messages:
-    """One user turn of texts and pictures."""
-    parts = [
-        {"type": "text", "text": item}
-        if isinstance(item, str)
-        else {"type": "image", "image": item}
-        for item in content
-    ]
+    """One user turn of texts, pictures and clips."""
+    parts = [_part(item) for item in content]
     return [{"role": "user", "content": parts}]
+
+
+def _part(item: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"type": "text", "text": item}
+    if isinstance(item, DrawnClip):
+        return {"type": "video", "video": item}
+    return {"type": "image", "image": item}
 
 
 LONG = "Tell me a long story about a server that answered questions before they were asked."
@@ -40,4 +44,16 @@ def picture_cases() -> list[Messages]:
         asking(picture(2), "What is in this image?"),
         asking(picture(2), "First this,", picture(3, 320, 200), "then that. Compare."),
         asking(picture(1), "and again", picture(1), "the same?"),
+    ]
+
+
+def clip_cases() -> list[Messages]:
+    """One, one that is longer in time than its rows and the text behind it, one beside a picture
+    and text, two of which one has an odd number of frames, and one of hardly any frames."""
+    return [
+        asking(clip(1), "What happens here?"),
+        asking("Look", clip(2, frames=60, rate=3)),
+        asking(picture(1), "First this,", clip(3, size=(80, 120)), "then", picture(2, 160, 90)),
+        asking(clip(4, frames=9, rate=2), "and", clip(5, frames=30, rate=30), "Compare."),
+        asking(clip(6, frames=3), "A picture?"),
     ]

@@ -1,13 +1,16 @@
 """What transformers itself generates for a conversation: the truth that serving is compared with.
 
 The steps are those of the family's own processor, which cannot be loaded without torchvision:
-chat template, image processor, every placeholder expanded by that processor's own code, token ids,
-token types, then `generate()` in float32.
+chat template, image and video processor, every placeholder expanded by that processor's own code,
+token ids, token types, then `generate()` in float32.
 """
 
+import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,9 +26,12 @@ from transformers import (
 )
 from transformers.image_utils import load_image
 
-Messages = list[dict[str, Any]]
-Inputs = dict[str, torch.Tensor]
+from tests.support.video_reference import process
 
+Messages = list[dict[str, Any]]
+Inputs = dict[str, Any]
+
+FPS = 2.0  # what servers take of a clip
 PROCESSORS = (
     ("qwen2_vl", "Qwen2VLProcessor"),
     ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
@@ -54,13 +60,20 @@ class Reference:
     tokenizer: Any
     model: Any
     image_processor: Any  # None for a text model
-    processor: Any  # the family's processor without its tokenizer and video parts
+    processor: Any  # the family's processor without its tokenizer
     eos: tuple[int, ...]
+    clips: dict[str, Any]  # the video processor's options, {} without one
 
     def inputs(
-        self, messages: Messages, *, size: dict[str, int] | None = None, **template: Any
+        self,
+        messages: Messages,
+        *,
+        size: dict[str, int] | None = None,
+        sampling: dict[str, Any] | None = None,
+        **template: Any,
     ) -> Inputs:
-        """`generate()`'s arguments for one conversation; every tensor has batch size 1."""
+        """`generate()`'s arguments for one conversation; every tensor has batch size 1. `sampling`:
+        fps or num_frames of its clips."""
         images = _images(messages)
         prompt = self.tokenizer.apply_chat_template(
             _normalized(messages, flat=self.processor is None),
@@ -69,14 +82,17 @@ class Reference:
             **template,
         )
         media = self._media(images, {} if size is None else {"size": size})
+        media |= self._videos(_clips(messages), sampling or {"fps": FPS})
         ids = self.tokenizer(
-            self._expanded(prompt, media, len(images)),
+            self._expanded(prompt, media, len(images), len(_clips(messages))),
             add_special_tokens=False,
             return_tensors="pt",
         )["input_ids"]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if (name := dict(TOKEN_TYPES).get(self.config.model_type)) is not None:
             inputs[name] = (ids == self.config.image_token_id).int()
+            if self.clips:
+                inputs[name] += 2 * (ids == self.config.video_token_id).int()
         for name in ("num_crops", "num_patches"):  # the processor's own
             inputs.pop(name, None)
         return inputs
@@ -113,14 +129,36 @@ class Reference:
             options = {**options, "crop_to_patches": True}  # a default of its processor's class
         return dict(self.image_processor(images=images, return_tensors="pt", **options))
 
-    def _expanded(self, prompt: str, media: Inputs, count: int) -> str:
-        if self.processor is None or not count:
+    def _videos(self, clips: list[Any], sampling: dict[str, Any]) -> Inputs:
+        if not clips:
+            return {}
+        made = [process(*clip.decoded, **self.clips, **sampling) for clip in clips]
+        seconds = [one["second_per_grid_ts"][0] for one in made]
+        media = {
+            name: torch.cat([one[name] for one in made])
+            for name in ("pixel_values_videos", "video_grid_thw")
+        }
+        if self.config.model_type == "qwen2_5_vl":
+            media["second_per_grid_ts"] = torch.tensor(seconds)
+        return media
+
+    def _expanded(self, prompt: str, media: Inputs, images: int, clips: int) -> str:
+        if self.processor is None or not images + clips:
             return prompt
-        before, *rest = prompt.split(self.processor.image_token)
-        if len(rest) != count:
-            raise ValueError(f"{count} pictures, {len(rest)} placeholders in the prompt")
-        spans = [self.processor.replace_image_token(media, index) for index in range(count)]
-        return before + "".join(span + text for span, text in zip(spans, rest, strict=True))
+        spans = {
+            self.processor.image_token: [
+                self.processor.replace_image_token(media, index) for index in range(images)
+            ],
+        }
+        if clips:
+            spans[self.processor.video_token] = [
+                self.processor.replace_video_token(media, index) for index in range(clips)
+            ]
+        tokens = "|".join(map(re.escape, spans))
+        expanded = re.sub(tokens, lambda found: spans[found[0]].pop(0), prompt)
+        if any(spans.values()):
+            raise ValueError(f"fewer placeholders in the prompt than {images} + {clips}")
+        return expanded
 
 
 @lru_cache(maxsize=16)
@@ -138,10 +176,19 @@ def load(model_dir: Path) -> Reference:
     eos = _take_eos(model)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     if name is None:
-        return Reference(config, tokenizer, model, None, None, eos)
+        return Reference(config, tokenizer, model, None, None, eos, {})
     image_processor = AutoImageProcessor.from_pretrained(model_dir)
     processor = _placeholder_code(name, config, tokenizer, image_processor)
-    return Reference(config, tokenizer, model, image_processor, processor, eos)
+    clips = _clip_options(model_dir) if config.model_type in ("qwen2_vl", "qwen2_5_vl") else {}
+    return Reference(config, tokenizer, model, image_processor, processor, eos, clips)
+
+
+def _clip_options(model_dir: Path) -> dict[str, Any]:
+    """What differs from the class's defaults."""
+    files = ("video_preprocessor_config.json", "preprocessor_config.json")
+    (file, *_) = (model_dir / name for name in files if (model_dir / name).exists())
+    names = ("size", "patch_size", "merge_size", "temporal_patch_size", "max_frames")
+    return {name: value for name, value in json.loads(file.read_text()).items() if name in names}
 
 
 def likelihood(model: torch.nn.Module, ids: list[int], context: int) -> tuple[float, bool]:
@@ -161,6 +208,7 @@ def reference_generate(
     *,
     ignore_eos: bool = False,
     size: dict[str, int] | None = None,
+    sampling: dict[str, Any] | None = None,
     **template: Any,
 ) -> list[int]:
     """New token ids of `generate()`, greedy, float32, one conversation.
@@ -170,10 +218,11 @@ def reference_generate(
             is taken literally, special tokens in it included.
         ignore_eos: go on to `max_new_tokens` whatever is generated.
         size: the image processor's option.
+        sampling: fps or num_frames, of the video processor.
         template: more arguments of the chat template, such as `enable_thinking`.
     """
     reference = load(Path(model_dir).resolve())
-    inputs = reference.inputs(messages, size=size, **template)
+    inputs = reference.inputs(messages, size=size, sampling=sampling, **template)
     return reference.generate(inputs, max_new_tokens, ignore_eos)
 
 
@@ -203,6 +252,9 @@ def _placeholder_code(
     processor = processor_class.__new__(processor_class)
     processor.image_processor = image_processor
     processor.image_token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    if (video_id := getattr(config, "video_token_id", None)) is not None:
+        processor.video_token = tokenizer.convert_ids_to_tokens(video_id)
+        processor.video_processor = SimpleNamespace(merge_size=2)
     if config.model_type == "llava_onevision":
         vision = config.vision_config
         processor.num_image_tokens = (vision.image_size // vision.patch_size) ** 2
@@ -224,8 +276,16 @@ def _placeholder_code(
 
 
 def _images(messages: Messages) -> list[Any]:
+    return [load_image(image) for image in _of_kind(messages, "image")]
+
+
+def _clips(messages: Messages) -> list[Any]:
+    return _of_kind(messages, "video")
+
+
+def _of_kind(messages: Messages, kind: str) -> list[Any]:
     parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
-    return [load_image(part["image"]) for part in parts if part["type"] == "image"]
+    return [part[kind] for part in parts if part["type"] == kind]
 
 
 def _normalized(messages: Messages, flat: bool) -> Messages:
@@ -237,4 +297,5 @@ def _content(content: str | list[dict[str, Any]], flat: bool) -> str | list[dict
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if flat:
         return "\n".join(part["text"] for part in parts)
-    return [{"type": "image"} if part["type"] == "image" else part for part in parts]
+    kinds = ("image", "video")
+    return [{"type": part["type"]} if part["type"] in kinds else part for part in parts]

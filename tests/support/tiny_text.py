@@ -2,7 +2,7 @@
 
 A byte-level BPE is trained on a fixed text, so token ids are the same everywhere. Templates render
 what each family's published template renders for roles, text, pictures and the generation prompt
-(no tools, no video).
+(no tools), and clips where it takes them.
 """
 
 import json
@@ -32,6 +32,8 @@ _CHATML = (
     "{%- else -%}{%- for part in message['content'] -%}"
     "{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}"
     "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- elif part['type'] == 'video' or 'video' in part -%}"
+    "{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
     "{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}"
     "{%- endfor -%}{%- endif -%}"
     "{{ '<|im_end|>\\n' }}"

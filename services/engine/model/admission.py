@@ -27,7 +27,8 @@ class ModelAdmission:
         """See `mrope_positions`; 0 for a model with one dimension."""
         length = len(source.token_ids)
         if self._model.uses_mrope:
-            return mrope_positions(length, source.mm_items, self._model.merge_size)
+            merge, per_second = self._model.merge_size, self._model.tokens_per_second
+            return mrope_positions(length, source.mm_items, merge, per_second)
         return text_positions(length), 0
 
     def constraint(self, sampling: SamplingParams) -> Constraint | None:

@@ -125,6 +125,12 @@ class LanguageModel:
         return int(getattr(self.config.vision_config, "spatial_merge_size", 1))
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """By how much rotary positions in time grow in a second of a clip; None: by 1 for each of
+        the grid's t, whatever lies between them."""
+        return getattr(self.config.vision_config, "tokens_per_second", None)
+
+    @property
     def takes_media(self) -> bool:
         return self._vision_language
 

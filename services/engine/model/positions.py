@@ -18,18 +18,26 @@ def text_positions(num_tokens: int) -> Positions:
     return np.arange(num_tokens, dtype=np.int64)[None]
 
 
-def mrope_positions(num_tokens: int, items: Sequence[MMItem], merge: int) -> tuple[Positions, int]:
+def mrope_positions(
+    num_tokens: int, items: Sequence[MMItem], merge: int, per_second: float | None = None
+) -> tuple[Positions, int]:
     """Qwen2-VL's three-dimensional positions (arXiv:2409.12191 §2.1) of a prompt.
 
     Returns int64[3, num_tokens] (time, row, column) and `rope_delta`, which added to the index
     of a later token gives its position. `merge` patches a side become one token.
+    `per_second`: Qwen2.5-VL's positions in a second of a clip (arXiv:2502.13923 §2.1.2).
+
+    What follows a clip begins behind its rows and columns, as in transformers 5.23, even where the
+    clip is longer in time.
     """
     parts: list[Positions] = []
     done = position = 0
     for item in items:
         position += _append_text(parts, item.offset - done, position)
         time, rows, columns = _merged_grid(item, merge)
-        parts.append(position + np.indices((time, rows, columns)).reshape(3, -1))
+        grid = np.indices((time, rows, columns)).reshape(3, -1)
+        grid[0] = _times(item, time, per_second)[grid[0]]
+        parts.append(position + grid)
         position += max(rows, columns)
         done = item.end
     position += _append_text(parts, num_tokens - done, position)
@@ -40,6 +48,16 @@ def mrope_positions(num_tokens: int, items: Sequence[MMItem], merge: int) -> tup
 def _append_text(parts: list[Positions], length: int, start: int) -> int:
     parts.append(np.broadcast_to(np.arange(start, start + length, dtype=np.int64), (3, length)))
     return length
+
+
+def _times(item: MMItem, time: int, per_second: float | None) -> Positions:
+    """int64[time]: by how much each of the grid's t lies behind the first; in float32, as
+    transformers computes it."""
+    if item.modality != "video" or per_second is None:
+        return np.arange(time, dtype=np.int64)
+    interval = np.float32(per_second) * np.float32(item.seconds_per_grid or 1.0)
+    times: Positions = (np.arange(time, dtype=np.float32) * interval).astype(np.int64)
+    return times
 
 
 def _merged_grid(item: MMItem, merge: int) -> tuple[int, int, int]:

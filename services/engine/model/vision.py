@@ -1,4 +1,4 @@
-"""The vision part of a model: pictures in, embeddings out, several pictures a run."""
+"""The vision part of a model: pictures and clips in, embeddings out, several a run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from protocol.plugins import find_plugin
 from protocol.types import EncodeItem
 from services.engine.attention import segments
 from services.engine.containment import contained
+from services.engine.model.clip_processor import ClipProcessor
 from services.engine.model.embedding_layout import deepstack_name
 from services.engine.model.loader import load_part, parameter_bytes
 from services.engine.model.packed_linear import InputsSeen, pack, packing
@@ -51,6 +52,7 @@ class VisionModel:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
         self._options = _OPTIONS.get(kind, {})
+        self._clips = ClipProcessor(model_dir, max_pixels) if kind in _WITH_CLIPS else None
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
@@ -64,22 +66,28 @@ class VisionModel:
         return self._model  # type: ignore[no-any-return]
 
     def prepare(self, item: EncodeItem) -> Prepared:
-        """Decode and resize one picture; safe to call from several threads at once.
+        """Decode and resize one picture or clip; safe to call from several threads at once.
 
-        `InvalidRequest` if the bytes are no picture or the processor refuses it.
+        `InvalidRequest` if the bytes are none or the processor refuses them.
         """
-        if item.modality != "image" or item.data is None:
-            raise InvalidRequest(f"this encoder encodes images, not {item.modality}")
         if max(item.pixels or (0,)) > self._max_pixels:
             raise InvalidRequest(f"a picture must not become larger than {self._max_pixels} pixels")
-        image = load_rgb(item.data, max_pixels=self._max_pixels)
+        if item.modality == "video" and self._clips is not None and item.data is not None:
+            pixels = self._clips.patches(item)
+        elif item.modality == "image" and item.data is not None:
+            pixels = self._picture(item, item.data)
+        else:
+            raise InvalidRequest(f"this encoder encodes no {item.modality}")
+        return Prepared(item, pixels, _patches(pixels))
+
+    def _picture(self, item: EncodeItem, data: bytes) -> Pixels:
+        image = load_rgb(data, max_pixels=self._max_pixels)
         options = {**self._options, **_size(item)}
         try:
             features = self._processor(images=[image], return_tensors="pt", **options)
         except ValueError as error:
             raise InvalidRequest(f"the media processor refused the picture: {error}") from None
-        pixels = {name: value for name, value in features.items() if torch.is_tensor(value)}
-        return Prepared(item, pixels, _patches(pixels))
+        return {name: value for name, value in features.items() if torch.is_tensor(value)}
 
     def encode(self, batch: Sequence[Prepared]) -> list[Tensors | TriptychError]:
         """Embeddings of each picture, or why one cannot be used."""
@@ -167,6 +175,9 @@ def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
 """What a family's whole processor tells that of pictures, whatever the model directory says."""
+
+_WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
+"""Their vision models see the frames of a clip as pictures whose grid's t is longer."""
 
 _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": _encode_qwen,

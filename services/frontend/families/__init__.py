@@ -1,7 +1,9 @@
 """Model families, one file each behind `base.Family`.
 
-base             the interface: from a picture's size to its tokens
+base             the interface: from a picture's or clip's size to its tokens
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
+qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
+qwen_size        to which size their pictures and frames are resized
 gemma3           Gemma 3
 internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
@@ -15,7 +17,7 @@ from types import MappingProxyType
 
 from protocol.errors import ConfigError
 from protocol.plugins import find_class
-from services.frontend.families.base import Extent, Family, Placeholder
+from services.frontend.families.base import Clips, Extent, Family, Placeholder
 from services.frontend.families.gemma3 import Gemma3
 from services.frontend.families.internvl import InternVL
 from services.frontend.families.llava_onevision import LlavaOnevision
@@ -51,4 +53,4 @@ def load_family(info: ModelInfo, tokenizer: Tokenizer) -> Family:
     )
 
 
-__all__ = ["FAMILIES", "Extent", "Family", "Placeholder", "load_family"]
+__all__ = ["FAMILIES", "Clips", "Extent", "Family", "Placeholder", "load_family"]

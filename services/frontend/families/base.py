@@ -1,4 +1,4 @@
-"""What the frontend knows of a model family: how a picture of a given size becomes tokens."""
+"""What the frontend knows of a model family: how a picture or clip becomes tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from protocol.errors import ConfigError, InvalidRequest
-from protocol.types import Modality
+from protocol.types import FrameSampling, Modality
+from services.frontend.frame_sampling import Clip
 from services.frontend.model_info import ModelInfo
 from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
@@ -18,10 +19,12 @@ from services.frontend.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Extent:
-    """`length`: rows of embeddings, hence placeholder tokens. `grid`: as in `MMItem`."""
+    """`length`: rows of embeddings, hence placeholder tokens. `grid`, and `seconds` for its
+    `seconds_per_grid`: as in `MMItem`."""
 
     length: int
     grid: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,32 @@ class Placeholder:
         return self.text.index(self.pad)
 
 
+class Clips(ABC):
+    """How a family takes clips; as with pictures, it must agree with transformers' own processor.
+
+    `bounds`: areas to which frames are resized. `min_frames` and `max_frames`: how many are taken.
+    """
+
+    bounds: PixelBounds
+    min_frames: int
+    max_frames: int
+
+    @property
+    @abstractmethod
+    def processor(self) -> dict[str, Any]:
+        """Everything the embedding depends on besides weights, bytes and what is asked for."""
+
+    @abstractmethod
+    def measure(
+        self, clip: Clip, frames: FrameSampling, bounds: PixelBounds | None = None
+    ) -> Extent:
+        """Tokens of a clip; `bounds` None: the model's own. `InvalidRequest` if it is refused."""
+
+    @abstractmethod
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        """Tokens of a clip known by the metadata its encoder reported, without its bytes."""
+
+
 class Family(ABC):
     """One file per family implements this; it must agree with transformers' own processor.
 
@@ -62,6 +91,11 @@ class Family(ABC):
     @property
     def bounds(self) -> PixelBounds | None:
         """Areas to which pictures are resized; None if these cannot be chosen."""
+        return None
+
+    @property
+    def clips(self) -> Clips | None:
+        """How clips are taken; None if the family takes none."""
         return None
 
     @abstractmethod
@@ -103,8 +137,8 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return text
 
 
-def refused(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="invalid_image")
+def refused(message: str, code: str = "invalid_image") -> InvalidRequest:
+    return InvalidRequest(message, code=code)
 
 
 def grid_in(metadata: Mapping[str, Any], key: str) -> tuple[int, int, int]:

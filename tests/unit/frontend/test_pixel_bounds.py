@@ -80,7 +80,7 @@ def test_models_with_one_size_for_all_refuse(family: str, fronts: Fronts) -> Non
         fronts(family, mm_processor_kwargs=SMALL)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "5", '{"fps": 2}', '{"max_pixels": 0}'])
+@pytest.mark.parametrize("text", ["{", "[1]", "5", '{"fsp": 2}', '{"fps": 0}', '{"max_pixels": 0}'])
 def test_a_wrong_flag_is_told_at_the_start(text: str, fronts: Fronts) -> None:
     with pytest.raises(ConfigError, match="--mm-processor-kwargs"):
         kwargs = FrontendOptions(model="demo", mm_processor_kwargs=text).to_config()

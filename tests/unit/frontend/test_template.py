@@ -176,7 +176,7 @@ def test_the_form_of_content_is_found_out(
     name: str, parts: bool, strings: bool, images: bool
 ) -> None:
     template = ChatTemplate(TEMPLATES[name], TOKENS)
-    found = (template.takes_parts, template.takes_strings, template.marks_images)
+    found = (template.takes_parts, template.takes_strings, template.marks("image"))
     assert found == (parts, strings, images)
 
 

@@ -9,6 +9,8 @@ from PIL import Image
 
 from tests.support import tiny_models
 from tests.support.chat_templates import TEMPLATES
+from tests.support.clients import openai_messages
+from tests.support.conversations import clip_cases
 from tests.support.frontend_helpers import (
     Fronts,
     data_url,
@@ -77,6 +79,21 @@ def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> Non
         grids = expected.get("image_grid_thw")
         if grids is not None:
             assert [list(i.grid) for i in rendered.generate.mm_items] == grids.tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", ""])
+def test_token_ids_of_clips_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """The demo model's directory has no file for clips: they are processed as pictures are."""
+    model = tiny_models.build(family, tmp_path) if family else DEMO
+    if not (model / "tokenizer.json").exists():
+        pytest.skip("the demo model is not there")
+    front, reference = frontend(model), load_reference(model)
+    for case in clip_cases():
+        expected = reference.inputs(case)
+        rendered = render(front, openai_messages(case)).generate
+        assert rendered.token_ids == expected["input_ids"][0].tolist()
+        clips = [item for item in rendered.mm_items if item.modality == "video"]
+        assert [list(item.grid) for item in clips] == expected["video_grid_thw"].tolist()
 
 
 @pytest.mark.skipif(not (DEMO / "tokenizer.json").exists(), reason="the demo model is not there")

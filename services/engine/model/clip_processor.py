@@ -1,0 +1,112 @@
+"""Frames of a clip as patches, as transformers' video processor of Qwen2-VL and Qwen2.5-VL makes
+them, which needs torchvision for that; here PyTorch alone does it, with the same values.
+
+Each frame is resized as soon as it is decoded, so that a clip takes no more memory than the frames
+that the model sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL.Image import Resampling
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.types import EncodeItem, FrameSampling
+from services.frontend.clip import ClipLimits, Image, probe_clip, read_frames
+from services.frontend.families.qwen_clips import ClipGrid
+from services.frontend.frame_sampling import Clip, Sampled, sampled
+from services.frontend.model_info import clip_processor
+from services.frontend.pixel_bounds import PixelBounds
+
+_MODES = {Resampling.BILINEAR: "bilinear", Resampling.BICUBIC: "bicubic"}
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class ClipProcessor:
+    """Clips of one model directory. Safe to use from several threads at once."""
+
+    def __init__(self, model_dir: Path, max_pixels: int) -> None:
+        """`max_pixels` of a frame. `ConfigError` if the directory says what is not known here."""
+        options = clip_processor(model_dir) or {}
+        self._grid = ClipGrid(options)
+        self._limits = ClipLimits(max_pixels, max_seconds=float("inf"))
+        self._mode = _mode(options)
+        self._mean, self._std = _normalization(options)
+
+    def patches(self, item: EncodeItem) -> dict[str, torch.Tensor]:
+        """pixel_values: float32[t * h * w, channels * frames * pixels of a patch]; image_grid_thw:
+        int64[1, 3]. A clip is run as a picture with a longer t. `InvalidRequest` if the bytes are
+        no clip, or not all of one."""
+        data = item.data or b""
+        clip = probe_clip(data, self._limits)
+        taken = sampled(clip, item.frames or FrameSampling(), self._grid.together)
+        bounds = None if item.pixels is None else PixelBounds(*item.pixels)
+        t, h, w = grid = self._grid.grid(clip, taken, bounds)
+        if t * h * w != item.length * self._grid.merge**2:
+            raise InvalidRequest(
+                f"media item {item.mm_hash[:16]}: the clip makes {t * h * w} patches, its"
+                f" placeholder span has {item.length} tokens",
+                code="embedding_length_mismatch",
+            )
+        frames = self._frames(data, clip, taken, (h * self._grid.patch, w * self._grid.patch))
+        return {"pixel_values": self._cut(frames, grid), "image_grid_thw": torch.tensor([grid])}
+
+    def _frames(
+        self, data: bytes, clip: Clip, taken: Sampled, size: tuple[int, int]
+    ) -> torch.Tensor:
+        """uint8[frames, 3, rows, columns], as many frames as fill all patches."""
+        wanted = indices(clip, taken)
+        count = -(-len(wanted) // self._grid.together) * self._grid.together
+        frames = torch.empty(count, 3, *size, dtype=torch.uint8)
+        number = 0
+        for pixels in read_frames(data, clip, wanted, self._limits):
+            frames[number] = self._resized(pixels, size)
+            number += 1
+        frames[number:] = frames[number - 1]
+        return frames
+
+    def _resized(self, pixels: Image, size: tuple[int, int]) -> torch.Tensor:
+        frame = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None].contiguous()
+        if frame.shape[2:] == size:
+            return frame[0]
+        return F.interpolate(frame, size, mode=self._mode, antialias=True)[0]
+
+    def _cut(self, frames: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """Patches in the order in which four neighbours become one token."""
+        t, h, w = grid
+        merge, patch = self._grid.merge, self._grid.patch
+        values = frames.float().sub_(self._mean).div_(self._std)
+        cut = values.view(
+            t, self._grid.together, 3, h // merge, merge, patch, w // merge, merge, patch
+        )
+        return cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, -1)
+
+
+def indices(clip: Clip, taken: Sampled) -> list[int]:
+    """Which frames are taken; rounded in float32, as transformers does."""
+    found = torch.arange(0, clip.frames, taken.step).int()
+    return found[: taken.count].tolist()
+
+
+def _mode(options: Mapping[str, Any]) -> str:
+    resample = options.get("resample")
+    mode = _MODES.get(Resampling.BICUBIC if resample is None else resample)
+    if mode is None:
+        raise ConfigError(f"the video processor's resample must be 2 or 3, not {resample}")
+    return mode
+
+
+def _normalization(options: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[3, 1, 1] each: what a value from 0 to 255 is reduced by, then divided by."""
+    factor = options.get("rescale_factor") or 1 / 255
+    if not all(options.get(name, True) for name in ("do_rescale", "do_normalize")):
+        raise ConfigError("the video processor must rescale and normalize")
+    mean, std = options.get("image_mean") or _CLIP_MEAN, options.get("image_std") or _CLIP_STD
+    return tuple((torch.tensor(one) * (1.0 / factor)).view(3, 1, 1) for one in (mean, std))  # type: ignore[return-value]

@@ -1,0 +1,168 @@
+"""Kinds of media: how one of each is checked, measured and named."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.types import FrameSampling
+from services.frontend.clip import ClipLimits, probe_clip, refuse_other_containers
+from services.frontend.config import FrontendConfig
+from services.frontend.families import Clips, Extent, Family
+from services.frontend.image import probe, refuse_other_formats
+from services.frontend.pixel_bounds import (
+    PARAM,
+    PixelBounds,
+    bounds_of,
+    clip_bounds_of,
+    frames_of,
+    of_pictures,
+)
+
+_NO_BOUNDS = "this model has one size for all pictures"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Wanted(NamedTuple):
+    """What becomes of an item, as in `MMItem`. `pixels` None: the model's own bounds. `frames`:
+    None for all but clips."""
+
+    pixels: tuple[int, int] | None = None
+    frames: FrameSampling | None = None
+
+
+class Kind(ABC):
+    """How media of one modality are read. `noun`: what errors call one."""
+
+    noun: str
+
+    @abstractmethod
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+        """What a request's `mm_processor_kwargs` ask for, at most as much as without them;
+        `InvalidRequest` names the option at fault."""
+
+    @abstractmethod
+    def refuse_other_formats(self, start: bytes, param: str) -> None:
+        """`InvalidRequest` if a file that begins so cannot be one; 16 bytes do."""
+
+    @abstractmethod
+    def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
+        """Its tokens; `RequestError` (`param`) if it is broken or refused."""
+
+    @abstractmethod
+    def processor(self, wanted: Wanted) -> dict[str, Any]:
+        """Everything its embedding depends on besides weights and bytes."""
+
+    @abstractmethod
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        """Its tokens by the metadata that its encoder reported."""
+
+
+class Pictures(Kind):
+    noun = "picture"
+
+    def __init__(self, config: FrontendConfig, family: Family) -> None:
+        self._max_pixels = config.media.max_pixels
+        self._family = family
+        self._default = self._default_bounds(self._own(config.mm_processor_kwargs))
+
+    def _own(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options of pictures; where no clips are taken, those of clips are wrong."""
+        return kwargs if self._family.clips is None else of_pictures(kwargs)
+
+    def _default_bounds(self, kwargs: Mapping[str, Any]) -> PixelBounds | None:
+        """As --mm-processor-kwargs says, or the model's own."""
+        own = self._family.bounds
+        if not kwargs:
+            return own
+        if own is None:
+            raise ConfigError(f"--mm-processor-kwargs: {_NO_BOUNDS}")
+        return configured(bounds_of, kwargs, own)
+
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+        kwargs, default = self._own(kwargs), self._default
+        if kwargs and default is None:
+            raise InvalidRequest(f"{PARAM}: {_NO_BOUNDS}", param=PARAM)
+        wanted = bounds_of(kwargs, default) if kwargs and default else default
+        if wanted is not None and default is not None and wanted.most > default.most:
+            raise InvalidRequest(
+                f"{PARAM}: max_pixels must be at most {default.most}, not {wanted.most}",
+                param=PARAM,
+            )
+        return Wanted(None if wanted == self._family.bounds else wanted)
+
+    def refuse_other_formats(self, start: bytes, param: str) -> None:
+        refuse_other_formats(start, param)
+
+    def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
+        width, height = probe(data, max_pixels=self._max_pixels, param=param)
+        bounds = None if wanted.pixels is None else PixelBounds(*wanted.pixels)
+        return naming(param, self._family.measure_image, width, height, bounds)
+
+    def processor(self, wanted: Wanted) -> dict[str, Any]:
+        processor, bounds = self._family.processor, wanted.pixels
+        return processor if bounds is None else {**processor, "bounds": bounds}
+
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        return self._family.extent_of(metadata)
+
+
+class Videos(Kind):
+    noun = "clip"
+
+    def __init__(self, config: FrontendConfig, clips: Clips) -> None:
+        self._clips = clips
+        self._limits = ClipLimits(config.media.max_pixels, config.media.max_video_seconds)
+        most = config.max_video_frames
+        usual = FrameSampling(
+            fps=config.video_fps,
+            min_frames=min(clips.min_frames, most),
+            max_frames=min(clips.max_frames, most),
+        )
+        kwargs = config.mm_processor_kwargs
+        self._bounds = configured(clip_bounds_of, kwargs, clips.bounds)
+        self._frames = configured(frames_of, kwargs, usual, most)
+        self._most = most
+
+    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+        bounds = clip_bounds_of(kwargs, self._bounds)
+        frames = frames_of(kwargs, self._frames, self._most)
+        return Wanted(None if bounds == self._clips.bounds else bounds, frames)
+
+    def refuse_other_formats(self, start: bytes, param: str) -> None:
+        refuse_other_containers(start, param)
+
+    def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
+        clip = probe_clip(data, self._limits, param)
+        bounds = None if wanted.pixels is None else PixelBounds(*wanted.pixels)
+        frames = wanted.frames or self._frames
+        return naming(param, self._clips.measure, clip, frames, bounds)
+
+    def processor(self, wanted: Wanted) -> dict[str, Any]:
+        frames = msgspec.structs.asdict(wanted.frames or self._frames)
+        return {**self._clips.processor, "frames": frames, "bounds": wanted.pixels}
+
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        return self._clips.extent_of(metadata)
+
+
+def configured(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`read(…)`, whose `InvalidRequest` is about the flag."""
+    try:
+        return read(*args, **kwargs)
+    except InvalidRequest as error:
+        raise ConfigError(f"--mm-processor-kwargs: {error.message}") from None
+
+
+def naming(param: str, measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`measure(…)`, whose `InvalidRequest` is about the field `param`."""
+    try:
+        return measure(*args, **kwargs)
+    except InvalidRequest as error:
+        error.param = param
+        raise

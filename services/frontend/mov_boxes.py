@@ -1,0 +1,54 @@
+"""What the boxes of an MP4 or MOV file claim, before FFmpeg has memory for that.
+
+A few bytes may say that a track has billions of samples of one size; FFmpeg makes an index of them
+all. Of a file that can be played no box claims more samples than the file has bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_FOLDERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"edts", b"mvex")
+_MOST_BOXES = 1 << 16
+
+
+class BadBoxes(ValueError):
+    """A file that claims what it cannot have; the text says what."""
+
+
+def check_boxes(data: bytes) -> None:
+    """`BadBoxes` if a box claims too many samples, or is compressed, which hides what it claims."""
+    view = memoryview(data)
+    for number, (kind, content) in enumerate(_boxes(view)):
+        if number >= _MOST_BOXES:
+            raise BadBoxes(f"it has more than {_MOST_BOXES} boxes")
+        if kind == b"cmov":
+            raise BadBoxes("its index is compressed")
+        if _samples(kind, content) > len(data):
+            raise BadBoxes("it says that it has more samples than bytes")
+
+
+def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """(kind, content) of each box, those of folders too; what is cut off ends where the file
+    does."""
+    left = [view]
+    while left:
+        rest = left.pop()
+        while len(rest) >= 8:
+            size, kind, head = int.from_bytes(rest[:4], "big"), bytes(rest[4:8]), 8
+            if size == 1:
+                size, head = int.from_bytes(rest[8:16], "big"), 16
+            size = len(rest) if size == 0 else max(size, head)
+            content, rest = rest[head:size], rest[size:]
+            yield kind, content
+            if kind in _FOLDERS:
+                left.append(content)
+
+
+def _samples(kind: bytes, content: memoryview) -> int:
+    """How many samples a box claims without a byte for each."""
+    if kind == b"trun":
+        return int.from_bytes(content[4:8], "big")
+    if kind == b"stsz" and any(content[4:8]):  # all of one size
+        return int.from_bytes(content[8:12], "big")
+    return 0

@@ -1,0 +1,68 @@
+"""Tokens of a clip: as many as transformers' own code makes, for any size and length."""
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigError, InvalidRequest
+from protocol.types import FrameSampling
+from services.frontend.families.qwen_clips import QwenClips
+from services.frontend.frame_sampling import Clip
+from services.frontend.pixel_bounds import PixelBounds
+from tests.support.video_reference import grid_of, sample
+
+PUBLISHED: dict[str, Any] = {  # what a directory with a file for pictures alone says
+    "min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "temporal_patch_size": 2,
+    "merge_size": 2,
+}  # fmt: skip
+SIDES = st.integers(1, 4320)
+
+
+def clips_with(**options: Any) -> QwenClips:
+    return QwenClips(options, {})
+
+
+@given(SIDES, SIDES, st.integers(2, 9000), st.sampled_from([PUBLISHED, {}]))
+@example(1, 201, 60, {})
+@example(1920, 1080, 9000, PUBLISHED)
+def test_any_size_and_length(width: int, height: int, frames: int, options: dict[str, Any]) -> None:
+    found, clip = clips_with(**options), Clip(width, height, frames, 30.0)
+    size = {"shortest_edge": found.bounds.least, "longest_edge": found.bounds.most}
+    truth = sample(frames, 30.0, fps=2.0)
+    try:
+        grid = grid_of(len(truth.frames_indices), width, height, size=size)
+    except ValueError:
+        with pytest.raises(InvalidRequest, match="200-fold"):
+            found.measure(clip, FrameSampling())
+        return
+    extent = found.measure(clip, FrameSampling())
+    assert (extent.grid, extent.seconds) == (grid, 2 / truth.sampled_fps)
+    assert extent.length == grid[0] * grid[1] * grid[2] // 4
+
+
+def test_bounds_of_a_directory_and_of_a_request() -> None:
+    assert clips_with().bounds == PixelBounds(128 * 28 * 28, 768 * 28 * 28)
+    assert clips_with(**PUBLISHED).bounds == PixelBounds(3136, 12_845_056)
+    clip, asked = Clip(1920, 1080, 300, 30.0), PixelBounds(56 * 56, 8 * 28 * 28)
+    assert clips_with().measure(clip, FrameSampling(), asked).length <= 8 * 10
+
+
+def test_frames_that_share_a_number_of_tokens() -> None:
+    """As the reference implementation bounds a clip, where the directory says so."""
+    long = Clip(1920, 1080, 30 * 3600, 30.0)
+    most = clips_with(cap_pixels_per_frame=True).measure(long, FrameSampling())
+    share = 128_000 * 28 * 28 * 9 // 10 * 2 // 768
+    _, height, width = most.grid
+    assert share * 0.9 < height * width * 14 * 14 <= share
+    assert most.length < clips_with().measure(long, FrameSampling()).length
+    with pytest.raises(ConfigError, match="cap_pixels_per_frame"):
+        clips_with(cap_pixels_per_frame="yes")
+
+
+def test_frames_that_are_not_resized() -> None:
+    clips = clips_with(do_resize=False)
+    assert clips.measure(Clip(56, 84, 8, 4.0), FrameSampling()).grid == (2, 6, 4)
+    with pytest.raises(InvalidRequest, match="multiples of 28"):
+        clips.measure(Clip(57, 84, 8, 4.0), FrameSampling())
