@@ -88,7 +88,7 @@ def gate(data: Any) -> None:
 
 
 @inlined
-def _rotate(
+def rotate_head(
     source: Any, begin: Any, to: Any, at: Any, cos: Any, cos_at: Any, sin: Any, sin_at: Any,
     dim: Any,
 ) -> None:  # fmt: skip
@@ -123,12 +123,12 @@ def rotate(data: Any) -> None:
         cos_at, sin_at = token * words[9], token * words[11]
         for head in range(heads):
             begin = token * words[1] + head * dim
-            _rotate(query, begin, query, begin, cos, cos_at, sin, sin_at, dim)
+            rotate_head(query, begin, query, begin, cos, cos_at, sin, sin_at, dim)
         place = blocks[token] * size
         for head in range(kv_heads):
             at = place + words[16] + (slots[token] * kv_heads + head) * dim
             begin = token * words[4] + head * dim
-            _rotate(key, begin, pool, at, cos, cos_at, sin, sin_at, dim)
+            rotate_head(key, begin, pool, at, cos, cos_at, sin, sin_at, dim)
             at = place + words[17] + (slots[token] * kv_heads + head) * v_dim
             begin = token * words[6] + head * v_dim
             for c in range(v_dim):
