@@ -24,7 +24,8 @@ class CodedCache(DynamicCache):
             decoded(*encoded(rows, self._kind), self._kind, rows.dtype)
             for rows in (key_states, value_states)
         )
-        return super().update(key, value, *args, **keywords)
+        updated: tuple[torch.Tensor, torch.Tensor] = super().update(key, value, *args, **keywords)
+        return updated
 
 
 def coded_generate(path: Path, messages: Messages, tokens: int, codes: str) -> list[int]:

@@ -127,7 +127,7 @@ def test_codes_are_handed_over_as_they_are(
         request = pair.request()
         pair.to_decode(request)
         pair.to_prefill(request)
-        pair.until(lambda pair=pair: pair.finished("decode") == 1)  # type: ignore[misc]
+        pair.until(lambda pair=pair: pair.finished("decode") == 1)
         assert pair.decode.kv is not None
         stats = pair.decode.kv.stats()
         moved[name], block = stats.bytes, block_bytes(pair.decode.layout)
@@ -220,12 +220,12 @@ def test_the_same_memory_holds_more_blocks(model_dir: ModelDir) -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_guesses_change_nothing(method: str, model_dir: ModelDir) -> None:
+def test_guesses_change_nothing(method: Any, model_dir: ModelDir) -> None:
     path, cases = model_dir("qwen2_5_vl"), picture_cases()[:3]
-    draft = {"model": str(path)} if method == "draft_model" else {}
+    draft = str(path) if method == "draft_model" else ""
     guesses = Speculation(
         method, num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3,
-        disable_by_batch_size=64, **draft,  # type: ignore[arg-type]
+        disable_by_batch_size=64, model=draft,
     )  # fmt: skip
     worker = engine(path, speculation=guesses, kv_cache_dtype="int8")
     assert asked(worker, path, cases) == expected(path, cases, "int8")
