@@ -11,14 +11,13 @@ import torch
 from connectors.config import KVConfig
 from protocol.errors import ConfigError
 from services.engine.attention.kv_cache import block_bytes
-from services.engine.engine import Engine
 from services.engine.model import trial
 from services.engine.speculation import Speculation
 from tests.conftest import ModelDir
 from tests.support.coded_kv import coded_generate
 from tests.support.conversations import LONG, asking, picture_cases, text_cases
 from tests.support.engine_pairs import TOKENS, Pair
-from tests.support.engines import ended, engine, request_of, run
+from tests.support.engines import at_once, ended, engine, request_of, run
 from tests.support.lora import write_adapter
 from tests.support.reference import Messages
 from tests.support.replayed_steps import Rerun, use
@@ -32,19 +31,9 @@ KINDS = pytest.mark.parametrize("dtype", NAMES)
 def served(path: Path, cases: list[Messages], **options: Any) -> list[list[int]]:
     """All at once; nothing is leaked."""
     worker = engine(path, **options)
-    found = asked(worker, path, cases)
+    found = at_once(worker, path, cases, TOKENS)
     worker.close()
     return found
-
-
-def asked(worker: Engine, path: Path, cases: list[Messages]) -> list[list[int]]:
-    requests = [
-        request_of(path, case, f"r{i}", max_tokens=TOKENS, ignore_eos=True)
-        for i, case in enumerate(cases)
-    ]
-    tokens = run(worker, requests)
-    assert worker.check_integrity() == []
-    return [tokens[f"r{i}", 0] for i in range(len(cases))]
 
 
 def expected(path: Path, cases: list[Messages], dtype: str) -> list[list[int]]:
@@ -72,7 +61,7 @@ def test_chunks_preemption_and_cached_prefixes_change_nothing(
     for budget in (5, 4096):
         assert served(path, cases, kv_cache_dtype=dtype, max_num_batched_tokens=budget) == truth
     worker = engine(path, num_blocks=14, max_num_batched_tokens=64, kv_cache_dtype=dtype)
-    assert asked(worker, path, cases) == truth
+    assert at_once(worker, path, cases, TOKENS) == truth
     assert worker.counters()["preemptions"] > 0
     assert worker.counters()["cached_tokens"] > 0
     worker.close()
@@ -228,7 +217,7 @@ def test_guesses_change_nothing(method: Any, model_dir: ModelDir) -> None:
         disable_by_batch_size=64, model=draft,
     )  # fmt: skip
     worker = engine(path, speculation=guesses, kv_cache_dtype="int8")
-    assert asked(worker, path, cases) == expected(path, cases, "int8")
+    assert at_once(worker, path, cases, TOKENS) == expected(path, cases, "int8")
     assert worker.counters()["draft_tokens"] > 0
     worker.close()
 
