@@ -10,8 +10,10 @@ import torch
 
 from connectors.config import KVConfig
 from protocol.errors import ConfigError
+from protocol.registry import Rates
 from services.engine.attention.kv_cache import block_bytes
 from services.engine.model import trial
+from services.engine.scheduling.rates import RateMeter
 from services.engine.speculation import Speculation
 from tests.conftest import ModelDir
 from tests.support.coded_kv import coded_generate
@@ -166,9 +168,6 @@ def test_workers_share_codes_if_they_compute_alike(model_dir: ModelDir, tmp_path
 @pytest.fixture
 def slow_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine for which any tier is worth its while."""
-    from protocol.registry import Rates
-    from services.engine.scheduling.rates import RateMeter
-
     monkeypatch.setattr(RateMeter, "rates", lambda self: Rates(prefill_ms_per_token=50.0))
 
 
