@@ -1,7 +1,7 @@
 """Step time against batch, context and the number of requests that wait.
 
     python -m benchmarks.step_time [--quick] [--json FILE] [--markdown FILE] [--svg FILE]
-        [--model DIR] [--dtype DTYPE] [--device DEVICE] [--threads N]
+        [--model DIR] [--dtype DTYPE] [--kv-cache-dtype DTYPE] [--device DEVICE] [--threads N]
 
 Three parts. A decode step and a prefill step of the model, in ms, from the scheduler's chunks to
 token ids on the host, over batches and contexts; and what the host does before it, in µs, from the
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/demo"), help="its folder")
     parser.add_argument("--dtype", default="auto", help="as a worker's")
     parser.add_argument("--device", default="auto", help="as a worker's")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as a worker's")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: PyTorch's default")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     parser.add_argument("--svg", type=Path, help="plot here, if matplotlib is installed")
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     shapes = shapes_of(quick=args.quick)
-    steps = Steps(args.model, args.dtype, args.device, shapes)
+    steps = Steps(args.model, args.dtype, args.device, shapes, kv_cache_dtype=args.kv_cache_dtype)
     about = f"{hardware(('torch', 'transformers'), 0)}. {steps.about}, "
     about += f"{torch.get_num_threads()} CPU threads."
     print(about)

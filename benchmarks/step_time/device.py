@@ -14,9 +14,15 @@ import torch
 from connectors.ec.local import LocalEC
 from protocol.keys import BlockKeyChain
 from protocol.types import GenerateRequest, SamplingParams
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
+from services.engine.attention.kv_cache import (
+    DTYPES,
+    KVCache,
+    block_bytes,
+    block_elements,
+    pool_dtype,
+)
 from services.engine.config import EngineConfig
-from services.engine.hardware import resolved
+from services.engine.hardware import kv_codes_of, resolved
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.cuda_graphs import capture_on
 from services.engine.model.decode_graphs import DecodeGraphs
@@ -67,18 +73,22 @@ class Steps:
         shapes: Sequence[Shape],
         *,
         eager: bool = False,
+        kv_cache_dtype: str = "auto",
     ) -> None:
-        """`eager`: a GPU launches the kernels of a decode step one by one."""
+        """`eager`: a GPU launches the kernels of a decode step one by one. `kv_cache_dtype`: as the
+        flag of a worker."""
         config = resolved(
             EngineConfig(
                 model_dir=str(model_dir), model="", revision="", parts=("language",),
-                dtype=dtype, device=device,
+                dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype,
             )
         )  # fmt: skip
         self.about = f"{model_dir.name}, {config.dtype} on {config.device}"
+        if kv_cache_dtype != "auto":
+            self.about += f", KV cache of {kv_cache_dtype}"
         self._model = LanguageModel(
             model_dir, DTYPES[config.dtype], config.device, config.weight_layout,
-            fused=ops_for(config.device, DTYPES[config.dtype]),
+            fused=ops_for(config.device, DTYPES[config.dtype]), kv_codes=kv_codes_of(config),
         )  # fmt: skip
         text = self._model.text_config
         self.head_bytes = text.vocab_size * text.hidden_size * DTYPES[config.dtype].itemsize
@@ -91,7 +101,7 @@ class Steps:
         self.kv_bytes_per_token = block_bytes(layout) // BLOCK
         capture = capture_on(config.device, enforce_eager=eager)
         pool = torch.zeros(
-            self._num_blocks + 1, block_elements(layout), dtype=DTYPES[config.dtype],
+            self._num_blocks + 1, block_elements(layout), dtype=pool_dtype(layout),
             device=config.device,
         )  # fmt: skip
         embeddings = EmbeddingCache(LocalEC(1, 1.0, 1.0), 1, self._model.embedding_layout)

@@ -36,8 +36,8 @@ def _unpaired(workers: list[Instance], partners: list[Instance], role: str, way:
         return []
     return [
         f"{worker.role} worker {worker.url} can hand no KV {way} any {role} worker: its KV is "
-        f"{kind}, theirs {', '.join(sorted(kinds))} (model@weights:layout:transport; see --dtype, "
-        "--block-size, --kv-transfer-config)"
+        f"{kind}, theirs {', '.join(sorted(kinds))} (model@weights:layout:transport; see "
+        "--dtype, --kv-cache-dtype, --block-size, --kv-transfer-config)"
         for worker in workers
         if (kind := compatibility_of(worker.kv_endpoint)) and kind not in kinds
     ]

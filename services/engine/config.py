@@ -27,6 +27,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     fused_kernels: bool = True  # whether layers run by fused kernels where they suit
     quantization: str = ""  # int8, int4 or fp8 weights of the language model, "" for none
     weight_layout: str = "auto"  # plain, packed or auto: packed on a CPU
+    # of the KV cache: auto (as dtype), int8, fp8 or other names of these, see attention.kv_codes
+    kv_cache_dtype: str = "auto"
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 0  # KV blocks, 0 to size the pool by bytes
     # bytes of the KV pool; 0: by `gpu_memory_utilization`, on a CPU a default

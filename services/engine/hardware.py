@@ -10,11 +10,20 @@ import torch
 from connectors.host_memory import available_bytes
 from protocol.errors import ConfigError
 from services.engine.attention.kv_cache import DTYPES
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.config import EngineConfig
 from services.engine.model.cpu_linear import computes_linear
 
 logger = logging.getLogger(__name__)
 _CPU_KV_BYTES = 256 << 20
+_KV_DTYPES = {
+    "auto": "",
+    "int8": INT8,
+    "int8_per_token_head": INT8,
+    "fp8": FP8,
+    "fp8_e4m3": FP8,
+    "fp8_per_token_head": FP8,
+}  # some by the names that vLLM has for it
 
 
 def resolved(config: EngineConfig) -> EngineConfig:
@@ -30,7 +39,17 @@ def resolved(config: EngineConfig) -> EngineConfig:
         logger.info("--dtype auto: %s on %s", dtype, device)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype: '{dtype}' is not one of {', '.join(DTYPES)}")
+    kv_codes_of(config)
     return msgspec.structs.replace(config, device=device, dtype=dtype)
+
+
+def kv_codes_of(config: EngineConfig) -> str:
+    """The codes that the KV cache is to hold, "" for elements of the model's own type."""
+    if config.kv_cache_dtype not in _KV_DTYPES:
+        raise ConfigError(
+            f"--kv-cache-dtype: '{config.kv_cache_dtype}' is not one of {', '.join(_KV_DTYPES)}"
+        )
+    return _KV_DTYPES[config.kv_cache_dtype]
 
 
 def computes_bfloat16(config: EngineConfig) -> bool:

@@ -18,10 +18,16 @@ from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_bytes, block_elements
+from services.engine.attention.kv_cache import (
+    DTYPES,
+    KVCache,
+    block_bytes,
+    block_elements,
+    pool_dtype,
+)
 from services.engine.config import EngineConfig
 from services.engine.drafting.drafters import draft_language_model, drafter_of
-from services.engine.hardware import num_blocks_of
+from services.engine.hardware import kv_codes_of, num_blocks_of
 from services.engine.model.adapters import Adapters
 from services.engine.model.admission import ModelAdmission
 from services.engine.model.cuda_graphs import capture_on
@@ -106,7 +112,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
         # The block after those that requests get is for rows that pad a captured step, and for the
         # steps that compile kernels.
         spare = config.device != "cpu" or capture is not None
-        pool = kv.allocate(num_blocks + spare, block_elements(layout), DTYPES[config.dtype])
+        pool = kv.allocate(num_blocks + spare, block_elements(layout), pool_dtype(layout))
         cache = KVCache(layout, pool)
         graphs = _prepared(model, cache, capture, num_blocks, config.max_num_seqs, max_model_len)
         embeddings = EmbeddingCache(
@@ -164,6 +170,7 @@ def _language_model(config: EngineConfig) -> LanguageModel:
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         quantization=config.quantization,
+        kv_codes=kv_codes_of(config),
     )
 
 
@@ -283,5 +290,7 @@ def _compatibility(config: EngineConfig, layout: KVLayout) -> str:
     form: dict[str, Any] = msgspec.to_builtins(layout)
     if config.quantization:
         form["quantization"] = config.quantization
+    if layout.dtype != config.dtype:  # codes: of what a model of this type has computed
+        form["computed"] = config.dtype
     digest = blake3(canonical_json(form)).hexdigest()[:16]
     return f"{config.model}@{config.revision[:12]}:{digest}"

@@ -100,6 +100,21 @@ class WorkerConfig(
         "one of auto, cpu, cuda, cuda:N",
         pattern=_DEVICE,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Element type of the KV cache. int8 and fp8 (e4m3) take half the bytes of bfloat16, with a"
+        " scale for each token and KV head, and as many bytes less to hand over; workers that share"
+        " KV need the same. int8_per_token_head, fp8_e4m3 and fp8_per_token_head: vLLM's names for"
+        " them. auto: as --dtype.",
+        choices=(
+            "auto",
+            "int8",
+            "fp8",
+            "int8_per_token_head",
+            "fp8_e4m3",
+            "fp8_per_token_head",
+        ),
+    )
     block_size: int = count(16, "Tokens in one KV block.", "tokens", maximum=65536)
     num_gpu_blocks_override: int = count(
         0, "Blocks of the KV cache. 0: as many as its memory holds.", "blocks", minimum=0

@@ -204,6 +204,7 @@ def engine_config(
         fused_kernels=config.fused_kernels,
         quantization=_quantization(role, config),
         weight_layout=config.weight_layout,
+        kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         num_blocks=config.num_gpu_blocks_override,
         kv_cache_bytes=config.kv_cache_memory_bytes,

@@ -9,6 +9,7 @@ import torch
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.paged import backend_for
 from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import TritonAttention
@@ -63,8 +64,14 @@ FEATURES = [
     )
 ]
 
+CODES = [
+    replace(case, name=f"{case.name}, {codes}", codes=codes)
+    for codes in (INT8, FP8)
+    for case in FEATURES
+]
 
-@pytest.mark.parametrize("case", CASES + FEATURES, ids=lambda case: case.name)
+
+@pytest.mark.parametrize("case", CASES + FEATURES + CODES, ids=lambda case: case.name)
 def test_equals_the_reference(case: Case) -> None:
     check(case, backend_for(torch.device("cuda")), "cuda")
 

@@ -12,6 +12,7 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 OPTIONS = ("num_warps", "num_stages")
 # What a program may use of shared memory, in bytes, on sm_86 and sm_89, which have least.

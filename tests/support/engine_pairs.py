@@ -18,14 +18,16 @@ TOKENS = 8
 
 
 class Pair:
-    """A prefill and a decode engine, stepped by hand."""
+    """A prefill and a decode engine, stepped by hand. `shared`: options of both, `options` of the
+    prefill engine."""
 
     def __init__(
         self, model: Path, folder: Path, *, transport: Any = "shm", lease_s: float = 30.0,
-        **options: Any,
+        shared: dict[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         kv = KVConfig(transport=transport, path=str(folder), lease_s=lease_s, timeout_s=5.0)
         common: dict[str, Any] = {"parts": ("language",), "kv": kv, "num_blocks": 64}
+        common |= shared or {}
         self.model = model
         self.prefill = engine(model, **{**common, "max_num_batched_tokens": 16, **options})
         self.decode = engine(model, **common)

@@ -127,6 +127,17 @@ def run(
     raise AssertionError("requests did not finish")
 
 
+def at_once(worker: Engine, path: Path, cases: list[Messages], tokens: int) -> list[list[int]]:
+    """The first `tokens` of each answer, all asked at once; nothing is leaked."""
+    requests = [
+        request_of(path, case, f"r{i}", max_tokens=tokens, ignore_eos=True)
+        for i, case in enumerate(cases)
+    ]
+    found = run(worker, requests)
+    assert worker.check_integrity() == []
+    return [found[f"r{i}", 0] for i in range(len(cases))]
+
+
 def ended(worker: Engine, name: str) -> list[RequestOutput]:
     """What a request puts out, to its end."""
     found: list[RequestOutput] = []

@@ -7,6 +7,7 @@ import torch
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention.batch import PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
+from tests.support.paged_cases import of_codes
 
 LAYER = 1
 EPSILON = 1e-5
@@ -35,8 +36,15 @@ class RotaryCase:
 
 
 def rotary_case(
-    heads: int, kv_heads: int, dim: int, v_dim: int, dtype: str, device: str = "cpu"
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    v_dim: int,
+    dtype: str,
+    device: str = "cpu",
+    codes: str = "",
 ) -> RotaryCase:
+    """`codes`: what the cache holds, "" for elements of `dtype`."""
     torch.manual_seed(0)
     tokens = len(SLOTS)
     sizes = [heads * dim, kv_heads * dim, kv_heads * v_dim]
@@ -46,10 +54,12 @@ def rotary_case(
     value = parts[2].view(tokens, -1, v_dim)
     angles = torch.arange(tokens)[:, None] * torch.rand(dim // 2).repeat(2)
     layout = KVLayout((KVGroup((0,), 1, 8, 8), KVGroup((LAYER,), kv_heads, dim, v_dim)), 8, dtype)
-    pool = torch.randn(5, block_elements(layout)).to(query)
+    cache = KVCache(layout, torch.randn(5, block_elements(layout)).to(query))
+    if codes:
+        cache = of_codes(cache, codes)
     blocks, offsets = torch.tensor(SLOTS, device=device).T.contiguous()
     batch = PagedBatch(
-        KVCache(layout, pool), blocks, offsets, torch.zeros(1, 5, dtype=torch.int64),
+        cache, blocks, offsets, torch.zeros(1, 5, dtype=torch.int64),
         [0, tokens], [tokens], torch.arange(tokens),
     )  # fmt: skip
     cos, sin = angles.cos().to(query), angles.sin().to(query)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.triton_backend import TritonAttention
 from services.engine.attention.triton_plan import SplitPlan
 from services.engine.model import fused_ops
@@ -76,6 +77,20 @@ def test_rotation_and_write_equal_the_operations(
     rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
     close(case.query, query)
     close(case.batch.cache.pool, expected)
+
+
+@pytest.mark.parametrize("codes", [INT8, FP8])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rotated_keys_are_written_as_codes(dtype: str, codes: str) -> None:
+    case = rotary_case(3, 2, 20, 12, dtype, codes=codes)
+    query, key = rotated(case.query, case), rotated(case.key, case)
+    cache = case.batch.cache
+    expected = type(cache)(cache.layout, cache.pool.clone())
+    slots = case.batch.slot_blocks, case.batch.slot_offsets
+    expected.write(case.layer, *slots, key, case.value)
+    rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
+    close(case.query, query)
+    assert torch.equal(cache.pool, expected.pool)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "llama"])

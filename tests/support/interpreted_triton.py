@@ -14,6 +14,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder
 
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.paged import paged_attention
 from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import TritonAttention
@@ -74,6 +75,18 @@ HALVES = [
 ]
 
 
+CODES = [
+    replace(case, name=f"{case.name}, {case.dtype}, {codes}", codes=codes)
+    for codes in (INT8, FP8)
+    for case in (
+        Case("mixed", **MIXED, group=7, kv_heads=1, k_dim=80, v_dim=48),
+        Case("decode", **DECODE, k_dim=20, v_dim=20, window=19),
+        Case("everything", **MEDIA, window=5, softcap=3.0, sinks=True, dtype="bfloat16"),
+        Case("decode", **DECODE, block_size=16, dtype="float16"),
+    )
+]
+
+
 @pytest.fixture(autouse=True)
 def bfloat16_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter keeps bfloat16 as integers, and would multiply those."""
@@ -87,7 +100,7 @@ def bfloat16_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", wide)
 
 
-@pytest.mark.parametrize("case", SHAPES + FEATURES + HALVES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SHAPES + FEATURES + HALVES + CODES, ids=lambda case: case.name)
 def test_equals_the_reference(case: Case) -> None:
     check(case, TritonAttention(SMALL))
 

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention.batch import AttentionBackend, PagedBatch
 from services.engine.attention.kv_cache import KVCache, block_elements
+from services.engine.attention.kv_codes import encoded
 from services.engine.attention.torch_attention import TorchAttention
 
 LAYER = 1
+_NO_NUMBER = 255  # each byte of a scale, or of a code of fp8, that is not a number
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 
@@ -18,6 +21,7 @@ class Case:
     """One step: request r brings queries[r] tokens, the last of contexts[r].
 
     spans: (request, first, past the end) of media seen in both directions
+    codes: what the cache holds, "" for elements of `dtype`
     """
 
     name: str
@@ -33,6 +37,7 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     dtype: str = "float32"
+    codes: str = ""
 
     @property
     def heads(self) -> int:
@@ -42,7 +47,7 @@ class Case:
     def layout(self) -> KVLayout:
         other = KVGroup((0,), 1, 8, 8)
         group = KVGroup((LAYER,), self.kv_heads, self.k_dim, self.v_dim, self.window)
-        return KVLayout((other, group), self.block_size, self.dtype)
+        return KVLayout((other, group), self.block_size, self.codes or self.dtype)
 
 
 @dataclass(frozen=True)
@@ -66,16 +71,21 @@ def check(case: Case, backend: AttentionBackend, device: str = "cpu") -> None:
     reference = _upcast(step)
     batch = step.batch
     dead = _unwritten(batch)
-    batch.cache.pool[dead] = float("nan")
+    nothing = _NO_NUMBER if case.codes else float("nan")
+    batch.cache.pool[dead] = nothing
     expected = _run(case, reference, TorchAttention())
     actual = _run(case, step, backend)
     assert actual.dtype == step.query.dtype
     assert actual.shape == (len(batch.positions), case.heads, case.v_dim)
     tolerance = TOLERANCE[case.dtype]
     torch.testing.assert_close(actual.float(), expected, atol=tolerance, rtol=tolerance)
-    assert batch.cache.pool[dead].isnan().all()
     torch.testing.assert_close(
-        batch.cache.pool[~dead].float(), reference.batch.cache.pool[~dead], atol=0, rtol=0
+        batch.cache.pool[dead],
+        torch.full_like(batch.cache.pool[dead], nothing),
+        equal_nan=True,
+    )
+    torch.testing.assert_close(
+        batch.cache.pool[~dead].float(), reference.batch.cache.pool[~dead].float(), atol=0, rtol=0
     )
 
 
@@ -90,7 +100,8 @@ def make(case: Case, device: str = "cpu", seed: int = 0) -> Step:
     for row, width in zip(tables, widths, strict=True):
         row[:width] = order[used : used + width]
         used += width
-    pool = torch.randn(len(order), block_elements(case.layout), generator=random)
+    plain = replace(case, codes="").layout
+    pool = torch.randn(len(order), block_elements(plain), generator=random)
     tokens = sum(case.queries)
     shapes = ((case.heads, case.k_dim), (case.kv_heads, case.k_dim), (case.kv_heads, case.v_dim))
     query, key, value = (
@@ -98,7 +109,9 @@ def make(case: Case, device: str = "cpu", seed: int = 0) -> Step:
         for shape in shapes
     )
     sinks = torch.randn(case.heads, generator=random).to(device, dtype) if case.sinks else None
-    cache = KVCache(case.layout, pool.to(device, dtype))
+    cache = KVCache(plain, pool.to(device, dtype))
+    if case.codes:
+        cache = of_codes(cache, case.codes)
     return Step(_batch(case, cache, tables, device), query, key, value, sinks)
 
 
@@ -130,11 +143,28 @@ def _run(case: Case, step: Step, backend: AttentionBackend) -> torch.Tensor:
     return backend.attend(step.query, LAYER, step.batch, scale, case.softcap, step.sinks)
 
 
+def of_codes(cache: KVCache, codes: str) -> KVCache:
+    """A cache of codes of what a cache holds."""
+    layout = msgspec.structs.replace(cache.layout, dtype=codes)
+    size = cache.num_blocks, block_elements(layout)
+    made = KVCache(layout, torch.zeros(size, dtype=torch.uint8, device=cache.pool.device))
+    for group in layout.groups:
+        for layer in group.layers:
+            made.key(layer)[:], made.key_scale(layer)[:] = encoded(cache.key(layer), made.kind)
+            values = encoded(cache.value(layer), made.kind)
+            made.value(layer)[:], made.value_scale(layer)[:] = values
+    return made
+
+
 def _upcast(step: Step) -> Step:
     cache = step.batch.cache
-    layout = KVLayout(cache.layout.groups, cache.block_size, "float32")
+    pool = cache.pool.clone()
+    wide = KVCache(cache.layout, pool)
+    if not cache.kind:
+        layout = msgspec.structs.replace(cache.layout, dtype="float32")
+        wide = KVCache(layout, pool.float())
     return Step(
-        replace(step.batch, cache=KVCache(layout, cache.pool.float().clone())),
+        replace(step.batch, cache=wide),
         step.query.float(),
         step.key.float(),
         step.value.float(),
@@ -144,13 +174,18 @@ def _upcast(step: Step) -> Step:
 
 def _unwritten(batch: PagedBatch) -> torch.Tensor:
     """bool like the pool: the slots of LAYER that no context reaches."""
-    pool = torch.zeros_like(batch.cache.pool, dtype=torch.bool)
+    kind = batch.cache.kind
+    pool = torch.zeros_like(batch.cache.pool, dtype=torch.uint8 if kind else torch.bool)
     dead = KVCache(batch.cache.layout, pool)
-    dead.key(LAYER)[:] = True
-    dead.value(LAYER)[:] = True
+    marks = [(dead.key(LAYER), 1), (dead.value(LAYER), 1)]
+    if kind:  # both bytes of a scale
+        scales = dead.key_scale(LAYER), dead.value_scale(LAYER)
+        marks += [(view.view(torch.int16), 0x0101) for view in scales]
+    for view, mark in marks:
+        view[:] = mark
     for table, context in zip(batch.block_tables, batch.context_lens, strict=True):
         index = torch.arange(context, device=table.device)
         places = table[index // batch.cache.block_size], index % batch.cache.block_size
-        dead.key(LAYER)[places] = False
-        dead.value(LAYER)[places] = False
-    return pool
+        for view, _ in marks:
+            view[places] = 0
+    return pool != 0

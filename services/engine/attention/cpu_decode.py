@@ -18,12 +18,13 @@ _TOKENS_AT_ONCE = 4  # of a block, by the kernel
 
 
 class _Shape(NamedTuple):
-    """`heads`: query heads to a KV head; `block`: tokens of a block."""
+    """`heads`: query heads to a KV head; `block`: tokens of a block; `kind`: see `KVCache`."""
 
     heads: int
     k_dim: int
     v_dim: int
     block: int
+    kind: int
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class CpuAttention(TorchAttention):
         queries, kv_heads = query.transpose(0, 1).contiguous(), cache.key(layer).shape[2]
         kernel(
             rows.count * kv_heads, queries.data_ptr(), out.data_ptr(), rows.tokens.data_ptr(),
-            pool.data_ptr(), *cache.starts(layer), pool.stride(0), kv_heads, rows.tables.data_ptr(),
-            rows.tables.shape[1], rows.contexts.data_ptr(), rows.count, cache.window(layer),
-            float(scale),
+            pool.data_ptr(), *cache.starts(layer), *cache.scale_starts(layer), pool.stride(0),
+            kv_heads, rows.tables.data_ptr(), rows.tables.shape[1], rows.contexts.data_ptr(),
+            rows.count, cache.window(layer), float(scale),
         )  # fmt: skip
 
     def _kernel_for(self, heads: int, layer: int, cache: KVCache) -> Kernel | None:
@@ -74,7 +75,8 @@ class CpuAttention(TorchAttention):
         _, block, kv_heads, k_dim = cache.key(layer).shape
         if block % _TOKENS_AT_ONCE or (parallel := team()) is None:
             return None
-        shape = _Shape(heads // kv_heads, k_dim, cache.value(layer).shape[3], block)
+        v_dim = cache.value(layer).shape[3]
+        shape = _Shape(heads // kv_heads, k_dim, v_dim, block, cache.kind)
         if shape not in self._kernels:
             self._kernels[shape] = _compiled(shape, parallel)
         return self._kernels[shape]

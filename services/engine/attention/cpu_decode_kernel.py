@@ -1,4 +1,5 @@
-"""Attention of single tokens on a CPU, in bfloat16, that reads the KV blocks where they lie.
+"""Attention of single tokens on a CPU, in bfloat16, that reads the KV blocks where they lie, of
+bfloat16 or of codes.
 
 PyTorch's attention has the blocks of every context copied into one tensor first, and repacks the
 keys after that: a step reads and writes its KV three times. Here each is read once. Compiled by
@@ -28,27 +29,20 @@ from services.engine.attention.numba_bfloat16 import (
     widened,
     words_of,
 )
+from services.engine.attention.numba_kv_codes import load_rows
 
-_LINE = 32  # elements of a cache line
+_LINE = 64  # bytes that are read together
 _LOWEST = np.float32(-3e38)
 
 
 @inlined
-def _widen_rows(pool: Any, start: Any, stride: Any, count: Any, dim: Any, tile: Any) -> None:
-    """Rows of a block, `stride` elements apart, as float32 one behind the other."""
+def _fetch_rows(rows: Any, step: Any, count: Any, size: Any) -> None:
+    """Has the processor read rows, which are so many bytes long and begin `step` bytes apart: those
+    of the block whose turn is next. Blocks lie anywhere, so it cannot foresee them, and waits for a
+    sixth of the time."""
     for t in range(count):
-        row = pool[start + t * stride : start + t * stride + dim]
-        for d in range(dim):
-            tile[t * dim + d] = widened(row[d])
-
-
-@inlined
-def _fetch_rows(pool: Any, start: Any, stride: Any, count: Any, dim: Any) -> None:
-    """Has the processor read rows of the block whose turn is next: blocks lie anywhere, so it
-    cannot foresee them, and waits for a sixth of the time."""
-    for t in range(count):
-        for d in range(0, dim, _LINE):
-            prefetched(pool + BYTES * (start + t * stride + d))
+        for at in range(0, size, _LINE):
+            prefetched(rows + t * step + at)
 
 
 @inlined
@@ -95,31 +89,37 @@ def _add(weights: Any, value: Any, head: Any, count: Any, dim: Any, kept: Any, f
             )  # fmt: skip
 
 
-def _attend_for(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
+def _attend_for(heads: int, k_dim: int, v_dim: int, block: int, kind: int) -> Any:
     """All query heads of one KV head over one context; the numbers as of `compile_kernel`."""
+
+    width = BYTES if kind == 0 else 1  # of an element
 
     @function(cache=True)
     def attend(
-        query: Any, pool: Any, keys: Any, values: Any, size: Any, kv_heads: Any, table: Any,
-        first: Any, context: Any, kv_head: Any, found: Any, sums: Any,
+        query: Any, pool: Any, keys: Any, values: Any, key_scales: Any, value_scales: Any,
+        size: Any, kv_heads: Any, table: Any, first: Any, context: Any, kv_head: Any, found: Any,
+        sums: Any,
     ) -> None:  # fmt: skip
         """All queries of one KV head over one context: found float32[heads * v_dim], still to be
         divided by sums float32[heads]."""
         key, value = np.empty(block * k_dim, np.float32), np.empty(block * v_dim, np.float32)
         scores, tops = np.empty(block, np.float32), np.full(heads, _LOWEST)
-        address, last = pool.ctypes.data, (context + block - 1) // block
+        at_key, at_value = (keys + kv_head * k_dim) * width, (values + kv_head * v_dim) * width
+        last = (context + block - 1) // block
         for place in range(first // block, last):
+            block_at = pool + table[place] * size * width
             if place + 1 < last:
-                begin = table[place + 1] * size
-                start = begin + keys + kv_head * k_dim
-                _fetch_rows(address, start, kv_heads * k_dim, block, k_dim)
-                start = begin + values + kv_head * v_dim
-                _fetch_rows(address, start, kv_heads * v_dim, block, v_dim)
-            begin = table[place] * size
-            start = begin + keys + kv_head * k_dim
-            _widen_rows(pool, start, kv_heads * k_dim, block, k_dim, key)
-            start = begin + values + kv_head * v_dim
-            _widen_rows(pool, start, kv_heads * v_dim, block, v_dim, value)
+                following = pool + table[place + 1] * size * width
+                _fetch_rows(following + at_key, kv_heads * k_dim * width, block, k_dim * width)
+                _fetch_rows(following + at_value, kv_heads * v_dim * width, block, v_dim * width)
+            load_rows(
+                kind, block_at + at_key, kv_heads * k_dim,
+                block_at + BYTES * (key_scales + kv_head), kv_heads, block, k_dim, key,
+            )  # fmt: skip
+            load_rows(
+                kind, block_at + at_value, kv_heads * v_dim,
+                block_at + BYTES * (value_scales + kv_head), kv_heads, block, v_dim, value,
+            )  # fmt: skip
             low, high = first - place * block, context - place * block
             _clear(key, low * k_dim, high * k_dim, block * k_dim)
             _clear(value, low * v_dim, high * v_dim, block * v_dim)
@@ -140,24 +140,27 @@ def _attend_for(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
     return attend
 
 
-def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
-    """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4.
+def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0) -> Any:
+    """For `heads` query heads to a KV head and blocks of `block` tokens, a multiple of 4. `kind`:
+    of the codes in the pool, by `kv_codes.NUMBERS`; 0 for bfloat16.
 
     Its words: query [T, all heads, k_dim] and out [T, all heads, v_dim], bfloat16; int64[R] tokens,
-    where each request's is among T; pool [blocks, size], bfloat16; keys and values, where those of
-    the layer begin in a block; size; kv_heads; tables int64[R, width]; width; contexts int64[R];
-    requests R; window, 0 for none; scale. Work is a KV head of a request.
+    where each request's is among T; pool [blocks, size]; keys and values, where those of the layer
+    begin in a block, in elements; key_scales and value_scales, where their scales do, in scales;
+    size; kv_heads; tables int64[R, width]; width; contexts int64[R]; requests R; window, 0 for
+    none; scale. Work is a KV head of a request.
     """
-    attend = _attend_for(heads, k_dim, v_dim, block)
+    attend = _attend_for(heads, k_dim, v_dim, block, kind)
 
     @kernel()
     def decode(data: Any) -> None:
         words = words_of(data)[FIRST:]
-        query, out, pool = halves(words[0]), halves(words[1]), halves(words[3])
-        tokens, tables, contexts = integers(words[2]), integers(words[8]), integers(words[10])
-        keys, values, size, kv_heads = words[4], words[5], words[6], words[7]
-        width, requests, window = words[9], words[11], words[12]
-        scale = number(data, FIRST + 13) * LOG2_E
+        query, out, pool = halves(words[0]), halves(words[1]), words[3]
+        tokens, tables, contexts = integers(words[2]), integers(words[10]), integers(words[12])
+        keys, values, key_scales, value_scales = words[4], words[5], words[6], words[7]
+        size, kv_heads = words[8], words[9]
+        width, requests, window = words[11], words[13], words[14]
+        scale = number(data, FIRST + 15) * LOG2_E
         scaled, found = np.empty(heads * k_dim, np.float32), np.empty(heads * v_dim, np.float32)
         sums = np.empty(heads, np.float32)
         item = next_item(data)
@@ -171,8 +174,8 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int) -> Any:
             found[:], sums[:] = np.float32(0.0), np.float32(0.0)
             table = tables[request * width : (request + 1) * width]
             attend(
-                scaled, pool, keys, values, size, kv_heads, table, first, context, kv_head, found,
-                sums,
+                scaled, pool, keys, values, key_scales, value_scales, size, kv_heads, table, first,
+                context, kv_head, found, sums,
             )  # fmt: skip
             for head in range(heads):
                 share = np.float32(1.0) / sums[head]

@@ -45,7 +45,7 @@ def widened(context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def _of_bits(context: Any, bits: Any) -> Any:
+def float_of(context: Any, bits: Any) -> Any:
     """The float32 that has these bits."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -55,7 +55,7 @@ def _of_bits(context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def _bits_of(context: Any, value: Any) -> Any:
+def bits_of(context: Any, value: Any) -> Any:
     """The bits of a float32."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -76,13 +76,13 @@ def power_of_two(x: Any) -> Any:
     value = value * rest + _POWERS[3]
     value = value * rest + _POWERS[4]
     value = value * rest + _POWERS[5]
-    return value * _of_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+    return value * float_of((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
 @inlined
 def narrowed(value: Any) -> Any:
     """The bfloat16 nearest to a float32, the even one of two."""
-    bits = _bits_of(value)
+    bits = bits_of(value)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return np.uint16((bits + np.uint32(_ROUNDED) + odd) >> np.uint32(16))
 
@@ -151,6 +151,12 @@ def row_of(address: Any, row: Any, step: Any) -> Any:
 
 
 @inlined
+def octets(address: Any) -> Any:
+    """uint8 from an address on."""
+    return carray(_place(address), _FAR, np.uint8)
+
+
+@inlined
 def floats(address: Any) -> Any:
     """float32 from an address on."""
     return carray(_place(address), _FAR, np.float32)
@@ -165,7 +171,7 @@ def highest(address: Any, count: Any) -> Any:
     for c in range(count):
         word = bits[c]
         top = max(top, word ^ ((word >> _SIGN) & _ALL_BUT_SIGN))
-    return _of_bits(np.int32(top ^ ((top >> _SIGN) & _ALL_BUT_SIGN)))
+    return float_of(np.int32(top ^ ((top >> _SIGN) & _ALL_BUT_SIGN)))
 
 
 @inlined

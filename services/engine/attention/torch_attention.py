@@ -67,7 +67,7 @@ def _attend_prompt(
     context = batch.context_lens[request]
     window = batch.cache.window(layer)
     blocks = batch.block_tables[request, : -(-context // batch.cache.block_size)]
-    key, value = _gather(batch.cache, layer, blocks, 1, context)
+    key, value = _gather(batch.cache, layer, blocks, 1, context, query.dtype)
     mine = query[None, :, tokens]
     causal = batch.span_starts is None and softcap is None and sinks is None
     causal = causal and not 0 < window < context
@@ -98,7 +98,8 @@ def _attend_group(
 ) -> torch.Tensor:
     """G single tokens of query [heads, all tokens, k_dim] → [G, heads, v_dim]."""
     mine = query.transpose(0, 1)[group.rows]
-    key, value = _gather(cache, layer, group.blocks, len(group.contexts), group.longest)
+    requests = len(group.contexts)
+    key, value = _gather(cache, layer, group.blocks, requests, group.longest, query.dtype)
     mask = group.mask(cache.window(layer))
     if softcap is not None or sinks is not None:
         out = _attend(mine.unsqueeze(2), key, value, mask, scale, softcap, sinks)
@@ -111,13 +112,18 @@ def _attend_group(
 
 
 def _gather(
-    cache: KVCache, layer: int, blocks: torch.Tensor, requests: int, length: int
+    cache: KVCache,
+    layer: int,
+    blocks: torch.Tensor,
+    requests: int,
+    length: int,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First `length` keys and values of so many requests, which have equally many of `blocks`:
-    [requests, kv_heads, length, dim] each."""
+    [requests, kv_heads, length, dim] each, codes as `dtype`."""
     key, value = (
-        tensor.index_select(0, blocks).view(requests, -1, *tensor.shape[2:])[:, :length]
-        for tensor in (cache.key(layer), cache.value(layer))
+        tensor.view(requests, -1, *tensor.shape[2:])[:, :length]
+        for tensor in cache.read(layer, blocks, dtype)
     )
     return key.transpose(1, 2), value.transpose(1, 2)
 

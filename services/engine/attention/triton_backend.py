@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from services.engine.attention.batch import PagedBatch
+from services.engine.attention.kv_cache import KVCache
 from services.engine.attention.triton_kernels import (
     decode_kernel,
     merge_kernel,
     prefill_kernel,
     write_kernel,
 )
+from services.engine.attention.triton_kv_codes import write_codes_kernel
 from services.engine.attention.triton_plan import (
     PROGRAMS_PER_PROCESSOR,
     SplitPlan,
@@ -40,17 +42,20 @@ class _Call:
 
     out: torch.Tensor  # [T, heads, v_dim], written here
     query: torch.Tensor  # [heads, T, k_dim]
-    key: torch.Tensor  # [blocks, block_size, kv_heads, k_dim]
-    value: torch.Tensor  # [blocks, block_size, kv_heads, v_dim]
+    layer: int
     batch: PagedBatch  # where each token's KV lies
-    window: int  # tokens that a token looks back to, 0 for all
     scale: float  # factor of the dot products
     softcap: float | None  # bound of the scores by tanh, None for none
     sinks: torch.Tensor | None  # [heads], logits of nothing, None for none
 
     @property
     def kv_heads(self) -> int:
-        return self.key.shape[2]
+        return self.batch.cache.key(self.layer).shape[2]
+
+    @property
+    def window(self) -> int:
+        """Tokens that a token looks back to, 0 for all."""
+        return self.batch.cache.window(self.layer)
 
     @property
     def group(self) -> int:
@@ -76,11 +81,12 @@ class _Call:
 
     def inputs(self, tile: Tile) -> Arguments:
         """Arguments of every kernel that reads the cache."""
-        k_dim = self.query.shape[-1]
+        cache, k_dim = self.batch.cache, self.query.shape[-1]
+        key, value = cache.key(self.layer), cache.value(self.layer)
         return {
             "query_ptr": self.query,
-            "key_ptr": self.key,
-            "value_ptr": self.value,
+            "key_ptr": key,
+            "value_ptr": value,
             "tables_ptr": self.batch.block_tables,
             "sinks_ptr": self.sinks,
             # With a softcap the kernel goes to base 2 behind it, otherwise by the scale.
@@ -88,12 +94,13 @@ class _Call:
             "table_width": self.batch.block_tables.stride(0),
             "stride_qt": self.query.stride(1),
             "stride_qh": self.query.stride(0),
-            **_strides("k", self.key),
-            **_strides("v", self.value),
+            **_strides("k", key),
+            **_strides("v", value),
+            **scale_arguments(cache, self.layer),
             "GROUP": self.group,
             "K_DIM": k_dim,
             "PAD_K": pad(k_dim),
-            "BLOCK_SIZE": self.key.shape[1],
+            "BLOCK_SIZE": cache.block_size,
             "SOFTCAP": self.softcap,
             "BLOCK_M": tile.rows,
             "BLOCK_N": tile.keys,
@@ -125,29 +132,32 @@ class TritonAttention:
         One launch, where indexing takes two that each run no longer than it takes to launch them.
         """
         key, value = _contiguous_rows(key), _contiguous_rows(value)
-        kv_heads, tokens, k_dim = key.shape
-        v_dim = value.shape[-1]
+        cache, tokens, kv_heads = batch.cache, key.shape[1], key.shape[0]
+        heads = 1 if cache.kind else kv_heads  # of a program: codes are of one row each
         arguments = {
-            "key_cache_ptr": batch.cache.key(layer),
-            "value_cache_ptr": batch.cache.value(layer),
+            "key_cache_ptr": cache.key(layer),
+            "value_cache_ptr": cache.value(layer),
             "key_ptr": key,
             "value_ptr": value,
             "blocks_ptr": batch.slot_blocks,
             "offsets_ptr": batch.slot_offsets,
-            **_strides("k", batch.cache.key(layer)),
-            **_strides("v", batch.cache.value(layer)),
+            **_strides("k", cache.key(layer)),
+            **_strides("v", cache.value(layer)),
             "stride_nkt": key.stride(1),
             "stride_nkh": key.stride(0),
             "stride_nvt": value.stride(1),
             "stride_nvh": value.stride(0),
-            "KV_HEADS": kv_heads,
-            "K_DIM": k_dim,
-            "V_DIM": v_dim,
-            "PAD_K": pad(kv_heads * k_dim),
-            "PAD_V": pad(kv_heads * v_dim),
+            "K_DIM": key.shape[-1],
+            "V_DIM": value.shape[-1],
+            "PAD_K": pad(heads * key.shape[-1]),
+            "PAD_V": pad(heads * value.shape[-1]),
         }
         with torch.cuda.device_of(key):
-            self.launch(write_kernel, (tokens,), arguments)
+            if cache.kind:
+                arguments |= scale_arguments(cache, layer)
+                self.launch(write_codes_kernel, (tokens, kv_heads), arguments)
+            else:
+                self.launch(write_kernel, (tokens,), {**arguments, "KV_HEADS": kv_heads})
 
     def attend(
         self,
@@ -159,11 +169,10 @@ class TritonAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """query [heads, T, k_dim] → [T, heads, v_dim], this step's keys being in the cache."""
-        key, value = batch.cache.key(layer), batch.cache.value(layer)
+        v_dim = batch.cache.value(layer).shape[-1]
         query = _contiguous_rows(query)
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
-        window = batch.cache.window(layer)
-        call = _Call(out, query, key, value, batch, window, scale, softcap, sinks)
+        out = query.new_empty(query.shape[1], query.shape[0], v_dim)
+        call = _Call(out, query, layer, batch, scale, softcap, sinks)
         # In the prefill kernel a single token would walk its whole context in one program.
         singles = batch.single_contexts if batch.decode_only or batch.span_starts is None else []
         with torch.cuda.device_of(query):
@@ -219,6 +228,19 @@ class TritonAttention:
         visible = [min(c, call.window) for c in contexts] if call.window else contexts
         plan = self.plan.captured if self.captured else self.plan.eager
         return plan(visible, call.kv_heads)
+
+
+def scale_arguments(cache: KVCache, layer: int) -> Arguments:
+    """Arguments of every kernel that reads or writes a cache which may be of codes."""
+    scales = (cache.key_scale(layer), cache.value_scale(layer)) if cache.kind else (None, None)
+    strides = scales[0].stride() if scales[0] is not None else (0, 0)
+    return {
+        "key_scale_ptr": scales[0],
+        "value_scale_ptr": scales[1],
+        "stride_cb": strides[0],
+        "stride_cs": strides[1],
+        "KIND": cache.kind,
+    }
 
 
 def _strides(name: str, cached: torch.Tensor) -> dict[str, int]:

@@ -26,18 +26,20 @@ from services.engine.attention.triton_tiles import (
 
 @triton.jit(do_not_specialize=["num_requests", "table_width"])
 def prefill_kernel(
-    out_ptr, query_ptr, key_ptr, value_ptr, tables_ptr, starts_ptr, contexts_ptr,
+    out_ptr, query_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+    tables_ptr, starts_ptr, contexts_ptr,
     span_starts_ptr, span_ends_ptr, sinks_ptr, scale, num_requests, table_width,
     stride_ot, stride_oh, stride_qt, stride_qh,
-    stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh,
+    stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
     GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SKIP_SINGLE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr, SKIP_SINGLE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of packed queries. Grid (T // BLOCK_Q + R, kv_heads).
 
     out [T, heads, V_DIM], query [T, heads, K_DIM], key and value [blocks, BLOCK_SIZE, kv_heads, *],
+    key_scale and value_scale [blocks, BLOCK_SIZE, kv_heads], of codes of a KIND, or None,
     tables int64[R, table_width], starts int32[R + 1], contexts int32[R], span_* int64[T] or None,
     sinks [heads] or None. Strides are in elements; the last dimension is contiguous.
 
@@ -48,6 +50,9 @@ def prefill_kernel(
     # The last tiles of a prompt see the most keys: starting with them keeps the device full.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
+    if KIND:
+        key_scale_ptr += kv_head
+        value_scale_ptr += kv_head
     request = request_of(tile, starts_ptr, num_requests, BLOCK_Q)
     begin = tl.load(starts_ptr + request)
     count = tl.load(starts_ptr + request + 1) - begin
@@ -76,10 +81,11 @@ def prefill_kernel(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query, first, full, end,
         position, span_start, span_end,
         key_ptr + kv_head * stride_kh, value_ptr + kv_head * stride_vh,
+        key_scale_ptr, value_scale_ptr,
         tables_ptr + request.to(tl.int64) * table_width,
-        stride_kb, stride_ks, stride_vb, stride_vs, scale,
+        stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
         K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP,
-        span_starts_ptr is not None, BLOCK_N,
+        span_starts_ptr is not None, KIND, BLOCK_N,
     )  # fmt: skip
 
     out_rows = out_ptr + packed * stride_ot + head * stride_oh
@@ -90,12 +96,13 @@ def prefill_kernel(
 @triton.jit(do_not_specialize=["table_width", "split_keys", "num_splits"])
 def decode_kernel(
     out_ptr, partial_ptr, top_ptr, total_ptr, query_ptr, key_ptr, value_ptr,
+    key_scale_ptr, value_scale_ptr,
     tables_ptr, starts_ptr, contexts_ptr, sinks_ptr, scale, table_width, split_keys, num_splits,
     stride_ot, stride_oh, stride_qt, stride_qh,
-    stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh,
+    stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh, stride_cb, stride_cs,
     GROUP: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of the requests that bring one token. Grid (R, kv_heads, num_splits).
@@ -106,6 +113,9 @@ def decode_kernel(
     """
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
+    if KIND:
+        key_scale_ptr += kv_head
+        value_scale_ptr += kv_head
     split = tl.program_id(2)
     begin = tl.load(starts_ptr + request)
     if tl.load(starts_ptr + request + 1) - begin != 1:
@@ -133,9 +143,10 @@ def decode_kernel(
         top, total, tl.zeros([BLOCK_M, PAD_V], tl.float32), query,
         first, first + (end - first) // BLOCK_N * BLOCK_N, end, position, position, position,
         key_ptr + kv_head * stride_kh, value_ptr + kv_head * stride_vh,
+        key_scale_ptr, value_scale_ptr,
         tables_ptr + request.to(tl.int64) * table_width,
-        stride_kb, stride_ks, stride_vb, stride_vs, scale,
-        K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, 0, SOFTCAP, False, BLOCK_N,
+        stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+        K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, 0, SOFTCAP, False, KIND, BLOCK_N,
     )  # fmt: skip
 
     if SPLIT:

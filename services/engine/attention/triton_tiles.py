@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from services.engine.attention.triton_kv_codes import decode
+
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_TILE_KEYS = tl.constexpr(64)
 
@@ -33,6 +35,12 @@ def load_tile(row_ptrs, live, DIM: tl.constexpr, PAD: tl.constexpr, MASKED: tl.c
     else:
         tile = tl.load(pointers)
     return tile
+
+
+@triton.jit
+def load_scales(pointers, live, MASKED: tl.constexpr):
+    """[N] scales of codes, zero in dead rows if MASKED."""
+    return tl.load(pointers, mask=live, other=0.0) if MASKED else tl.load(pointers)
 
 
 @triton.jit
@@ -73,15 +81,17 @@ def _scores(query, key, scale, SOFTCAP: tl.constexpr):
 @triton.jit
 def _fold_tile(
     top, total, acc, query, index, end, position, span_start, span_end,
-    key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+    key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr,
+    stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SPANS: tl.constexpr, MASKED: tl.constexpr,
+    SPANS: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys at int32[N] `index` into the running softmax of M rows.
 
     top, total: float32[M], largest score and sum of weights; acc: float32[M, PAD_V]
     query: [M, PAD_K]; position, span_start, span_end: int32[M]
+    key_scale_ptr, value_scale_ptr: of the codes of a KIND, [blocks, slots]; None where KIND is 0
     Without MASKED all rows must see all N keys.
     """
     live = index < end
@@ -91,7 +101,10 @@ def _fold_tile(
         block = tl.load(table_ptr + index // BLOCK_SIZE).to(tl.int64)
     slot = index % BLOCK_SIZE
     key = load_tile(key_ptr + block * stride_kb + slot * stride_ks, live, K_DIM, PAD_K, MASKED)
-    scores = _scores(query, key, scale, SOFTCAP)
+    if KIND:
+        scales = load_scales(key_scale_ptr + block * stride_cb + slot * stride_cs, live, MASKED)
+        key = decode(key, scales[:, None], KIND)
+    scores = _scores(query, key.to(query.dtype), scale, SOFTCAP)
     if MASKED:
         visible = index[None, :] <= position[:, None]
         if WINDOW:
@@ -106,6 +119,10 @@ def _fold_tile(
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(top - base)
     value = load_tile(value_ptr + block * stride_vb + slot * stride_vs, live, V_DIM, PAD_V, MASKED)
+    if KIND:
+        scales = load_scales(value_scale_ptr + block * stride_cb + slot * stride_cs, live, MASKED)
+        value = decode(value, scales[:, None], KIND)
+    value = value.to(query.dtype)
     acc = tl.dot(weights.to(value.dtype), value, acc * decay[:, None], input_precision="ieee")
     return new_top, total * decay + tl.sum(weights, 1), acc
 
@@ -113,25 +130,30 @@ def _fold_tile(
 @triton.jit
 def fold_keys(
     top, total, acc, query, first, full, end, position, span_start, span_end,
-    key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
+    key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr,
+    stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SPANS: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPANS: tl.constexpr, KIND: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Fold keys [first, end); rows see all of [first, full), a whole number of tiles."""
     for start in range(first, full, BLOCK_N):
         top, total, acc = _fold_tile(
             top, total, acc, query, start + tl.arange(0, BLOCK_N), end,
             position, span_start, span_end,
-            key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
-            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, False,
+            key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr,
+            stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, KIND,
+            False,
         )  # fmt: skip
     for start in range(full, end, BLOCK_N):
         top, total, acc = _fold_tile(
             top, total, acc, query, start + tl.arange(0, BLOCK_N), end,
             position, span_start, span_end,
-            key_ptr, value_ptr, table_ptr, stride_kb, stride_ks, stride_vb, stride_vs, scale,
-            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, True,
+            key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr,
+            stride_kb, stride_ks, stride_vb, stride_vs, stride_cb, stride_cs, scale,
+            K_DIM, V_DIM, PAD_K, PAD_V, BLOCK_SIZE, WINDOW, SOFTCAP, SPANS, KIND,
+            True,
         )  # fmt: skip
     return top, total, acc
 

@@ -88,7 +88,7 @@ def gate(data: Any) -> None:
 
 
 @inlined
-def _rotate(source: Any, to: Any, cos: Any, sin: Any, dim: Any) -> None:
+def rotate_head(source: Any, to: Any, cos: Any, sin: Any, dim: Any) -> None:
     """Rotary positions (arXiv:2104.09864) of one head, which may be rotated where it is."""
     half = dim // 2
     for c in range(half):
@@ -117,12 +117,12 @@ def rotate(data: Any) -> None:
         query = words[0] + BYTES * token * words[1]
         for head in range(heads):
             one = row_of(query, head, dim)
-            _rotate(one, one, cos, sin, dim)
+            rotate_head(one, one, cos, sin, dim)
         block, first = words[14] + BYTES * blocks[token] * words[15], slots[token] * kv_heads
         keys, values = block + BYTES * words[16], block + BYTES * words[17]
         key, value = words[3] + BYTES * token * words[4], words[5] + BYTES * token * words[6]
         for head in range(kv_heads):
-            _rotate(row_of(key, head, dim), row_of(keys, first + head, dim), cos, sin, dim)
+            rotate_head(row_of(key, head, dim), row_of(keys, first + head, dim), cos, sin, dim)
             source, to = row_of(value, head, v_dim), row_of(values, first + head, v_dim)
             for c in range(v_dim):
                 to[c] = source[c]

@@ -18,12 +18,14 @@ class CpuOps:
 
     def __init__(self, parallel: Any) -> None:
         """`parallel`: see `numba_runtime.team`."""
-        self._norm, self._add_norm, self._gate, self._rotate = (
+        self._parallel = parallel
+        self._norm, self._add_norm, self._gate, rotate = (
             Kernel(compiled, parallel)
             for compiled in (
                 cpu_kernels.norm, cpu_kernels.add_norm, cpu_kernels.gate, cpu_kernels.rotate
             )
         )  # fmt: skip
+        self._rotates = {0: rotate}
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """[..., width] → [..., width], contiguous; rows of x may lie apart, at one distance."""
@@ -72,10 +74,18 @@ class CpuOps:
         tokens, heads, dim = query.shape
         kv_heads, v_dim = value.shape[1:]
         pool, cache = batch.cache.pool, batch.cache
-        self._rotate(
+        self._rotate(cache.kind)(
             tokens, query.data_ptr(), query.stride(0), heads, key.data_ptr(), key.stride(0),
             value.data_ptr(), value.stride(0), kv_heads, cos.data_ptr(), cos.stride(0),
             sin.data_ptr(), sin.stride(0), dim, v_dim, pool.data_ptr(), pool.stride(0),
             *cache.starts(layer), batch.slot_blocks.data_ptr(), batch.slot_offsets.data_ptr(),
-            alone=tokens < _ALONE,
+            *(cache.scale_starts(layer) if cache.kind else ()), alone=tokens < _ALONE,
         )  # fmt: skip
+
+    def _rotate(self, kind: int) -> Kernel:
+        """`kind`: see `KVCache`."""
+        if kind not in self._rotates:
+            from services.engine.model.cpu_kv_kernels import compile_rotate
+
+            self._rotates[kind] = Kernel(compile_rotate(kind), self._parallel)
+        return self._rotates[kind]

@@ -12,6 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from services.engine.attention.triton_kv_codes import (
+    encode,
+    encode_row,
+    magnitude_bits,
+    scale_of,
+)
+
 
 @triton.jit
 def norm_kernel(
@@ -54,16 +61,19 @@ def silu_kernel(out_ptr, gate_ptr, up_ptr, count, BLOCK: tl.constexpr):
 @triton.jit
 def rotary_kernel(
     query_ptr, key_ptr, value_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr,
+    key_scale_ptr, value_scale_ptr,
     blocks_ptr, offsets_ptr, stride_qt, stride_qh, stride_nkt, stride_nkh, stride_nvt, stride_nvh,
     stride_ct, stride_st, stride_kb, stride_ks, stride_kh, stride_vb, stride_vs, stride_vh,
+    stride_cb, stride_cs,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
-    PAD_HALF: tl.constexpr, PAD_V: tl.constexpr,
+    PAD_HALF: tl.constexpr, PAD_V: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """Rotary positions (arXiv:2104.09864), and the cache's write. Grid (T, HEADS + 2 * KV_HEADS).
 
     query [T, HEADS, DIM] is rotated where it is; key [T, KV_HEADS, DIM], rotated, and value
     [T, KV_HEADS, V_DIM] go to (blocks[t], offsets[t]) of caches [blocks, slots, KV_HEADS, *].
-    cos and sin [T, DIM], DIM even; int64[T] blocks and offsets. The last dimensions are contiguous.
+    Of a KIND, the caches are of codes, with scales [blocks, slots, KV_HEADS]. cos and sin [T, DIM],
+    DIM even; int64[T] blocks and offsets. The last dimensions are contiguous.
     PAD_HALF >= DIM / 2, PAD_V >= V_DIM.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -76,18 +86,20 @@ def rotary_kernel(
         live = column < V_DIM
         row = value_ptr + token * stride_nvt + kv_head * stride_nvh
         to = value_cache_ptr + block * stride_vb + slot * stride_vs + kv_head * stride_vh
-        tl.store(to + column, tl.load(row + column, mask=live), mask=live)
+        if KIND:
+            scale = value_scale_ptr + block * stride_cb + slot * stride_cs + kv_head
+            encode_row(to, scale, row, KIND, V_DIM, PAD_V)
+        else:
+            tl.store(to + column, tl.load(row + column, mask=live), mask=live)
         return
     HALF: tl.constexpr = DIM // 2
     column = tl.arange(0, PAD_HALF)
     live = column < HALF
+    kv_head = tl.maximum(head - HEADS, 0)
     if head < HEADS:
         row = query_ptr + token * stride_qt + head * stride_qh
-        to = row
     else:
-        kv_head = head - HEADS
         row = key_ptr + token * stride_nkt + kv_head * stride_nkh
-        to = key_cache_ptr + block * stride_kb + slot * stride_ks + kv_head * stride_kh
     dtype = query_ptr.dtype.element_ty
     first = tl.load(row + column, mask=live, other=0.0).to(tl.float32)
     second = tl.load(row + HALF + column, mask=live, other=0.0).to(tl.float32)
@@ -98,8 +110,27 @@ def rotary_kernel(
     sin_second = tl.load(sin + HALF, mask=live, other=0.0).to(tl.float32)
     new_first = _rounded(first * cos_first, dtype) - _rounded(second * sin_first, dtype)
     new_second = _rounded(second * cos_second, dtype) + _rounded(first * sin_second, dtype)
-    tl.store(to + column, new_first.to(dtype), mask=live)
-    tl.store(to + HALF + column, new_second.to(dtype), mask=live)
+    new_first, new_second = _rounded(new_first, dtype), _rounded(new_second, dtype)
+    if head < HEADS:
+        _store_halves(row, new_first, new_second, HALF, PAD_HALF)
+        return
+    to = key_cache_ptr + block * stride_kb + slot * stride_ks + kv_head * stride_kh
+    if KIND:
+        scale_ptr = key_scale_ptr + block * stride_cb + slot * stride_cs + kv_head
+        tops = tl.maximum(magnitude_bits(new_first), magnitude_bits(new_second))
+        scale = scale_of(tl.max(tops, 0), KIND)
+        tl.store(scale_ptr, scale.to(scale_ptr.dtype.element_ty))
+        new_first, new_second = encode(new_first, scale, KIND), encode(new_second, scale, KIND)
+    _store_halves(to, new_first, new_second, HALF, PAD_HALF)
+
+
+@triton.jit
+def _store_halves(to_ptr, first, second, HALF: tl.constexpr, PAD_HALF: tl.constexpr):
+    """Both halves of a head, one behind the other."""
+    column = tl.arange(0, PAD_HALF)
+    live = column < HALF
+    tl.store(to_ptr + column, first.to(to_ptr.dtype.element_ty), mask=live)
+    tl.store(to_ptr + HALF + column, second.to(to_ptr.dtype.element_ty), mask=live)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from services.engine.attention.batch import PagedBatch
+from services.engine.attention.triton_backend import scale_arguments
 from services.engine.attention.triton_plan import ceil
 from services.engine.model.fused_kernels import norm_kernel, rotary_kernel, silu_kernel
 
@@ -103,6 +104,7 @@ def rotate_and_write(
         **_strides(sin, "st"),
         **_strides(keys, "kb", "ks", "kh"),
         **_strides(values, "vb", "vs", "vh"),
+        **scale_arguments(batch.cache, layer),
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "DIM": dim,

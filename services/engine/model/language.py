@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from services.engine.model.loader import (
 from services.engine.model.packed_linear import InputsSeen, Product, pack, packing
 from services.engine.model.probe import LayerShape, Recording
 from services.engine.model.quantization import quantize
-from services.engine.model.trial import TOLERANCE, prompts, worst_error
+from services.engine.model.trial import TOLERANCE, check_codes, prompts, worst_error
 from services.engine.model.vouching import refused_by_name
 
 logger = logging.getLogger(__name__)
@@ -74,11 +74,13 @@ class LanguageModel:
         max_loras: int = 0,
         max_lora_rank: int = 16,
         quantization: str = "",
+        kv_codes: str = "",
     ) -> None:
         """`weight_layout`: plain, packed or auto, see `packed_linear.packing`. `fused`: layers use
         these kernels where they suit. `max_loras`: LoRA adapters
         that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
-        quantized weights are not packed."""
+        quantized weights are not packed. `kv_codes`: what the KV cache holds, a name of
+        `kv_codes.NUMBERS`, "" for elements of `dtype`."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
@@ -86,6 +88,7 @@ class LanguageModel:
         self.device = device
         self.dtype = dtype
         self.fused_layers = 0
+        self._kv_codes = kv_codes
         self._model = load_part(model_dir, "language", dtype, device)
         self._vision_language = has_vision(self.config)
         self._text_model: Any = (
@@ -212,21 +215,30 @@ class LanguageModel:
             rows = torch.arange(len(ids), device=self.device)
             return self._run(Inputs(self.embed(ids), self._text_positions(positions), rows), batch)
 
-        def error() -> float:
-            return worst_error(tokens, expected, run, self.kv_layout(_TRIAL_BLOCK))
+        def error(dtype: str) -> float:
+            return worst_error(tokens, expected, run, self._kv_layout(_TRIAL_BLOCK, dtype))
 
-        if (found := error()) > TOLERANCE[self.dtype]:
+        if (found := error(self._dtype_name)) > (tolerance := TOLERANCE[self.dtype]):
             raise ConfigError(
                 f"with paged attention its logits differ by {found:.2g} from the model's own"
             )
+        bounds = {self._dtype_name: tolerance}
+        if self._kv_codes:
+            found = error(self._kv_codes)
+            check_codes(found, self._kv_codes)
+            bounds[self._kv_codes] = found + tolerance
         if fused is not None:
-            self._fuse(fused, error)
+            self._fuse(fused, error, bounds)
 
-    def _fuse(self, ops: FusedOps, error: Callable[[], float]) -> None:
-        """`error` is that of the logits, to be asked again."""
+    def _fuse(
+        self, ops: FusedOps, error: Callable[[str], float], bounds: Mapping[str, float]
+    ) -> None:
+        """`error`: of the logits with a KV cache of a dtype; `bounds`: what it may be."""
         layers = FusedLayers(self._text_model, ops)
-        if (found := error()) > TOLERANCE[self.dtype]:
+        errors = {dtype: error(dtype) for dtype in bounds}
+        if any(errors[dtype] > bound for dtype, bound in bounds.items()):
             layers.release()
+            found = max(errors.values())
             logger.warning("fused kernels are not used: logits would differ by %.2g", found)
         self.fused_layers = len(layers)
         logger.info("%d layers use fused kernels", len(layers))
@@ -254,6 +266,13 @@ class LanguageModel:
 
     def kv_layout(self, block_size: int) -> KVLayout:
         """The layout of this model's KV blocks; layers of one shape form a group."""
+        return self._kv_layout(block_size, self._kv_codes or self._dtype_name)
+
+    @property
+    def _dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def _kv_layout(self, block_size: int, dtype: str) -> KVLayout:
         groups: dict[LayerShape, list[int]] = {}
         for layer, shape in sorted(self.shapes.items()):
             groups.setdefault(shape, []).append(layer)
@@ -263,7 +282,7 @@ class LanguageModel:
                 for shape, layers in groups.items()
             ),
             block_size=block_size,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=dtype,
         )
 
 

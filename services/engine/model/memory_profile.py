@@ -15,7 +15,7 @@ from PIL import Image
 
 from protocol.errors import ConfigError
 from protocol.types import EncodeItem, SamplingParams
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+from services.engine.attention.kv_cache import KVCache, block_elements, pool_dtype
 from services.engine.model.language import LanguageModel
 from services.engine.model.vision import VisionModel
 from services.engine.model.warm_up import WarmStep, run_step
@@ -67,7 +67,7 @@ def step_peak(
 ) -> int:
     """Bytes that a step of `tokens` prompt tokens takes, if `requests` sample after it."""
     layout = model.kv_layout(block_size)
-    pool = torch.zeros(1, block_elements(layout), dtype=DTYPES[layout.dtype], device=model.device)
+    pool = torch.zeros(1, block_elements(layout), dtype=pool_dtype(layout), device=model.device)
     requests = min(requests, tokens)
     counts = [tokens // requests + (row < tokens % requests) for row in range(requests)]
     memory.begin()

@@ -7,14 +7,19 @@ through blocks of a small cache. What no inspection of a family foresees shows u
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 
 import torch
 
+from protocol.errors import ConfigError
 from protocol.refs import KVLayout
 from services.engine.attention.batch import PagedBatch
-from services.engine.attention.kv_cache import DTYPES, KVCache, block_elements
+from services.engine.attention.kv_cache import KVCache, block_elements, pool_dtype
 
+logger = logging.getLogger(__name__)
+_CODES_TOLERANCE = 0.1  # beyond which an operator is warned
 _TOKENS = 20  # of each prompt: more than a block, so that it spans two
 _STARTS = ((0, 9, 18, 19), (0, 14, 18, 19))  # of its chunks, for either prompt
 _TABLES = ((3, 1), (0, 2))
@@ -40,7 +45,7 @@ def worst_error(
 ) -> float:
     """The largest relative error of any step, infinite if a logit is not finite where the model's
     own is. `expected`: float[_TOKENS, vocabulary] of each prompt."""
-    device, dtype = tokens[0].device, DTYPES[layout.dtype]
+    device, dtype = tokens[0].device, pool_dtype(layout)
     pool = torch.zeros(4, block_elements(layout), dtype=dtype, device=device)
     cache = KVCache(layout, pool)
     return max(
@@ -48,6 +53,15 @@ def worst_error(
         for spans in _steps()
         for batch in [_batch(cache, spans, device)]
     )
+
+
+def check_codes(error: float, codes: str) -> None:
+    """Say how far logits are off with a KV cache of `codes`; `ConfigError` if they are none."""
+    said = f"--kv-cache-dtype: with a KV cache of {codes} the logits of the model"
+    if not math.isfinite(error):
+        raise ConfigError(f"{said} are not finite numbers")
+    level = logging.WARNING if error > _CODES_TOLERANCE else logging.INFO
+    logger.log(level, "%s differ by %.2g from its own", said, error)
 
 
 def _steps() -> Iterator[list[range]]:

@@ -1,10 +1,13 @@
 """The kernel for decoding on a CPU beside PyTorch's attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from services.engine.attention import cpu_decode
 from services.engine.attention.cpu_decode import CpuAttention
+from services.engine.attention.kv_codes import FP8, INT8, decoded
 from services.engine.attention.paged import backend_for
 from services.engine.attention.torch_attention import TorchAttention
 from tests.support.attention_calls import AttentionCalls
@@ -18,10 +21,16 @@ CASES = [
     Case("one KV head, other value dimension", (1, 1), (17, 23), kv_heads=1, group=7, v_dim=8,
          dtype="bfloat16"),
 ]  # fmt: skip
+CASES += [
+    replace(case, name=f"{case.name}, {codes}", codes=codes)
+    for case in CASES
+    for codes in (INT8, FP8)
+]
 OTHERS = [
     Case("softcap and sinks", (1, 1), (30, 44), softcap=20.0, sinks=True, dtype="bfloat16"),
     Case("media spans", (20, 1), (40, 30), spans=((0, 22, 33), (1, 20, 30)), dtype="bfloat16"),
     Case("float32", (1, 1), (30, 44)),
+    Case("float32 of codes", (1, 1), (30, 44), codes=INT8),
 ]
 
 
@@ -71,3 +80,19 @@ def test_without_a_kernel_pytorch_attends(broken: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(cpu_decode, broken, lambda *_: None)
     for case in CASES[:2]:
         assert torch.equal(attended(case, CpuAttention()), attended(case, TorchAttention()))
+
+
+@pytest.mark.parametrize("codes", [INT8, FP8])
+def test_every_code_is_read_as_pytorch_reads_it(codes: str) -> None:
+    """Values of all codes in a context of one token, which are what comes out."""
+    case = Case("all", (1,), (1,), group=1, kv_heads=1, v_dim=256, dtype="bfloat16", codes=codes)
+    step = make(case)
+    cache = step.batch.cache
+    every = torch.arange(256, dtype=torch.uint8)
+    every[[0x7F, 0xFF]] = 0  # not numbers in fp8
+    place = step.batch.slot_blocks, step.batch.slot_offsets
+    cache.value(LAYER)[place] = every
+    cache.value_scale(LAYER)[place] = 2.0
+    out = CpuAttention().attend(step.query, LAYER, step.batch, 0.3, None, None)
+    expected = decoded(every, torch.tensor(2.0), cache.kind, torch.bfloat16)
+    assert torch.equal(out.flatten(), expected)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from services.engine.attention import numba_runtime
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.model import cpu_ops as cpu_ops_module
 from services.engine.model.cpu_ops import CpuOps
 from services.engine.model.fused_layers import ops_for
@@ -17,6 +18,7 @@ from tests.conftest import ModelDir
 from tests.support.conversations import asking
 from tests.support.engines import engine, request_of, run
 from tests.support.fused_cases import EPSILON, own_norm, rotary_case, rotated
+from tests.support.paged_cases import of_codes
 
 ROWS = [1, 3, 8, 33]
 
@@ -85,6 +87,40 @@ def test_rotation_and_write_equal_the_operations(
     )
     close(case.query, query)
     close(case.batch.cache.pool, expected)
+
+
+@pytest.mark.parametrize("codes", [INT8, FP8])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "v_dim"), [(4, 2, 16, 16), (3, 1, 20, 12)])
+def test_rotated_keys_are_written_as_codes(
+    heads: int, kv_heads: int, dim: int, v_dim: int, codes: str, ops: CpuOps
+) -> None:
+    case = rotary_case(heads, kv_heads, dim, v_dim, "bfloat16", codes=codes)
+    cache, place = case.batch.cache, (case.batch.slot_blocks, case.batch.slot_offsets)
+    case.value[0, 0, :2] = torch.tensor([0.0, -1e-30])
+    case.value[1] = 0.0
+    case.value[2, 0] = torch.linspace(-1, 1, v_dim)  # with values halfway between two codes
+    query = rotated(case.query, case)
+    plain = rotary_case(heads, kv_heads, dim, v_dim, "bfloat16")
+    for one in (plain, case):
+        ops.rotate_and_write(one.query, one.key, case.value, one.cos, one.sin, one.layer, one.batch)
+    close(case.query, query)
+    expected = type(cache)(cache.layout, of_codes(plain.batch.cache, codes).pool)
+    assert torch.equal(cache.key(case.layer)[place], expected.key(case.layer)[place])
+    assert torch.equal(cache.pool, expected.pool)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_a_number_is_read_as_none(value: float, ops: CpuOps) -> None:
+    case = rotary_case(4, 2, 16, 16, "bfloat16", codes=INT8)
+    case.value[2, 1, 5] = value
+    ops.rotate_and_write(
+        case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch
+    )
+    cache = case.batch.cache
+    _, values = cache.read(case.layer, case.batch.slot_blocks, torch.float32)
+    written = values[torch.arange(len(values)), case.batch.slot_offsets]
+    assert not written[2, 1].isfinite().any()
+    assert written[[0, 1, 3, 4]].isfinite().all()
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3", "llama"])

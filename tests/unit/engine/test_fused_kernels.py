@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 
+from services.engine.attention.kv_codes import INT8
 from services.engine.model import fused_ops
 from services.engine.model.fused_ops import add_rms_norm, rms_norm, rotate_and_write, silu_mul
 from tests.support.compiled_kernels import SHARED_MEMORY, compiled
@@ -33,6 +34,8 @@ def test_kernels_compile(dtype: str, capability: int, monkeypatch: pytest.Monkey
         silu_mul(x, x)
     case = rotary_case(28, 4, 128, 128, dtype)
     rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
-    assert len(launched) == 7
+    case = rotary_case(28, 4, 128, 128, dtype, codes=INT8)
+    rotate_and_write(case.query, case.key, case.value, case.cos, case.sin, case.layer, case.batch)
+    assert len(launched) == 8
     for kernel, arguments in launched:
         assert compiled(kernel, arguments, capability).metadata.shared <= SHARED_MEMORY

@@ -8,7 +8,7 @@ from protocol.errors import ConfigError
 from services.engine.engine import Engine
 from tests.conftest import ModelDir
 from tests.support.conversations import LONG, asking, picture, picture_cases, text_cases
-from tests.support.engines import engine, request_of, run
+from tests.support.engines import at_once, engine, request_of
 from tests.support.reference import Messages, reference_generate
 from tests.support.tiny_models import FAMILIES, STATEFUL_FAMILY, TEXT_FAMILIES, build
 
@@ -21,13 +21,7 @@ def expected(path: Path, cases: list[Messages]) -> list[list[int]]:
 
 def served(worker: Engine, path: Path, cases: list[Messages]) -> list[list[int]]:
     """All cases at once; the engine must have leaked nothing afterwards."""
-    requests = [
-        request_of(path, case, f"r{i}", max_tokens=TOKENS, ignore_eos=True)
-        for i, case in enumerate(cases)
-    ]
-    tokens = run(worker, requests)
-    assert worker.check_integrity() == []
-    return [tokens[f"r{i}", 0] for i in range(len(cases))]
+    return at_once(worker, path, cases, TOKENS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from services.engine.attention.decode_groups import decode_groups
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.torch_attention import TorchAttention
 from tests.support.attention_calls import AttentionCalls
 from tests.support.paged_cases import LAYER, Case, Step, check, make
@@ -16,6 +17,8 @@ CASES = [
     Case("media spans", (20, 1), (40, 30), spans=((0, 22, 33), (1, 20, 30))),
     Case("softcap and sinks", (1, 7, 1), (30, 20, 44), softcap=20.0, sinks=True),
     Case("one KV head, other value dimension", (1, 1), (17, 23), kv_heads=1, group=7, v_dim=8),
+    Case("int8", (1, 30, 1, 5), (50, 30, 700, 21), group=4, codes=INT8),
+    Case("fp8, windows", (1, 20, 1), (70, 60, 9), window=16, v_dim=8, codes=FP8),
 ]
 
 
@@ -26,8 +29,10 @@ def naive(case: Case, step: Step) -> torch.Tensor:
     for r, context in enumerate(case.contexts):
         index = torch.arange(context)
         places = batch.block_tables[r, index // case.block_size], index % case.block_size
-        keys = batch.cache.key(LAYER)[places].double()
-        values = batch.cache.value(LAYER)[places].double()
+        every = torch.arange(batch.cache.num_blocks)
+        keys, values = (
+            rows[places].double() for rows in batch.cache.read(LAYER, every, torch.float32)
+        )
         for t in range(batch.query_starts[r], batch.query_starts[r + 1]):
             position = int(batch.positions[t])
             seen = index <= position
@@ -62,6 +67,8 @@ PROMPTS = [
     Case("a window that cuts", (40,), (300,), window=64, dtype="bfloat16"),
     Case("a window that does not", (40,), (60,), window=64, dtype="bfloat16"),
     Case("whole, float32", (100, 33), (100, 33), group=4),
+    Case("whole, int8", (100, 33), (100, 33), group=4, dtype="bfloat16", codes=INT8),
+    Case("continued, fp8", (1, 32, 31), (50, 700, 31), dtype="bfloat16", codes=FP8),
 ]
 
 

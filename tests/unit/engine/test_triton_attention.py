@@ -11,6 +11,7 @@ import triton
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.engine.attention.kv_codes import FP8, INT8
 from services.engine.attention.paged import backend_for
 from services.engine.attention.torch_attention import TorchAttention
 from services.engine.attention.triton_backend import Arguments, TritonAttention
@@ -40,6 +41,8 @@ class Recorder(TritonAttention):
 COMPILED = [
     Case("plain", (40, 1), (300, 300), group=7, k_dim=128, v_dim=128, dtype="bfloat16"),
     Case("narrow", (40, 1), (300, 300), k_dim=80, v_dim=64),
+    Case("int8", (40, 1), (300, 300), group=7, k_dim=128, v_dim=128, dtype="bfloat16", codes=INT8),
+    Case("fp8", (40, 1), (300, 300), k_dim=80, v_dim=64, codes=FP8),
     Case(
         "everything",
         (40, 1),
@@ -63,7 +66,7 @@ def test_kernels_compile(case: Case, capability: int) -> None:
     step = make(case)
     backend.write(step.key, step.value, LAYER, step.batch)
     backend.attend(step.query, LAYER, step.batch, 0.1, case.softcap, step.sinks)
-    kernels = ["write_kernel"]
+    kernels = ["write_codes_kernel" if case.codes else "write_kernel"]
     kernels += [] if case.spans else ["decode_kernel", "merge_kernel"]
     launches = backend.launches  # type: ignore[attr-defined]
     assert [kernel.__name__ for kernel, _ in launches] == [*kernels, "prefill_kernel"]
