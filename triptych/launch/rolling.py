@@ -19,7 +19,7 @@ from typing import Any
 from triptych.launch.plan import Service
 from triptych.launch.processes import LaunchError, Processes
 
-ORDER = ("encode", "prefill", "decode", "master", "proxy")
+ORDER = ("encode", "prefill", "decode", "any", "master", "proxy")
 _CALL_S = 5.0
 _CLOSED = (401, 403)
 

@@ -14,13 +14,17 @@ from services.master.fleet.priced_columns import PricedColumns
 
 _STEP = 64  # rows added at once, as each time all columns are copied
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
+_CARRIED = (
+    "busy_until", "others_until", "send_until", "requests", "queued_tokens", "context_tokens",
+    "free_blocks", "total_blocks",
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
 class Charge:
     """What one request was counted for on one row, from placement to its end.
 
-    `pool`, `row`: the worker.
+    `pool`, `row`: the worker, where it stands now.
     `visible_at`: until then (ms) the worker's own reports do not show it.
     `work_ms`: its encoding or prefill.
     `encode_ms`: of a prefill's work, what encoding its media there takes.
@@ -131,6 +135,22 @@ class Pool(PricedColumns):
         self._be_of_kind(row, "")
         self._free.append(row)
         self.count -= 1
+
+    def move(self, row: int, to: Pool, info: InstanceInfo, now_ms: float) -> int:
+        """Take a worker over into another pool, with its load and what it is charged for, which
+        ends there; its row there. It may be used once it is allowed."""
+        new = to.add(info, int(self.slots[row]), now_ms)
+        to._tell(new, self._told[row])
+        for name in _CARRIED:
+            getattr(to, name)[new] = getattr(self, name)[row]
+        to.least_free[new] = to._least_free(int(to.total_blocks[new]))
+        for charge in self._open[row]:
+            if charge.live:
+                charge.pool, charge.row, charge.life = to, new, to.lives[new]
+                to._open[new].append(charge)
+        self.remove(row)
+        to.allow(new, False)
+        return new
 
     def _be_of_kind(self, row: int, kind: str) -> None:
         self.kv_kinds[row] = kind

@@ -74,6 +74,8 @@ class Placer:
         blocks = fill(runs, fleet.slots)
         index.expected.extend(blocks, runs, keys)
         new = min(request.max_tokens or self._config.expected_tokens, self._config.expected_tokens)
+        if request.items:
+            fleet.media_at = now_ms
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
