@@ -14,9 +14,11 @@ _SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encod
 
 
 def backlog(pool: Pool, now_ms: float) -> tuple[float, float]:
-    """(workers at work, ms of work that is before all workers that may be used)."""
-    waiting_ms = np.maximum(pool.busy_until[pool.penalty == 0.0] - now_ms, 0.0)
-    return float(np.count_nonzero(waiting_ms)), float(waiting_ms.sum())
+    """(workers at work, ms of work that is before all workers that may be used). Work that waits
+    for other workers wants none here."""
+    awaiting_ms, _, _ = pool.awaiting()
+    before_ms = np.maximum(pool.busy_until - awaiting_ms - now_ms, 0.0)[pool.penalty == 0.0]
+    return float(np.count_nonzero(before_ms)), float(before_ms.sum())
 
 
 def computing(config: MasterConfig, busy: float, backlog_ms: float) -> float:
@@ -28,17 +30,21 @@ def computing(config: MasterConfig, busy: float, backlog_ms: float) -> float:
 
 def decoding(config: MasterConfig, pool: Pool, waiting: int) -> float:
     """By the places in batches, by KV blocks, and by the time of a step. `waiting`: requests that
-    no worker has yet."""
+    no worker has yet, which wait for decode workers if these are full of requests that decode."""
     usable = pool.penalty == 0.0
     share, able = config.wanted_utilisation, int(np.count_nonzero(usable))
     if not able:
         return float(pool.count + (1 if waiting else 0))
     places = float(pool.max_running[usable].mean())
-    requests = float(pool.requests[usable].sum()) + waiting
+    _, awaiting, reserved = pool.awaiting()
+    requests = float(np.maximum(pool.requests - awaiting, 0.0)[usable].sum())
+    if requests >= places * able:
+        requests += waiting
     wanted = requests / places / share if math.isfinite(places) else 0.0
     blocks = float(pool.total_blocks[usable].sum())
     if blocks > 0.0:
-        used = blocks - float(np.clip(pool.free_blocks[usable], 0.0, None).sum())
+        free = np.maximum(pool.free_blocks, 0.0) + reserved
+        used = max(0.0, blocks - float(free[usable].sum()))
         wanted = max(wanted, used / blocks * able / share)
     if config.tpot_slo:
         over = pool.step_now[usable] / (config.tpot_slo * 1e3)

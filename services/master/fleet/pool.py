@@ -10,6 +10,7 @@ import numpy as np
 from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
+from services.master.fleet.columns import Floats
 from services.master.fleet.priced_columns import PricedColumns
 
 _STEP = 64  # rows added at once, as each time all columns are copied
@@ -34,6 +35,7 @@ class Charge:
     `open`: it has not been released.
     `shown`: a report was to show it.
     `life`: which of the row's workers it was counted on; a row is used again.
+    `awaits`: stages of the request that have to end elsewhere before this one can begin.
     """
 
     pool: Pool
@@ -47,6 +49,7 @@ class Charge:
     shown: bool = False
     life: int = 0
     encode_ms: float = 0.0
+    awaits: int = 0
 
     @property
     def live(self) -> bool:
@@ -220,6 +223,18 @@ class Pool(PricedColumns):
         here = load.queued + load.running
         others = reported * max(0, here - len(seen)) / here if here else 0.0
         return min(reported, others + sum(c.work_ms for c in seen)), others
+
+    def awaiting(self) -> tuple[Floats, Floats, Floats]:
+        """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
+        [rows] each"""
+        work, requests, blocks = (np.zeros(len(self)) for _ in range(3))
+        for row, charges in enumerate(self._open):
+            for charge in charges:
+                if charge.awaits > 0 and charge.live:
+                    work[row] += charge.work_ms
+                    requests[row] += 1.0
+                    blocks[row] += charge.blocks
+        return work, requests, blocks
 
     def charge(self, charge: Charge, now_ms: float) -> None:
         """Count a placed request at once."""

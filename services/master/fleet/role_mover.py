@@ -21,7 +21,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 
 STAGES: tuple[StageRole, ...] = ("prefill", "decode", "encode")
-_LOOK_MS = 1e3
+_LOOK_MS = 500.0
 _SETTLE_MS = 2e3  # until a fleet that starts, or the other masters, are known
 _MEDIA_MS = 300e3  # since the last picture: then nobody has to wait for the next one
 _MOST_LOAD = 1.0  # of a role that needs nobody more
@@ -53,7 +53,7 @@ class RoleMover:
 
     config: MasterConfig
     _loads: dict[str, _Loads] = field(default_factory=dict)
-    _decided_at: float = -math.inf
+    _looked_at: float = -math.inf
 
     def look(
         self, fleets: Mapping[str, Fleet], waiting: Mapping[str, int], now_ms: float, *, leads: bool
@@ -61,14 +61,14 @@ class RoleMover:
         """Moves that are to be made now, one of each model at most, none unless this master
         `leads`; `waiting` are requests by model. Call often."""
         elastic = [fleet for fleet in fleets.values() if fleet.elastic]
+        if now_ms - self._looked_at < _LOOK_MS:
+            return []
+        self._looked_at = now_ms
         for fleet in elastic:
             self._observe(fleet, waiting.get(fleet.model, 0), now_ms)
-        if now_ms - self._decided_at < _LOOK_MS or not leads:
-            return []
-        self._decided_at = now_ms
         for gone in self._loads.keys() - {fleet.model for fleet in elastic}:
             del self._loads[gone]
-        moves = (self._decide(fleet, now_ms) for fleet in elastic)
+        moves = (self._decide(fleet, now_ms) for fleet in elastic if leads)
         return [move for move in moves if move is not None]
 
     def _observe(self, fleet: Fleet, waiting: int, now_ms: float) -> None:

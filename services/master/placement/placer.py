@@ -102,7 +102,7 @@ class Placer:
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
-            encode_ms=encode_ms,
+            encode_ms=encode_ms, awaits=len(held.encodes),
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:
@@ -113,6 +113,7 @@ class Placer:
             held.decode = Charge(
                 decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
+                awaits=1,
             )  # fmt: skip
             decode.costs.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)
