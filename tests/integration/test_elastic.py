@@ -79,6 +79,8 @@ def test_real_workers_answer_the_same_before_during_and_after_they_are_moved(
                   for seed in (1, 3)}  # fmt: skip
         assert all_tokens(server, cases(1), max_tokens=TOKENS) == wanted[1], "all decode"
         assert move(master, one, "encode", "wrong")[0] == 401
+        status, refused = move(master, one, "store")
+        assert (status, refused["error"]["param"]) == (400, "role")
         for worker, role in ((one, "encode"), (two, "prefill")):
             assert move(master, worker, role)[1]["status"] == "moved"
         until(lambda: at_proxy(server) == {
