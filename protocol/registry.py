@@ -32,6 +32,7 @@ SCHEDULE_PATH = "/schedule"
 FINISHED_PATH = "/finished"
 
 InstanceRole = Literal["encode", "prefill", "decode", "prefill_decode", "pdfusion", "store"]
+StageRole = Literal["encode", "prefill", "decode"]
 Stage = Literal["encode", "prefill", "request"]
 ItemState = Literal["encode", "pending", "cached", "prefix", "local"]
 
@@ -113,6 +114,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     events: Annotated[list[EventSource], Meta(max_length=64)] = []
     foreign: bool = False  # block hashes in its events are its engine's own, not our keys
     encodes: bool = False  # a prefill worker that can encode the media of its requests by itself
+    # what `role` may become while it lives, by a master's word; empty: it keeps its role
+    roles: Annotated[list[StageRole], Meta(max_length=8)] = []
     aliases: Annotated[list[Name], Meta(max_length=256)] = []  # other names of the model
     # LoRA adapters that it serves beside the model; these and the aliases may change
     adapters: Annotated[list[Name], Meta(max_length=4096)] = []
@@ -122,11 +125,17 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     grpc_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     load: Load = Load()  # its load at registration
 
+    @property
+    def stage(self) -> StageRole | None:
+        """Its role, if it is one of several that it may have."""
+        return next((role for role in self.roles if role == self.role), None)
+
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """`draining`: the worker takes no more requests; `drained_by_master`: because a master said
     so, so that a master can take it back. `stalled`: it takes none because its engine makes no
-    `progress`, and takes them again once it does."""
+    `progress`, and takes them again once it does. `role`: the one that it serves, of a worker that
+    may have several."""
 
     instance_id: Name
     generation: str = ""
@@ -135,6 +144,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     drained_by_master: bool = False
     stalled: bool = False
     progress: Progress = Progress()
+    role: StageRole | None = None
 
 
 class InstanceName(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -152,12 +162,14 @@ class Drain(InstanceName, frozen=True, omit_defaults=True):
 
 class LeaseAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`lease_s`: forgotten if not heard of for so long. `known` false: register (again).
-    `draining`: take no more requests; `resume`: take them again, if a master had it drained."""
+    `draining`: take no more requests; `resume`: take them again, if a master had it drained.
+    `role`: the one to serve from now on, of a worker that may have several."""
 
     known: bool = True
     lease_s: float = 0.0
     draining: bool = False
     resume: bool = False
+    role: StageRole | None = None
 
 
 class MediaNeed(msgspec.Struct, frozen=True, omit_defaults=True):

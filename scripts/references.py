@@ -33,7 +33,7 @@ _COMMANDS: tuple[tuple[str, type[Any]], ...] = (
     ("triptych restart", RestartConfig),
     ("triptych proxy", ProxyConfig),
     ("triptych master", MasterConfig),
-    ("triptych encode, prefill, decode and fusion", WorkerConfig),
+    ("triptych encode, prefill, decode, fusion and any", WorkerConfig),
     ("triptych mock", MockConfig),
     ("triptych list", ListConfig),
 )

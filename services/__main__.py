@@ -1,6 +1,7 @@
 """`python -m services --role ROLE ...`, or with ROLE_TYPE in the environment.
 
-Roles by any of their names: encode, encoder, VIT; prefill; decode; pdfusion; frontend (the proxy).
+Roles by any of their names: encode, encoder, VIT; prefill; decode; pdfusion;
+any (encode, prefill or decode, as a master says); frontend (the proxy).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ MODULES = MappingProxyType(
         "decode": "services.decode",
         "prefill_decode": "services.decode",
         "pdfusion": "services.pdfusion",
+        "any": "services.pdfusion.any",
         "frontend": "proxy",
     }
 )

@@ -33,9 +33,9 @@ def _function(module: str) -> Callable[[], Main]:
     return find
 
 
-def _worker(role_module: str) -> Callable[[], Main]:
+def _worker(role_module: str, name: str = "role") -> Callable[[], Main]:
     def find() -> Main:
-        role = import_module(role_module).role()
+        role = getattr(import_module(role_module), name)()
         serve = import_module("services.worker.main").main
         return lambda argv: int(serve(role, argv))
 
@@ -73,6 +73,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "One worker",
             "all three stages in one process",
             _worker("services.pdfusion.role"),
+            True,
+        ),
+        "any": Command(
+            "One worker",
+            "encode, prefill or decode, whichever the master says at the time",
+            _worker("services.pdfusion.role", "any_role"),
             True,
         ),
         "mock": Command(

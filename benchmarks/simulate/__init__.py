@@ -16,6 +16,7 @@ virtual_master  the real master, told of everything as late as over a network
 objectives      what a request must keep
 simulation      one workload through one fleet
 metrics         what a run was worth
+elastic         workers of the role any beside fixed splits, over a day (a command of its own)
 contenders      policies, their published options, the ranges to tune over
 study           sustained goodput, tuning, all policies on a workload
 cases           which workload goes to which fleets

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.simulate.prompts import TraceRequest
+from protocol.registry import StageRole
 
 
 @dataclass(frozen=True, order=True)
@@ -19,6 +20,13 @@ class Shape:
     @property
     def total(self) -> int:
         return self.encode + self.prefill + self.decode
+
+    def stages(self) -> list[StageRole]:
+        """The role of each worker."""
+        counts: dict[StageRole, int] = {
+            "encode": self.encode, "prefill": self.prefill, "decode": self.decode
+        }  # fmt: skip
+        return [role for role, count in counts.items() for _ in range(count)]
 
     def __str__(self) -> str:
         return f"{self.encode}E{self.prefill}P{self.decode}D"

@@ -46,6 +46,7 @@ class Simulation:
     `aims`: objectives of requests.
     `seed`: of the master's and the workers' chance.
     `tells`: whether the master is told a request's objectives, as ours can be.
+    `elastic`: whether all workers are of the role any; then `shape` is how they begin.
     `records`: what became of every request that has arrived.
     `measured`: from when to when requests arrived that count, in virtual seconds.
     `encoder_misses`: pictures that were thought to be at a worker and were not.
@@ -57,6 +58,7 @@ class Simulation:
     aims: Objectives
     seed: int = 0
     tells: bool = False
+    elastic: bool = False
     records: list[Record] = field(default_factory=list)
     measured: tuple[float, float] = (0.0, 0.0)
     encoder_misses: int = 0
@@ -69,6 +71,7 @@ class Simulation:
         self._requests: dict[str, TraceRequest] = {}
         self._by_name: dict[str, Record] = {}
         self._decoders: dict[str, Worker] = {}
+        self._prefilling: dict[str, Worker] = {}
         self._encoding: dict[str, Record | None] = {}
         self._wants: dict[tuple[Engine, str], tuple[TraceRequest, Picture]] = {}
         self._asked = 0
@@ -84,9 +87,15 @@ class Simulation:
                 for i, name in enumerate(names)
             }
 
-        self.encoders = workers("encode", self.shape.encode)
-        self.prefills = workers("prefill", self.shape.prefill)
-        self.decodes = workers("decode", self.shape.decode)
+        if self.elastic:
+            everyone = workers("any", self.shape.total)
+            for worker, stage in zip(everyone.values(), self.shape.stages(), strict=True):
+                worker.serve(stage)
+            self.encoders = self.prefills = self.decodes = everyone
+        else:
+            self.encoders = workers("encode", self.shape.encode)
+            self.prefills = workers("prefill", self.shape.prefill)
+            self.decodes = workers("decode", self.shape.decode)
         self._names = {worker.name: worker for worker in self.workers}
         for worker in self.workers:
             self.fleet.join(worker.engine)
@@ -94,7 +103,7 @@ class Simulation:
 
     @property
     def workers(self) -> list[Worker]:
-        return [*self.encoders.values(), *self.prefills.values(), *self.decodes.values()]
+        return list({**self.encoders, **self.prefills, **self.decodes}.values())
 
     def run(self, sessions: Iterable[Session], pace: float, span: Span) -> list[Record]:
         """Sessions at `pace` requests/s for a while; the records of those that were measured.
@@ -193,13 +202,13 @@ class Simulation:
         for item, source in zip(request.items, placement.encoders, strict=True):
             self._wants[prefill.engine, item.mm_hash] = request, item
             if source.state != "prefix" and source.target != placement.prefill:
-                assert source.target is not None, "every fleet with pictures has encoders"
-                encoder = self.encoders[source.target.instance_id]
+                assert source.target or self.elastic, "every fleet with pictures has encoders"
+                encoder = self.encoders[source.target.instance_id] if source.target else prefill
                 params[item.mm_hash] = encoder.engine.ec.endpoint()
                 self._encode(encoder, item, record if item.mm_hash in charged else None)
                 charged.discard(item.mm_hash)
         over, ahead = {"do_remote_decode": True}, prefill.endpoint(request)
-        self._decoders[request.name] = decode
+        self._decoders[request.name], self._prefilling[request.name] = decode, prefill
         wanted = generate_request(request, kv_transfer_params=over, ec_transfer_params=params)
         self._add(prefill, record, wanted)
         self.clock.after(self.profile.message_s, prefill.count, 1)
@@ -233,7 +242,8 @@ class Simulation:
         known = len(engine.blocks.match(request.prompt_keys)) * self.profile.block_size
         if item.end > known:
             self.encoder_misses += 1
-            encoders = list(self.encoders.values())
+            encoders = [one for one in self.encoders.values() if one.role == "encode"]
+            encoders = encoders or [self._names[engine.settings.instance_id]]
             self._encode(encoders[int(mm_hash, 16) % len(encoders)], item, None)
 
     def _put_out(
@@ -256,7 +266,8 @@ class Simulation:
 
     def _ended(self, worker: Worker, record: Record) -> None:
         name = record.request.name
-        if worker.name in self.prefills:
+        if self._prefilling.get(name) is worker:
+            del self._prefilling[name]
             self.service.report(Finished(name, "prefill"))
             self.clock.after(self.profile.message_s, self._decoders.pop(name).count, 1)
             return

@@ -31,22 +31,24 @@ class VirtualMaster:
     def join(self, worker: Worker, phase: float) -> None:
         """Register a worker, whose heartbeats begin after a `phase` (0 to 1) of their interval."""
         info = InstanceInfo(
-            worker.name, worker.engine.settings.role, f"http://{worker.name}:8000", "m",
+            worker.name, worker.role, f"http://{worker.name}:8000", "m",
             block_size=self._profile.block_size, max_running=self._profile.max_running,
             kv_bytes_per_token=self._profile.kv_bytes_per_token, events=[_SOURCE],
-            load=worker.load(),
+            load=worker.load(), encodes=bool(worker.roles), roles=worker.roles,
         )  # fmt: skip
         self.master.register(info, 0.0)
         self._infos[worker.name] = info
         self._clock.after(phase * self._profile.heartbeat_s, self._read_load, worker)
 
     def _read_load(self, worker: Worker) -> None:
-        beat = Heartbeat(worker.name, load=worker.load())
-        self._clock.after(self._profile.message_s, self._heartbeat, beat)
+        beat = Heartbeat(worker.name, load=worker.load(), role=worker.stage)
+        self._clock.after(self._profile.message_s, self._heartbeat, worker, beat)
         self._clock.after(self._profile.heartbeat_s, self._read_load, worker)
 
-    def _heartbeat(self, beat: Heartbeat) -> None:
-        self.master.heartbeat(beat, self._clock.now)
+    def _heartbeat(self, worker: Worker, beat: Heartbeat) -> None:
+        answer = self.master.heartbeat(beat, self._clock.now)
+        if answer.role is not None:
+            self._clock.after(self._profile.message_s, worker.serve, answer.role)
         self._pump_soon()
 
     def publish(self, worker: Worker, events: Iterable[CacheEvent]) -> None:

@@ -9,14 +9,14 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.prompts import Picture, TraceRequest, short_keys
 from protocol.keys import BlockKeyChain
 from protocol.kv_events import BlockStored
-from protocol.registry import InstanceRole, Load
+from protocol.registry import InstanceRole, Load, StageRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem, SamplingParams
 from services.engine.reports import load_of
 from services.membership.events import MEDIUM, CacheLog
 from services.mock.engine import Engine, Step
 from services.mock.kv_offers import kv_ref
 from services.mock.runner import TimedAdmission
-from services.mock.settings import EngineSettings
+from services.mock.settings import STAGES, EngineSettings, WorkerRole
 from services.mock.timing import Noise
 
 WINDOW_S = 1.0
@@ -72,6 +72,7 @@ class Worker:
     ) -> None:
         """The part of `name` before the dash is its role. `requests` by name."""
         self.name = name
+        self.stage: StageRole | None = None  # which role it serves, of one of the role any
         self.clock = clock
         self.engine = Engine(
             _settings(name, profile), profile.timing, Noise(profile.jitter, seed), clock.time,
@@ -83,6 +84,21 @@ class Worker:
         self.worked: list[float] = []
         self._count = 0
         self._since = 0.0
+
+    @property
+    def role(self) -> InstanceRole:
+        """As it registers."""
+        role: InstanceRole = self.stage or self.engine.settings.role  # type: ignore[assignment]
+        return role
+
+    @property
+    def roles(self) -> list[StageRole]:
+        """Those that it may have, [] if it has one alone."""
+        return list(STAGES) if self.stage is not None else []
+
+    def serve(self, stage: StageRole) -> None:
+        """A master moves it."""
+        self.stage = stage
 
     def load(self) -> Load:
         """As a worker reports it."""
@@ -106,15 +122,15 @@ class Worker:
 
 
 def _settings(name: str, profile: Profile) -> EngineSettings:
-    role: InstanceRole = name.split("-")[0]  # type: ignore[assignment]
-    encodes = role == "encode"
+    role: WorkerRole = name.split("-")[0]  # type: ignore[assignment]
+    encodes = role in ("encode", "any")
     return EngineSettings(
         role=role,
         instance_id=name,
         host=name,
         port=_PORT,
         block_size=profile.block_size,
-        num_blocks=profile.decode_blocks if role == "decode" else profile.prefill_blocks,
+        num_blocks=profile.decode_blocks if role in ("decode", "any") else profile.prefill_blocks,
         max_model_len=_UNBOUNDED,
         max_num_seqs=profile.max_running,
         max_num_batched_tokens=profile.step_tokens,

@@ -96,6 +96,13 @@ class Fleet:
             self._leaving.append(instance)
         instance.departed, instance.up = True, False
 
+    def move(self, instance: Instance, role: Role) -> None:
+        """A worker serves another role from here on; its calls go on."""
+        if instance in self.of(instance.role):
+            self.of(instance.role).remove(instance)
+            self.of(role).append(instance)
+        instance.role = role
+
     def find(self, role: Role, url: str) -> Instance | None:
         return next((i for i in self.of(role) if i.url == url), None)
 
@@ -221,8 +228,11 @@ class Fleet:
 
     def by_content(self, mm_hash: str, avoid: Sequence[Instance] = ()) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache."""
+        a repeated picture meets its cache. Without an encoder, one that could become one."""
         able = self.usable("encode", avoid)
+        if not able:
+            computing = (*self.usable("prefill", avoid), *self.usable("decode", avoid))
+            able = [one for one in computing if one.changes_role]
         if not able:
             raise self.no_worker("encode")
         return rendezvous(able, mm_hash)

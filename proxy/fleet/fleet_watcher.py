@@ -131,11 +131,12 @@ class FleetWatcher:
     def _change(self, view: WorkerView) -> None:
         info = view.info
         known = self.by_id.get(info.instance_id)
-        if known is not None and _life(known) != (info.generation, _url(info), _role(info.role)):
+        if known is not None and not _same_life(known, info):
             self._leave(info.instance_id, "it restarted")
             known = None
         if known is None:
             known = self._join(info)
+        self._serve(known, info)
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.vouched = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
@@ -146,6 +147,14 @@ class FleetWatcher:
         known.aliases = frozenset(info.aliases)
         known.adapters = {name: info.adapter_revisions.get(name, "") for name in info.adapters}
         known.dialect = self._fleet.forced or info.dialect
+
+    def _serve(self, instance: Instance, info: InstanceInfo) -> None:
+        """It is in the list of the role that it serves."""
+        role, instance.changes_role = _role(info.role), bool(info.roles)
+        if role is not None and role != instance.role:
+            cause = f"it was {instance.role}: a master moved it"
+            self._fleet.move(instance, role)
+            worker_line(logger, logging.INFO, "moved", role, instance.url, cause)
 
     def _join(self, info: InstanceInfo) -> Instance:
         """A worker of the fleet from here on."""
@@ -167,9 +176,11 @@ class FleetWatcher:
             self._orphaned.pop(name, None)
 
 
-def _life(instance: Instance) -> tuple[str, str, Role]:
-    """What a worker cannot change without being another."""
-    return instance.generation, instance.url, instance.role
+def _same_life(instance: Instance, info: InstanceInfo) -> bool:
+    """A worker whose role is not to change is another one with another role."""
+    if (instance.generation, instance.url) != (info.generation, _url(info)):
+        return False
+    return instance.changes_role or instance.role == _role(info.role)
 
 
 def _url(info: InstanceInfo) -> str:

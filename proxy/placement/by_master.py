@@ -115,6 +115,7 @@ class MasterPlanner:
                     held.add(item.mm_hash)
             elif item.state == "local":
                 local.add(item.mm_hash)
+                encoders[item.mm_hash] = self._instance(at)
             elif item.target is not None:
                 encoders[item.mm_hash] = self._instance(item.target)
         return Plan(

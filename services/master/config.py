@@ -19,11 +19,18 @@ from protocol.options import (
     size,
 )
 from protocol.server_options import TlsOptions, TraceOptions
-from services.master.policy_options import PolicyOptions, TrackingOptions, weight
+from services.master.policy_options import (
+    ElasticOptions,
+    PolicyOptions,
+    TrackingOptions,
+    weight,
+)
 
 
 @dataclass(frozen=True)
-class MasterConfig(PolicyOptions, TrackingOptions, FleetOptions, TlsOptions, TraceOptions):
+class MasterConfig(
+    PolicyOptions, TrackingOptions, ElasticOptions, FleetOptions, TlsOptions, TraceOptions
+):
     """Resolved once at start."""
 
     host: str = option(
@@ -206,8 +213,8 @@ class MasterConfig(PolicyOptions, TrackingOptions, FleetOptions, TlsOptions, Tra
     )
     admin_api_key: str = option(
         "",
-        "Key that X-API-Key must bring to /instances and /set_log_level. Empty: these routes are"
-        " closed.",
+        "Key that X-API-Key must bring to /instances, /instances/role and /set_log_level. Empty:"
+        " these routes are closed.",
         "key",
         env="ADMIN_API_KEY",
         secret=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.errors import (
@@ -25,12 +26,15 @@ from protocol.registry import (
     LeaseAnswer,
     Placement,
     ScheduleRequest,
+    StageRole,
 )
 from services.admission.tenant_shares import TenantShares
 from services.master.config import MasterConfig
 from services.master.fleet.fleet import Fleet
+from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.registry import Registry
+from services.master.fleet.role_mover import RoleMover
 from services.master.fleet.wanted_workers import WantedWorkers
 from services.master.placement.ledger import Ledger
 from services.master.placement.objectives import settle_objectives
@@ -73,6 +77,14 @@ class MasterListener(FleetListener):
     def over(self, report: Finished) -> None:
         """A stage of a request has ended."""
 
+    def leads(self) -> bool:
+        """Whether this master, of those that share the fleet, decides which worker serves which
+        role."""
+        return True
+
+    def moved(self, info: InstanceInfo, now_ms: float) -> None:
+        """A worker is to serve another role, by a decision made here."""
+
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         """A report of a request that was not placed here; the workers that have done their part in
         it."""
@@ -96,6 +108,7 @@ class Master:
         self.totals = Totals()
         self.queues: dict[str, WaitingRequests] = {}
         self.wanted = WantedWorkers(config)
+        self.mover = RoleMover(config)
         self._placer = Placer(config, load_policy(config, rng or _rng(config)))
 
     def register(self, info: InstanceInfo, now: float, lease_s: float | None = None) -> LeaseAnswer:
@@ -109,6 +122,20 @@ class Master:
 
     def drain(self, name: Drain, now: float) -> LeaseAnswer:
         return self.registry.drain(name, now * 1e3)
+
+    def move(self, instance_id: str, role: StageRole, now: float) -> bool:
+        """A worker is to serve another role, by a call; False if it does already.
+        `InvalidRequest` if it cannot."""
+        instance = self.registry.roles.check(instance_id, role)
+        return self._move(instance, role, now * 1e3, "a call to the master", "call")
+
+    def _move(
+        self, instance: Instance, role: StageRole, now_ms: float, cause: str, by: str
+    ) -> bool:
+        moved = self.registry.roles.move(instance, role, now_ms, cause, by)
+        if moved:
+            self._listener.moved(instance.info, now_ms)
+        return moved
 
     def apply(self, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
         """Cache events of one source of a worker; False if it, or that life of it, is not here any
@@ -232,6 +259,13 @@ class Master:
         self.pump(now)
         waiting = {model: len(queue) for model, queue in self.queues.items()}
         self.wanted.observe(self.registry.fleets, waiting, now_ms)
+        if self.config.elastic:
+            self._move_by_load(waiting, now_ms)
+
+    def _move_by_load(self, waiting: Mapping[str, int], now_ms: float) -> None:
+        fleets, leads = self.registry.fleets, self._listener.leads()
+        for move in self.mover.look(fleets, waiting, now_ms, leads=leads):
+            self._move(move.instance, move.role, now_ms, move.cause, "load")
 
     @property
     def waiting(self) -> int:

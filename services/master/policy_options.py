@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.options import count, milliseconds, option
+from protocol.options import count, milliseconds, option, seconds
 
 
 def weight(default: float, help: str, unit: str = "weight", most: float = 1e12, **rule: Any) -> Any:
@@ -144,4 +144,33 @@ class TrackingOptions:
         "Count only those KV blocks of a prompt as used that its worker does not hold. Off: count"
         " all of them.",
         flags=("--router-assume-kv-reuse",),
+    )
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """Which role workers serve that may have several."""
+
+    elastic: bool = option(
+        True,
+        "Move workers of the role any between encode, prefill and decode by their load. Off: they"
+        " move by POST /instances/role alone.",
+        section="Workers of the role any",
+    )
+    elastic_window: float = seconds(10.0, "Time over which --elastic takes the mean of the load.")
+    elastic_dwell: float = seconds(
+        30.0, "How long a worker serves a role at the least before --elastic moves it.", minimum=0
+    )
+    elastic_gap: float = seconds(
+        5.0,
+        "Time between two moves of one model's workers, unless a role that is needed has none.",
+        minimum=0,
+    )
+    elastic_margin: float = option(
+        0.2,
+        "By which share the role that gives a worker must stay less loaded than the one that takes"
+        " it was. The larger it is, the fewer workers move.",
+        "share",
+        minimum=0,
+        below=1,
     )

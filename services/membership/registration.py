@@ -25,6 +25,7 @@ from protocol.registry import (
     InstanceInfo,
     InstanceName,
     LeaseAnswer,
+    StageRole,
 )
 from services.http.background import supervised
 
@@ -36,8 +37,8 @@ _UNKNOWN = LeaseAnswer(known=False)
 
 
 class Member(Protocol):
-    """A worker that registers. `info` but for its load and its adapters is the same all its
-    life."""
+    """A worker that registers. `info` but for its load, its adapters and, where it may have
+    several, its role is the same all its life."""
 
     async def info(self) -> InstanceInfo: ...
 
@@ -55,6 +56,10 @@ class Member(Protocol):
     def resume(self) -> None:
         """A master says to take requests again; nothing happens if the worker drains by itself.
         Idempotent."""
+        ...
+
+    def serve(self, role: StageRole) -> None:
+        """A master says which role to serve from now on, of those that it may have. Idempotent."""
         ...
 
 
@@ -82,6 +87,8 @@ class Registration:
     A master that is down is tried again with every heartbeat; it never delays what others are told.
     Beats come every `interval_s`, more often if a master's lease asks for it. A worker that one
     master has drained drains: so all masters know of it, and those that start later.
+    Which role it serves the first master of the list says that knows it: masters that do not know
+    of each other may not agree.
     """
 
     def __init__(
@@ -105,6 +112,7 @@ class Registration:
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._problems: dict[str, str] = {}
+        self._known: set[tuple[int, str]] = set()
 
     def start(self) -> None:
         """One loop for each worker and master."""
@@ -138,6 +146,7 @@ class Registration:
                 member.drain()
             elif known.resume:
                 member.resume()
+            self._assign(number, member, master, known)
             lease_s = known.lease_s or 3 * self._interval_s
             pause_s = max(_SHORTEST_PAUSE_S, min(self._interval_s, lease_s / 3))
             pause_s *= random.uniform(0.8, 1.0)
@@ -145,6 +154,16 @@ class Registration:
                 async with asyncio.timeout(pause_s):
                     await soon.wait()
             soon.clear()
+
+    def _assign(self, number: int, member: Member, master: str, answer: LeaseAnswer) -> None:
+        """Serve the role that a master says, if it is the first that knows the worker."""
+        if not answer.known:
+            self._known.discard((number, master))
+            return
+        self._known.add((number, master))
+        first = next(one for one in self._masters if (number, one) in self._known)
+        if answer.role is not None and first == master:
+            member.serve(answer.role)
 
     async def _beat(self, member: Member, master: str) -> LeaseAnswer:
         """What the worker itself has said is no word of the master's: it may have taken that back

@@ -1,4 +1,4 @@
-"""`python -m services.mock --role encode|prefill|decode|prefill_decode|pdfusion`."""
+"""`python -m services.mock --role encode|prefill|decode|prefill_decode|pdfusion|any`."""
 
 import sys
 

@@ -19,22 +19,26 @@ from protocol.options import (
     seconds,
     size,
 )
-from protocol.registry import InstanceRole
 from protocol.server_options import ClientKeyOptions
 from protocol.settings import parse_urls, urls
 from services.frontend.model_info import ModelInfo
-from services.mock.settings import EngineSettings
+from services.mock.settings import EngineSettings, WorkerRole
 from services.mock.timing import Timing
 from services.mock.tokens import Vocabulary
 
-ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion")
+ROLES = ("encode", "prefill", "decode", "prefill_decode", "pdfusion", "any")
 
 
 @dataclass(frozen=True)
 class MockConfig(FleetOptions, ClientKeyOptions):
     """Resolved once at start."""
 
-    role: str = option("decode", "Role of the workers.", choices=ROLES, section="Workers")
+    role: str = option(
+        "decode",
+        "Role of the workers; any: encode, prefill or decode, as the master says.",
+        choices=ROLES,
+        section="Workers",
+    )
     count: int = count_option(1, "Workers in this process.", "workers", maximum=65535)
     host: str = option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 or :: for all of this machine.", "address"
@@ -241,9 +245,11 @@ class MockConfig(FleetOptions, ClientKeyOptions):
                 raise ConfigError(f"{name}: {getattr(self, name)} is not positive")
         if not 0.0 <= self.jitter < 1.0:
             raise ConfigError(f"jitter: {self.jitter} is not between 0 and 1")
+        if self.role == "any" and self.dialect == "openai":
+            raise ConfigError("--role any: needs --dialect tokens")
         if self.kv_disk and not self.kv_host_memory:
             raise ConfigError("--kv-disk: needs --kv-host-memory")
-        role: InstanceRole = self.role  # type: ignore[assignment]
+        role: WorkerRole = self.role  # type: ignore[assignment]
         settings = EngineSettings(
             role=role,
             host=self.host,

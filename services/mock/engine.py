@@ -113,6 +113,7 @@ class Engine:
             self._generation = TimedGeneration(self.generate, runner, timing, noise)
         self.encode: EncodeQueue | None = None
         self._encoding: TimedEncoding | None = None
+        self._tokens_next = False
         if settings.encodes:
             vision, patches = TimedVision(), settings.max_encoder_patches
             self.encode = EncodeQueue(vision, AtOnce(), self.ec, patches, self.meter, clock)
@@ -191,8 +192,7 @@ class Engine:
         now = self.clock()
         self.timers.run(now)
         worked: Worked = []
-        encoded = self._encoding.step(now, worked) if self._encoding is not None else []
-        outputs = self._generation.step(now, worked) if self._generation is not None else []
+        encoded, outputs = self._compute(now, worked)
         step = Step(outputs, encoded, list(self._actions), list(self.offers.settled))
         if self._log is not None:
             step.kv_events, step.ec_events = self._log.take()
@@ -201,6 +201,24 @@ class Engine:
         self.offers.settled.clear()
         step.next_time = self._next_time()
         return step
+
+    def _compute(
+        self, now: float, worked: Worked
+    ) -> tuple[list[EncodeOutput], list[RequestOutput]]:
+        """Both parts share one device: a run of pictures, then a batch of tokens, by turns."""
+        encoding, generation = self._encoding, self._generation
+        if encoding is None or generation is None:
+            encoded = encoding.step(now, worked) if encoding is not None else []
+            return encoded, generation.step(now, worked) if generation is not None else []
+        if self._tokens_next:
+            outputs = generation.step(now, worked, held=encoding.busy(now), wanted=encoding.waits)
+            encoded = encoding.step(now, worked, held=generation.busy(now))
+        else:
+            encoded = encoding.step(now, worked, held=generation.busy(now))
+            outputs = generation.step(now, worked, held=encoding.busy(now), wanted=encoding.waits)
+        if encoding.busy(now) or generation.busy(now):
+            self._tokens_next = encoding.busy(now)
+        return encoded, outputs
 
     def _next_time(self) -> float | None:
         times = [

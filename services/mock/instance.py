@@ -21,7 +21,7 @@ from protocol.errors import (
     Unavailable,
 )
 from protocol.refs import wants_remote_decode
-from protocol.registry import InstanceInfo
+from protocol.registry import InstanceInfo, InstanceRole, StageRole
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine.reports import awaited_of, load_of, success
 from services.http.lame_duck import LameDuck
@@ -32,7 +32,7 @@ from services.mock.engine import Engine
 from services.mock.faults import Fault, Faults, parse_faults
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
-from services.mock.settings import EngineSettings
+from services.mock.settings import STAGES, EngineSettings
 from services.mock.timing import Noise
 from services.mock.vllm_metrics import vllm_lines
 
@@ -53,6 +53,7 @@ class Instance:
     draining: bool = False  # takes no more requests
     drained_by_master: bool = False  # may be taken back by a master
     life: LameDuck = field(default_factory=LameDuck)  # of the whole process
+    stage: StageRole | None = None  # which role it serves, of a worker of the role any
     in_flight: int = 0  # requests now, those of the queue included
     tasks: TaskLog = field(default_factory=TaskLog)  # what RTP-LLM's status shows
     finished: Counter[str] = field(default_factory=Counter)  # choices by finish reason
@@ -79,8 +80,9 @@ class Instance:
         faults = Faults(parse_faults(config.faults or "[]"), config.seed + number)
         driver = Driver(engine, peers, publisher)
         return Instance(
-            config, settings, engine, driver, faults, publisher, life=life or LameDuck()
-        )
+            config, settings, engine, driver, faults, publisher, life=life or LameDuck(),
+            stage=STAGES[0] if settings.role == "any" else None,
+        )  # fmt: skip
 
     @property
     def leaving(self) -> bool:
@@ -94,6 +96,17 @@ class Instance:
         if self.drained_by_master:
             raise InvalidRequest("a master has drained this worker: its /drain takes it back")
         self.draining = False
+
+    def serve(self, stage: StageRole) -> None:
+        """As of `services.worker`."""
+        if self.stage is not None:
+            self.stage = stage
+
+    @property
+    def serving(self) -> InstanceRole:
+        """The role, or the one that it serves of several."""
+        role: InstanceRole = self.stage or self.settings.role  # type: ignore[assignment]
+        return role
 
     @property
     def kept(self) -> bool:
@@ -168,10 +181,11 @@ class Instance:
     def info(self) -> InstanceInfo:
         """For the master."""
         settings = self.settings
+        several = self.stage is not None
         growing = settings.generates and self.config.growing_kv and settings.role != "pdfusion"
         return InstanceInfo(
             instance_id=settings.instance_id,
-            role=settings.role,
+            role=self.serving,
             url=self.url,
             model=self.config.name,
             generation=settings.generation,
@@ -181,8 +195,10 @@ class Instance:
             max_running=settings.max_num_seqs,
             kv_bytes_per_token=settings.kv_bytes_per_token if settings.generates else 0,
             kv_endpoint=self.engine.kv.endpoint() if growing else None,
-            ec_endpoint=self.engine.ec.endpoint() if settings.role == "encode" else None,
+            ec_endpoint=self.engine.ec.endpoint() if settings.role in ("encode", "any") else None,
             events=self.publisher.sources if self.publisher is not None else [],
+            encodes=several,
+            roles=list(STAGES) if several else [],
             load=load_of(self.engine),
         )
 

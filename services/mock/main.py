@@ -188,6 +188,6 @@ def routes(config: MockConfig) -> Routes:
     table["POST", ABORT_PATH] = tokens_api.abort
     if config.role != "encode":
         table["POST", GENERATE_PATH] = tokens_api.generate
-    if config.role in ("encode", "pdfusion"):
+    if config.role in ("encode", "pdfusion", "any"):
         table["POST", ENCODE_PATH] = tokens_api.encode
     return table

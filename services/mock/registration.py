@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from protocol.fleet_key import NO_KEY, FleetKey
-from protocol.registry import Heartbeat, InstanceInfo
+from protocol.registry import Heartbeat, InstanceInfo, StageRole
 from services.engine.reports import load_of
 from services.membership import registration
 from services.membership.registration import Changes
@@ -28,6 +28,7 @@ class _Member:
         return Heartbeat(
             settings.instance_id, settings.generation, load_of(engine), self._instance.leaving,
             self._instance.drained_by_master and not self._instance.life.draining,
+            role=self._instance.stage,
         )  # fmt: skip
 
     def drain(self) -> None:
@@ -37,6 +38,9 @@ class _Member:
     def resume(self) -> None:
         if self._instance.drained_by_master:
             self._instance.draining = self._instance.drained_by_master = False
+
+    def serve(self, role: StageRole) -> None:
+        self._instance.serve(role)
 
 
 class Registration(registration.Registration):

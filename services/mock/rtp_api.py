@@ -21,7 +21,7 @@ async def work(instance: Instance, answering: Answering) -> web.StreamResponse:
     """What runs, what has ended since, and the prefix cache."""
     query = _asked(answering)
     status = work_status(
-        instance.settings.role,
+        instance.serving,
         instance.settings.port,
         load_of(instance.engine),
         instance.engine.counters(),

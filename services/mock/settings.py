@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from blake3 import blake3
 
-from protocol.registry import InstanceRole
+from protocol.registry import InstanceRole, StageRole
 from services.engine.config import EngineConfig
 from services.engine.scheduling.limits import Limits
 from services.mock.tokens import Vocabulary
 
 _INSTANT = 4096
+WorkerRole = InstanceRole | Literal["any"]
+STAGES: tuple[StageRole, ...] = ("decode", "prefill", "encode")
+"""Of a worker of the role any, the first one at the start."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """A mock worker's engine: the real one's sizes, and what stands for its model."""
 
-    role: InstanceRole = "decode"  # which parts it has
+    role: WorkerRole = "decode"  # which parts it has
     instance_id: str = "mock"  # in handles and at masters
     generation: str = ""  # another one after each start
     host: str = ""  # where others ask for KV and embeddings
@@ -70,7 +74,7 @@ class EngineSettings:
 
     @property
     def encodes(self) -> bool:
-        return self.role in ("encode", "pdfusion")
+        return self.role in ("encode", "pdfusion", "any")
 
     @property
     def generates(self) -> bool:

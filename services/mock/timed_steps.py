@@ -38,20 +38,30 @@ class TimedEncoding:
         self._noise = noise
         self._run: _Run | None = None
 
-    def step(self, now: float, worked: Worked) -> list[EncodeOutput]:
-        """What is due by now; `worked` gets the time of a run that has ended."""
+    def step(self, now: float, worked: Worked, *, held: bool = False) -> list[EncodeOutput]:
+        """What is due by now; `worked` gets the time of a run that has ended. `held`: no run may
+        begin."""
         outputs = self._queue.advance()
         run = self._run
         if run is not None and run.end <= now:
             self._run = None
             worked.append((run.start, run.end))
             outputs += self._queue.complete(run.batch, self._vision.encode(run.batch))
-        if self._run is None:
+        if self._run is None and not held:
             batch, failed = self._queue.begin()
             outputs += failed
             if batch:
                 self._run = _Run(now, now + self._seconds(batch), batch)
         return outputs
+
+    def busy(self, now: float) -> bool:
+        """Whether a run goes on after this."""
+        return self._run is not None and self._run.end > now
+
+    @property
+    def waits(self) -> bool:
+        """Whether a run could begin."""
+        return self._run is None and self._queue.runnable
 
     def _seconds(self, batch: list[Prepared]) -> float:
         patches = sum(prepared.patches for prepared in batch)
@@ -76,8 +86,11 @@ class TimedGeneration:
         self._noise = noise
         self._batch: Batch | None = None
 
-    def step(self, now: float, worked: Worked) -> list[RequestOutput]:
-        """What is due by now; `worked` gets the time of a batch that has ended."""
+    def step(
+        self, now: float, worked: Worked, *, held: bool = False, wanted: bool = False
+    ) -> list[RequestOutput]:
+        """What is due by now; `worked` gets the time of a batch that has ended. `held`: none may
+        begin; `wanted`: pictures wait for the one under way."""
         core = self._core
         outputs: list[RequestOutput] = []
         start = now
@@ -90,7 +103,8 @@ class TimedGeneration:
             outputs += core.complete(batch.chunks, self._runner.run(batch.chunks))
         outputs += core.advance()
         if self._batch is not None:
-            self._make_way(self._batch, now)
+            self._make_way(self._batch, now, wanted=wanted)
+        if self._batch is not None or held:
             return outputs
         chunks = core.begin()
         if not chunks and len(core):
@@ -101,10 +115,15 @@ class TimedGeneration:
             self._batch = Batch.of(chunks, start, self._timing, self._noise)
         return outputs
 
-    def _make_way(self, batch: Batch, now: float) -> None:
+    def busy(self, now: float) -> bool:
+        """Whether a batch goes on after this."""
+        return self._batch is not None and self._batch.end > now
+
+    def _make_way(self, batch: Batch, now: float, *, wanted: bool) -> None:
         """Whoever has come takes part from the next step on."""
         scheduler = self._core.scheduler
-        if batch.steps > 1 and (scheduler.waiting or len(scheduler.running) > len(batch.chunks)):
+        come = scheduler.waiting or len(scheduler.running) > len(batch.chunks)
+        if batch.steps > 1 and (come or wanted):
             batch.cut(now)
 
     @property

@@ -1,4 +1,4 @@
-"""One worker that does it all: encode, prefill and decode in one engine."""
+"""One worker that does it all: encode, prefill and decode in one engine; or each by turns."""
 
 from __future__ import annotations
 
@@ -13,4 +13,17 @@ def role() -> RoleSpec:
         ec_transport="local",
         kv_transport="local",
         routers=(encode.router, generate.router, chat.router),
+    )
+
+
+def any_role() -> RoleSpec:
+    """A worker that encodes, prefills or decodes, as a master says from time to time. It has all
+    parts, like one that does it all, and moves embeddings and KV, like those of one stage."""
+    return RoleSpec(
+        name="any",
+        parts=("vision", "language"),
+        ec_transport="shm",
+        kv_transport="shm",
+        routers=(encode.router, generate.router, chat.router),
+        stages=("decode", "prefill", "encode"),
     )

@@ -130,7 +130,7 @@ def _facts(worker: Worker) -> dict[str, Any]:
     engine = worker.engine.ready
     return {
         "instance_id": worker.instance_id,
-        "role": worker.role.name,
+        "role": worker.serving,
         "dialect": "tokens",
         "model": worker.model,
         "revision": worker.frontend.info.revision,

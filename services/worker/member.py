@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import urlsplit
 
 from protocol.errors import TriptychError
-from protocol.registry import Heartbeat, InstanceInfo, InstanceRole, Load
+from protocol.registry import Heartbeat, InstanceInfo, InstanceRole, Load, StageRole
 from services.membership.config import reachable
 from services.membership.registration import Registration
 from services.worker.worker import Worker
@@ -29,7 +29,7 @@ class WorkerMember:
 
     async def info(self) -> InstanceInfo:
         worker, facts = self._worker, self._worker.engine.ready
-        role: InstanceRole = worker.role.name  # type: ignore[assignment]
+        role: InstanceRole = worker.serving  # type: ignore[assignment]
         host = urlsplit(self._url).hostname or ""
         return InstanceInfo(
             instance_id=worker.instance_id,
@@ -45,6 +45,8 @@ class WorkerMember:
             kv_endpoint=facts.kv_endpoint or None,
             ec_endpoint=facts.ec_endpoint or None,
             events=reachable(facts.events, host),
+            encodes="encode" in worker.stages,
+            roles=worker.stages,
             adapters=list(worker.frontend.served.adapters),
             adapter_revisions=worker.frontend.served.adapters,
             grpc_port=worker.grpc_port,
@@ -61,7 +63,7 @@ class WorkerMember:
         return Heartbeat(
             worker.instance_id, worker.instance_id[:16], load, worker.leaving,
             worker.drained_by_master and not worker.life.draining,
-            bool(engine.stall), engine.progress,
+            bool(engine.stall), engine.progress, worker.stage,
         )  # fmt: skip
 
     def drain(self) -> None:
@@ -70,6 +72,9 @@ class WorkerMember:
 
     def resume(self) -> None:
         self._worker.resume()
+
+    def serve(self, role: StageRole) -> None:
+        self._worker.serve(role)
 
     async def _newest(self) -> Load:
         with contextlib.suppress(TriptychError):

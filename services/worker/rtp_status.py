@@ -57,7 +57,7 @@ def _cache(worker: Worker, statistics: Statistics) -> CacheStatus:
 
 def _work(worker: Worker, port: int, statistics: Statistics, since: int) -> WorkStatus:
     return work_status(
-        worker.role.name,
+        worker.serving,
         port,
         statistics.load,
         statistics.counters,

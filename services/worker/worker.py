@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -15,6 +17,7 @@ from protocol.draining import held_only
 from protocol.errors import InvalidRequest, NotServing, Unavailable
 from protocol.generate import not_served
 from protocol.refs import wants_remote_decode
+from protocol.registry import StageRole
 from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput, Role
 from protocol.vocabulary import check_request
@@ -30,25 +33,29 @@ from services.worker.engine_client import EngineClient
 from services.worker.media_cache import MediaCache
 from services.worker.metrics import WorkerMetrics
 
+logger = logging.getLogger("worker")
 _RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class RoleSpec:
     """What makes one role differ from another. `parts` of the model are loaded; transports are what
-    is used if no flag says otherwise; `routers` build the role's own routes around a worker."""
+    is used if no flag says otherwise; `routers` build the role's own routes around a worker.
+    `stages`: what it may serve by turns, the first one at the start; empty: its role alone."""
 
-    name: Role
+    name: Role | Literal["any"]
     parts: tuple[Part, ...]
     ec_transport: str
     kv_transport: str
     routers: tuple[Callable[[Worker], APIRouter], ...]
+    stages: tuple[StageRole, ...] = ()
 
 
 @dataclass
 class Worker:
     """Handed to every route; owns nothing global. `changes` tells what masters should know of at
-    once."""
+    once. `stage`: which of its role's stages it serves now, None if it has none. It takes every
+    call in any case: a stage says what it is sent."""
 
     role: RoleSpec
     config: WorkerConfig
@@ -59,6 +66,7 @@ class Worker:
     draining: bool = False
     drained_by_master: bool = False
     in_flight: int = 0
+    stage: StageRole | None = None
     grpc_port: int = 0  # where RTP-LLM's gRPC listens, 0 for nowhere
     tasks: TaskLog = field(default_factory=TaskLog)
     changes: Changes = field(default_factory=Changes)
@@ -68,6 +76,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         config = self.config
+        self.stage = next(iter(self.stages), None)
         self.life = LameDuck(config.drain_delay, config.shutdown_timeout)
         self.media = MediaCache(config.media_cache_bytes)
         self.bodies = Bodies(config.max_body_bytes, config.max_received_bytes)
@@ -92,6 +101,24 @@ class Worker:
         if self.drained_by_master:
             self.draining = self.drained_by_master = False
             self.changes.announce()
+
+    @property
+    def stages(self) -> list[StageRole]:
+        """Those that it may serve; a text model has nothing to encode."""
+        media = self.frontend.info.has_media
+        return [stage for stage in self.role.stages if media or stage != "encode"]
+
+    def serve(self, stage: StageRole) -> None:
+        """A master moves the worker to another stage; what is under way goes on."""
+        if stage in self.stages and stage != self.stage:
+            logger.info("worker moved from %s to %s", self.stage, stage)
+            self.stage = stage
+            self.changes.announce()
+
+    @property
+    def serving(self) -> str:
+        """The role, or the stage that it serves of several."""
+        return self.stage or self.role.name
 
     @property
     def leaving(self) -> bool:

@@ -235,3 +235,32 @@ def test_a_bad_redis_configuration_does_not_start(capsys: pytest.CaptureFixture[
     for flags in (*(["--redis-url", url] for url in urls), ["--redis-namespace", "a*"]):
         assert main(flags) == 2
         assert flags[0] in capsys.readouterr().err
+
+
+def test_both_give_a_worker_one_role_and_its_home_tells_it(pair: Pair) -> None:
+    """By a call to the other master, and, of two that only decode, by the one that decides."""
+    several = {"model": "moving", "roles": ["decode", "prefill", "encode"]}
+    register(pair.a, "w0", "decode", **several)
+    until(lambda: known(pair, "moving") == [{"w0"}] * 2)
+    order = {"instance_id": "w0", "role": "encode"}
+    status, answer = call(f"{pair.b.url}/instances/role", order, headers={"x-api-key": "secret"})
+    assert (status, answer["status"]) == (200, "moved")
+
+    def told(name: str, role: str) -> str | None:
+        beat = {"instance_id": name, "role": role}
+        found: str | None = call(f"{pair.a.url}/heartbeat", beat)[1].get("role")
+        return found
+
+    until(lambda: told("w0", "decode") == "encode")
+    assert told("w0", "encode") == "encode", "it says so"
+    for name in ("w1", "w2"):
+        register(pair.b, name, "decode", **several)
+
+    def roles(master: Process) -> dict[str, str]:
+        return {n: w["info"]["role"] for n, w in workers(master).items() if n[0] == "w"}
+
+    until(lambda: sorted(roles(pair.a).values()) == ["decode", "encode", "prefill"])
+    until(lambda: roles(pair.a) == roles(pair.b))
+    moved = [metric(m, 'role_moves_total{after="prefill",before="decode",by="load",model="moving"}')
+             for m in (pair.a, pair.b)]  # fmt: skip
+    assert sorted(moved) == [0, 1], "one of them decides"

@@ -158,3 +158,16 @@ def test_a_full_fleet_is_refused_by_the_master_at_once(fleet: Fleet) -> None:
             assert time.monotonic() - began < 2.0
             worker.kill()
             long.result()
+
+
+def test_a_worker_that_does_it_all_is_sent_the_pictures_of_its_requests(fleet: Fleet) -> None:
+    """Where there is no encoder."""
+    with running(fleet.stack.model) as stack:
+        url = master(stack).wait_ready()
+        worker = mock(stack, "pdfusion", url)
+        worker.wait_ready()
+        server = stack.start("proxy", "--master-url", url)
+        server.wait_ready()
+        until(lambda: workers_up(server) == 1)
+        assert len(tokens(server, asking(picture(990), "What is this?"), max_tokens=3)) == 3
+        assert call(f"{worker.url}/integrity")[1]["counters"]["mm_encoded"] == 1

@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "services.engine.process"
-_WITH_ENGINE = ("services.encoder", "services.prefill", "services.decode", "services.pdfusion")
+_WITH_ENGINE = (
+    "services.encoder", "services.prefill", "services.decode", "services.pdfusion",
+    "services.pdfusion.any",
+)  # fmt: skip
 _PRELOAD = (ENGINE, "proxy.__main__", "services.worker.main", "services.master.__main__",
             "services.mock.main", "tests.support.preloaded", "tests.support.forked")  # fmt: skip
 

@@ -12,6 +12,7 @@ from protocol.registry import (
     Load,
     Placement,
     ScheduleRequest,
+    StageRole,
 )
 from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
@@ -42,6 +43,12 @@ class Node(MasterListener):
     def opened(self, instance_id: str, now_ms: float) -> None:
         self.replicator.opened(instance_id, now_ms)
 
+    def leads(self) -> bool:
+        return self.replicator.leads
+
+    def moved(self, info: InstanceInfo, now_ms: float) -> None:
+        self.replicator.moved(info, now_ms / 1e3)
+
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         return self.replicator.finished_elsewhere(report, now_ms)
 
@@ -53,8 +60,11 @@ class Node(MasterListener):
             self.master.register(info, self.now)
         self.replicator.joined(info, self.now)
 
-    def beat(self, name: str, generation: str = "", load: Load | None = None) -> bool:
-        beat = Heartbeat(name, generation, load or Load())
+    def beat(
+        self, name: str, generation: str = "", load: Load | None = None,
+        role: StageRole | None = None,
+    ) -> bool:  # fmt: skip
+        beat = Heartbeat(name, generation, load or Load(), role=role)
         answer = self.master.heartbeat(beat, self.now)
         if answer.known:
             self.replicator.beat(beat, answer.draining, self.now)

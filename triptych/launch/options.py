@@ -54,6 +54,12 @@ class ServeConfig:
         env="NUM_P",
     )  # fmt: skip
     num_d: int = count(1, "Decode workers; at least one.", "workers", maximum=1000, env="NUM_D")
+    num_any: int = count(
+        0,
+        "Workers of the role any, which encode, prefill or decode as the master says, in the place"
+        " of those that --num-e, --num-p and --num-d count. 0: none.",
+        "workers", minimum=0, maximum=1000, env="NUM_ANY",
+    )  # fmt: skip
     engine: str = option(
         "triptych",
         "Workers to start: triptych, vllm (`vllm serve` with its EC and KV connectors), mock"
@@ -73,9 +79,11 @@ class ServeConfig:
     encode_port: int = _first_port(19534, "the first encode worker", "ENCODE_PORT")
     prefill_port: int = _first_port(19634, "the first prefill worker", "PREFILL_PORT")
     decode_port: int = _first_port(19734, "the first decode worker", "DECODE_PORT")
+    any_port: int = _first_port(20034, "the first worker of the role any", "ANY_PORT")
     gpu_e: str = _devices("encode", "GPU_E", section="Devices")
     gpu_p: str = _devices("prefill", "GPU_P")
     gpu_d: str = _devices("decode", "GPU_D")
+    gpu_any: str = _devices("any", "GPU_ANY")
     device_platform: str = option(
         "cuda",
         "Kind of the devices; decides the variable that gives a worker its device.",
@@ -92,6 +100,7 @@ class ServeConfig:
     gpu_memory_e: float = _share(0.1, "encode", "GPU_MEMORY_UTILIZATION_E")
     gpu_memory_p: float = _share(0.4, "prefill", "GPU_MEMORY_UTILIZATION_P")
     gpu_memory_d: float = _share(0.7, "decode", "GPU_MEMORY_UTILIZATION_D")
+    gpu_memory_any: float = _share(0.8, "any", "GPU_MEMORY_UTILIZATION_ANY")
     max_num_seqs: int = count(
         64,
         "Requests that one worker computes at once.",

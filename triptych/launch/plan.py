@@ -64,19 +64,24 @@ def takes_pictures(folder: Path) -> bool:
 
 
 def roles(config: ServeConfig, *, pictures: bool) -> dict[str, Role]:
-    """Encode, prefill and decode, in this order; a role may have no workers."""
+    """Encode, prefill, decode and any, in this order; a role may have no workers."""
+    split = not config.num_any
     return {
         "encode": Role(
-            "encode", "services.encoder", config.num_e if pictures else 0, config.encode_port,
+            "encode", "services.encoder", split * config.num_e * pictures, config.encode_port,
             _listed(config.gpu_e), config.gpu_memory_e,
         ),
         "prefill": Role(
-            "prefill", "services.prefill", config.num_p, config.prefill_port,
+            "prefill", "services.prefill", split * config.num_p, config.prefill_port,
             _listed(config.gpu_p), config.gpu_memory_p,
         ),
         "decode": Role(
-            "decode", "services.decode", config.num_d, config.decode_port,
+            "decode", "services.decode", split * config.num_d, config.decode_port,
             _listed(config.gpu_d), config.gpu_memory_d,
+        ),
+        "any": Role(
+            "any", "services.pdfusion.any", config.num_any, config.any_port,
+            _listed(config.gpu_any), config.gpu_memory_any,
         ),
     }  # fmt: skip
 
@@ -118,6 +123,7 @@ def proxy(
     lists = [
         word
         for role in parts.values()
+        if role.name != "any"  # those the master names
         for word in (f"--{role.name}-servers-urls", ",".join(role.urls))
     ]
     flags = (

@@ -18,7 +18,7 @@ from triptych.launch.membership import Membership, call
 from triptych.launch.plan import Service
 from triptych.launch.processes import Processes
 
-ORDER = ("encode", "prefill", "decode", "master", "proxy")
+ORDER = ("encode", "prefill", "decode", "any", "master", "proxy")
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ def _checked_roles(config: ServeConfig) -> dict[str, Role]:
     pictures = plan.takes_pictures(find_model(config.model))
     if not pictures:
         _say(f"{config.model} takes no pictures: no encode worker is started.")
+    if config.num_any and not config.master:
+        raise ConfigError("--num-any: needs a master, which says what each worker serves")
+    if config.num_any and config.engine == "vllm":
+        raise ConfigError(
+            "--num-any: vLLM's workers keep their roles; needs --engine triptych or mock"
+        )
     if config.engine == "vllm":
         vllm.check(config)
     elif config.engine == "triptych" and (missing := missing_for_workers()):
@@ -183,7 +189,8 @@ def _up(config: ServeConfig, processes: Processes, services: Sequence[Service]) 
 
 def _try(config: ServeConfig, parts: Mapping[str, Role], processes: Processes, logs: Path) -> None:
     """The questions and the benchmark that were asked for."""
-    text_only = not parts["encode"].count
+    encoding = parts["encode"].count or parts["any"].count
+    text_only = not (encoding and plan.takes_pictures(find_model(config.model)))
     if config.ask:
         kinds = ("--kinds", "text,text,text") if text_only else ()
         flags = ("--base-url", plan.address(config), "--save", str(logs), *kinds)

@@ -18,7 +18,7 @@ from services.http.api_docs import described
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
 from services.http.server import version
-from services.master.api import busy
+from services.master.api import busy, roles
 from services.master.api.rpc import RpcApp, read_body
 from services.master.api.rtp import RtpContract, rtp_routes
 from services.master.api.service import MasterService
@@ -27,8 +27,8 @@ from services.master.fleet.added_workers import decode_probed
 _MAX_BODY = 1 << 20
 _INSTANCES = "/instances"
 _METRICS = "text/plain; version=0.0.4"
-OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH}
-"""What needs no fleet key; the last three have a key of their own."""
+OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH, roles.PATH}
+"""What needs no fleet key; the last four have a key of their own."""
 
 
 def create_app(service: MasterService, host: str) -> ASGIApp:
@@ -117,6 +117,7 @@ def _instances(service: MasterService) -> APIRouter:
         check_admin_key(request, key)
 
     routes.include_router(log_levels(check))
+    routes.include_router(roles.role_orders(service, check))
     routes.include_router(busy.busy_thresholds(service.master.registry, check))
 
     @routes.get(_INSTANCES)

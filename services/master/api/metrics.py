@@ -112,6 +112,7 @@ class _Collector(Collector):
             "kind",
             self._events.counts,
         )
+        yield self._moves()
         yield _gauge(
             "event_sources_incomplete",
             "Cache event sources of which not all is known that their caches hold.",
@@ -177,6 +178,17 @@ class _Collector(Collector):
             for kind, count in dataclasses.asdict(fleet.counts).items():
                 events.add_metric([model, kind], count)
         yield from (instances, entries, events, self._wanted())
+
+    def _moves(self) -> Metric:
+        moves = CounterMetricFamily(
+            PREFIX + "role_moves",
+            "Workers of the role any that were given another role, by model, role before, role"
+            " after, and who said so: load, call, master (another one), worker.",
+            labels=["model", "before", "after", "by"],
+        )
+        for labels, count in self._master.registry.roles.moved.items():
+            moves.add_metric(labels, count)
+        return moves
 
     def _wanted(self) -> Metric:
         wanted = GaugeMetricFamily(

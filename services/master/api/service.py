@@ -24,6 +24,7 @@ from protocol.registry import (
     LeaseAnswer,
     Placement,
     ScheduleRequest,
+    StageRole,
 )
 from protocol.worker_views import Suspected
 from services.http.background import supervised
@@ -148,6 +149,12 @@ class MasterService(MasterListener):
     def opened(self, instance_id: str, now_ms: float) -> None:
         self.replicator.opened(instance_id, now_ms)
 
+    def leads(self) -> bool:
+        return self.replicator.leads
+
+    def moved(self, info: InstanceInfo, now_ms: float) -> None:
+        self.replicator.moved(info, now_ms / 1e3)
+
     def finished_elsewhere(self, report: Finished, now_ms: float) -> list[str]:
         return self.replicator.finished_elsewhere(report, now_ms)
 
@@ -198,6 +205,10 @@ class MasterService(MasterListener):
             self.replicator.drained(name, time.monotonic())
         self._pump_soon()
         return answer
+
+    def move(self, instance_id: str, role: StageRole) -> bool:
+        """An operator has a worker serve another role; False if it does already."""
+        return self.master.move(instance_id, role, time.monotonic())
 
     def suspect(self, suspected: Suspected) -> LeaseAnswer:
         """A proxy could not connect to a worker."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from protocol.kv_events import (
     AllBlocksCleared,
@@ -17,7 +20,7 @@ from protocol.kv_events import (
     EventBatch,
     short_key,
 )
-from protocol.registry import InstanceInfo
+from protocol.registry import InstanceInfo, InstanceRole, StageRole
 from services.master.config import MasterConfig
 from services.master.fleet.cache_index import CacheIndex, PendingEncode
 from services.master.fleet.instance import Instance
@@ -60,6 +63,8 @@ class Fleet:
     from here. The two never meet.
     `by_slot`: the workers, by their number in the indices.
     `counts`: what has come in by events.
+    `elastic`: how many of the workers may have several roles.
+    `media_at`: when a request with media was last placed here (ms).
     """
 
     model: str
@@ -69,6 +74,8 @@ class Fleet:
     predicted: CacheIndex = field(init=False)
     by_slot: dict[int, Instance] = field(default_factory=dict)
     counts: EventCounts = field(default_factory=EventCounts)
+    elastic: int = 0
+    media_at: float = -math.inf
     _free_slots: list[int] = field(default_factory=list)
     _expired_at: float = 0.0
 
@@ -113,7 +120,7 @@ class Fleet:
     def add(self, info: InstanceInfo, now_ms: float, lease_ms: float) -> Instance:
         # The smallest first: large sets of slots are masks as long as their largest slot.
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self.by_slot)
-        pool = self.pools[_KIND_OF.get(info.role, info.role)]
+        pool = self._pool_of(info.role)
         row = pool.add(info, slot, now_ms)
         held = (
             SourceHoldings(self.blocks, slot),
@@ -127,7 +134,22 @@ class Fleet:
             instance.guessed = self._caches(self.exact, slot, info.load.total_blocks)
         instance.learner = self._learner(pool.kind)
         self.by_slot[slot] = instance
+        self.elastic += bool(info.roles)
         return instance
+
+    def _pool_of(self, role: InstanceRole) -> Pool:
+        return self.pools[_KIND_OF.get(role, role)]
+
+    def move(self, instance: Instance, role: StageRole, now_ms: float) -> None:
+        """A worker serves another role from here on. Its caches, its load and what it has been
+        charged for go with it."""
+        info = msgspec.structs.replace(instance.info, role=role)
+        pool, learner = self._pool_of(role), self._learner(role)
+        if instance.learner is not None:
+            learner.decoding = instance.learner.decoding  # those that decode there go on
+        instance.stand(pool, instance.pool.move(instance.row, pool, info, now_ms), info)
+        instance.learner, instance.role_since = learner, now_ms
+        instance.update_penalty(now_ms)
 
     def _learner(self, kind: str) -> RateLearner:
         config = self.config
@@ -139,6 +161,7 @@ class Fleet:
     def remove(self, instance: Instance) -> None:
         """Its caches and its load are forgotten at once."""
         instance.pool.remove(instance.row)
+        self.elastic -= bool(instance.info.roles)
         self.exact.drop(instance.slot)
         self.predicted.drop(instance.slot)
         del self.by_slot[instance.slot]

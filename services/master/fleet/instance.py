@@ -21,6 +21,9 @@ class Instance:
     `slot`: its number in the indices of caches.
     `lease_until`: when it is forgotten unless it is heard of.
     `since`: when this generation of it was first known, to any master.
+    `role_since`: since when it serves its role.
+    `ordered_at`: when it was told of that role and has not said yet that it serves it;
+    None if it has.
     `held_blocks`, `held_media`: what its sources of events say it holds; `held_host`, `held_disk`:
     blocks below its pool.
     `predicted`: what it holds by the keys of proxies that have no model, which no events name.
@@ -53,16 +56,21 @@ class Instance:
     stalled: bool = False
     failures: int = 0
     open_until: float = 0.0
+    role_since: float = 0.0
+    ordered_at: float | None = None
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
     guessed: PredictedCaches | None = None
     learner: RateLearner | None = None
     target: Target = field(init=False)
 
     def __post_init__(self) -> None:
-        info = self.info
-        self.target = Target(
-            info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
-        )
+        self.target = _target(self.info)
+        self.role_since = self.since
+
+    def stand(self, pool: Pool, row: int, info: InstanceInfo) -> None:
+        """Its load stands elsewhere from here on, as it serves another role."""
+        self.pool, self.row, self.info = pool, row, info
+        self.target = _target(info)
 
     @property
     def draining(self) -> bool:
@@ -90,3 +98,9 @@ class Instance:
         for held in (self.held_blocks, self.held_host, self.held_disk):
             held.drop(source)
         self.foreign.pop(source, None)
+
+
+def _target(info: InstanceInfo) -> Target:
+    return Target(
+        info.instance_id, info.url, info.role, info.dialect, info.kv_endpoint, info.ec_endpoint
+    )

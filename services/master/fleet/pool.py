@@ -10,17 +10,22 @@ import numpy as np
 from protocol.refs import compatibility_of
 from protocol.registry import InstanceInfo, Load
 from services.master.config import MasterConfig
+from services.master.fleet.columns import Floats
 from services.master.fleet.priced_columns import PricedColumns
 
 _STEP = 64  # rows added at once, as each time all columns are copied
 _PATIENCE_MS = 5_000.0  # several heartbeats and the way of a proxy's report
+_CARRIED = (
+    "busy_until", "others_until", "send_until", "requests", "queued_tokens", "context_tokens",
+    "free_blocks", "total_blocks",
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
 class Charge:
     """What one request was counted for on one row, from placement to its end.
 
-    `pool`, `row`: the worker.
+    `pool`, `row`: the worker, where it stands now.
     `visible_at`: until then (ms) the worker's own reports do not show it.
     `work_ms`: its encoding or prefill.
     `encode_ms`: of a prefill's work, what encoding its media there takes.
@@ -30,6 +35,7 @@ class Charge:
     `open`: it has not been released.
     `shown`: a report was to show it.
     `life`: which of the row's workers it was counted on; a row is used again.
+    `awaits`: stages of the request that have to end elsewhere before this one can begin.
     """
 
     pool: Pool
@@ -43,6 +49,7 @@ class Charge:
     shown: bool = False
     life: int = 0
     encode_ms: float = 0.0
+    awaits: int = 0
 
     @property
     def live(self) -> bool:
@@ -132,6 +139,22 @@ class Pool(PricedColumns):
         self._free.append(row)
         self.count -= 1
 
+    def move(self, row: int, to: Pool, info: InstanceInfo, now_ms: float) -> int:
+        """Take a worker over into another pool, with its load and what it is charged for, which
+        ends there; its row there. It may be used once it is allowed."""
+        new = to.add(info, int(self.slots[row]), now_ms)
+        to._tell(new, self._told[row])
+        for name in _CARRIED:
+            getattr(to, name)[new] = getattr(self, name)[row]
+        to.least_free[new] = to._least_free(int(to.total_blocks[new]))
+        for charge in self._open[row]:
+            if charge.live:
+                charge.pool, charge.row, charge.life = to, new, to.lives[new]
+                to._open[new].append(charge)
+        self.remove(row)
+        to.allow(new, False)
+        return new
+
     def _be_of_kind(self, row: int, kind: str) -> None:
         self.kv_kinds[row] = kind
         self.kinds_of_kv = frozenset(self.kv_kinds)
@@ -200,6 +223,18 @@ class Pool(PricedColumns):
         here = load.queued + load.running
         others = reported * max(0, here - len(seen)) / here if here else 0.0
         return min(reported, others + sum(c.work_ms for c in seen)), others
+
+    def awaiting(self) -> tuple[Floats, Floats, Floats]:
+        """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
+        [rows] each"""
+        work, requests, blocks = (np.zeros(len(self)) for _ in range(3))
+        for row, charges in enumerate(self._open):
+            for charge in charges:
+                if charge.awaits > 0 and charge.live:
+                    work[row] += charge.work_ms
+                    requests[row] += 1.0
+                    blocks[row] += charge.blocks
+        return work, requests, blocks
 
     def charge(self, charge: Charge, now_ms: float) -> None:
         """Count a placed request at once."""

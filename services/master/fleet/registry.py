@@ -22,6 +22,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.listener import FleetListener
 from services.master.fleet.model_names import ModelNames
+from services.master.fleet.roles import Roles
 from services.master.fleet.validation import NAMES, check_info, check_load, same_life
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Registry:
     `refused`: claims that cannot be true, by error code.
     `changelog`: for those who follow the registry.
     `breakers`: keep requests from workers where they failed.
+    `roles`: of workers that may have several.
     """
 
     config: MasterConfig
@@ -47,6 +49,7 @@ class Registry:
     refused: Counter[str] = field(default_factory=Counter)
     changelog: Changelog = field(init=False)
     breakers: CircuitBreakers = field(init=False)
+    roles: Roles = field(init=False)
     _availability: Availability = field(init=False)
     _by_url: dict[str, str] = field(default_factory=dict)
     _names: ModelNames = field(default_factory=ModelNames)
@@ -57,6 +60,7 @@ class Registry:
             self.config, self.instances, self.changelog, self.listener.opened
         )
         self._availability = Availability(self.breakers, self.changelog)
+        self.roles = Roles(self.config, self.instances, self.fleets, self.changelog)
 
     def fleet(self, model: str) -> Fleet:
         """As `resolve`, whatever adapter is meant."""
@@ -82,6 +86,7 @@ class Registry:
             )
         if known is not None and same_life(known.info, info):
             self._name(known, info)
+            self.roles.heard(known, info.stage, now_ms)
             return self._renew(known, info.load, now_ms, lease)
         if known is None and len(self.instances) >= self.config.max_instances:
             self.refused["too_many_instances"] += 1
@@ -92,7 +97,7 @@ class Registry:
         for old in self.before(info):
             self._remove(old, "it restarted, or another worker has its URL")
         self._add(info, now_ms, lease)
-        return LeaseAnswer(True, lease)
+        return LeaseAnswer(True, lease, role=info.stage)
 
     def _name(self, known: Instance, info: InstanceInfo) -> None:
         """Aliases and adapters come and go while a worker lives."""
@@ -142,12 +147,13 @@ class Registry:
         if instance is None:
             return LeaseAnswer(False)
         self._availability.heard(instance, beat, now_ms)
+        self.roles.heard(instance, beat.role, now_ms)
         return self._renew(instance, beat.load, now_ms, self.config.lease)
 
     def _renew(self, instance: Instance, load: Load, now_ms: float, lease_s: float) -> LeaseAnswer:
         instance.lease_until = now_ms + lease_s * 1e3
         instance.pool.report(instance.row, load, now_ms)
-        return LeaseAnswer(True, lease_s, instance.draining, instance.resumed)
+        return LeaseAnswer(True, lease_s, instance.draining, instance.resumed, instance.info.stage)
 
     def touch(self, instance_id: str, now_ms: float, lease_s: float) -> bool:
         """Renew the lease of a worker that was probed and tells no load; False if unknown."""

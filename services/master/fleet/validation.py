@@ -58,6 +58,9 @@ def check_info(info: InstanceInfo) -> None:
     is refused before anybody is told."""
     check_load(info.load)
     check_url(info.url)
+    if info.roles and info.stage is None:
+        among = ", ".join(info.roles)
+        raise _unusable("role", f"{info.role} is none of its roles, {among}")
     problem = _unwritable(info)
     if problem is None:
         return
@@ -93,6 +96,9 @@ def _unusable(name: str, problem: str) -> InvalidRequest:
 
 
 def same_life(known: InstanceInfo, info: InstanceInfo) -> bool:
-    """Whether only the load and what is in `NAMES` differ."""
+    """Whether only the load, what is in `NAMES` and, of a worker that may have several, the role
+    differ."""
     told = {name: getattr(info, name) for name in NAMES}
+    if info.role in known.roles:
+        told["role"] = info.role
     return msgspec.structs.replace(known, load=info.load, **told) == info

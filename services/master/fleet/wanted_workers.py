@@ -8,16 +8,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from services.master.config import MasterConfig
+from services.master.fleet.demand import backlog, computing, decoding
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
 
 _LOOK_MS = 1e3
 _MEMORY_MS = 15e3  # over which the share of busy workers is taken: a prompt is no trend
-_BACKLOG_MS = 2e3  # of work before a worker without an objective: more wants more workers
-_SHARE_OF_TTFT = 0.5  # of the objective that the queue before prefill, or encode, may take
 _DECODING = ("decode", "combined")
 ROLES = ("encode", "prefill", *_DECODING)
 
@@ -61,9 +58,7 @@ class WantedWorkers:
                     self._observe(model, pool, waiting.get(model, 0), now_ms)
 
     def _observe(self, model: str, pool: Pool, waiting: int, now_ms: float) -> None:
-        usable = pool.penalty == 0.0
-        backlog_ms = np.maximum(pool.busy_until[usable] - now_ms, 0.0)
-        busy = float(np.count_nonzero(backlog_ms))
+        busy, backlog_ms = backlog(pool, now_ms)
         role = self._roles.get((model, pool.kind))
         if role is None:
             role = self._roles[model, pool.kind] = _Role(busy, now_ms)
@@ -71,34 +66,11 @@ class WantedWorkers:
         role.busy += (busy - role.busy) * (1.0 - math.exp((role.looked_at - now_ms) / _MEMORY_MS))
         role.looked_at = now_ms
         if pool.kind in _DECODING:
-            wanted = self._decoding(pool, usable, waiting)
+            wanted = decoding(self._config, pool, waiting)
         else:
-            wanted = role.busy / self._config.wanted_utilisation
-            wanted = max(wanted, float(backlog_ms.sum()) / self._backlog_bound_ms())
+            wanted = computing(self._config, role.busy, backlog_ms)
         hold_ms = self._config.wanted_hold * 1e3
         role.wants(max(1, math.ceil(wanted - 1e-9)), now_ms, hold_ms)
-
-    def _decoding(self, pool: Pool, usable: np.ndarray, waiting: int) -> float:
-        """By the places in batches, by KV blocks, and by the time of a step."""
-        share, able = self._config.wanted_utilisation, int(np.count_nonzero(usable))
-        if not able:
-            return float(pool.count + (1 if waiting else 0))
-        places = float(pool.max_running[usable].mean())
-        requests = float(pool.requests[usable].sum()) + waiting
-        wanted = requests / places / share if math.isfinite(places) else 0.0
-        blocks = float(pool.total_blocks[usable].sum())
-        if blocks > 0.0:
-            used = blocks - float(np.clip(pool.free_blocks[usable], 0.0, None).sum())
-            wanted = max(wanted, used / blocks * able / share)
-        if self._config.tpot_slo:
-            over = pool.step_now[usable] / (self._config.tpot_slo * 1e3)
-            wanted = max(wanted, float(over.sum()))
-        return wanted
-
-    def _backlog_bound_ms(self) -> float:
-        """Of work that one worker may have before it."""
-        objective_ms = (self._config.ttft_slo or 0.0) * 1e3
-        return objective_ms * _SHARE_OF_TTFT or _BACKLOG_MS
 
     def counts(self) -> Iterator[tuple[str, str, int]]:
         """Model, role and workers."""

@@ -119,6 +119,8 @@ def _end_encode(
     charge = held.encodes.pop(mm_hash, None)
     if charge is None:
         return
+    if (computes := held.prefill or held.decode) is not None:
+        computes.awaits -= 1
     live, slot = charge.live, int(charge.pool.slots[charge.row])
     charge.pool.release(charge, now_ms, done=ok, lapsed=lapsed)
     if not live:
@@ -139,6 +141,8 @@ def _end_prefill(held: Reservation, now_ms: float, *, done: bool, lapsed: bool =
     if held.prefill is not None:
         held.prefill.pool.release(held.prefill, now_ms, done=done, lapsed=lapsed)
         held.prefill = None
+        if held.decode is not None:
+            held.decode.awaits = 0
     if held.expected is not None:
         held.fleet.expected.remove(held.expected)
         held.expected = None

@@ -214,5 +214,7 @@ def _note_guess(plan: MediaPlan, source: Instance, item: ItemSources) -> None:
 
 
 def _serves(instance: Instance, now_ms: float) -> bool:
-    """Whether others can fetch embeddings there; a drained worker still hands out what it has."""
-    return instance.pool.kind in _SERVING and instance.open_until <= now_ms
+    """Whether others can fetch embeddings there; a drained worker still hands out what it has, and
+    one that may serve several roles what it has encoded before it got its role."""
+    serves = instance.pool.kind in _SERVING or "encode" in instance.info.roles
+    return serves and instance.open_until <= now_ms

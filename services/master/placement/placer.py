@@ -74,6 +74,8 @@ class Placer:
         blocks = fill(runs, fleet.slots)
         index.expected.extend(blocks, runs, keys)
         new = min(request.max_tokens or self._config.expected_tokens, self._config.expected_tokens)
+        if request.items:
+            fleet.media_at = now_ms
         items = self._media.look_up(fleet, request, now_ms) if request.items else []
         held = blocks * request.block_size
         np.minimum(held, request.prompt_tokens - 1, out=held)
@@ -100,7 +102,7 @@ class Placer:
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
-            encode_ms=encode_ms,
+            encode_ms=encode_ms, awaits=len(held.encodes),
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:
@@ -111,6 +113,7 @@ class Placer:
             held.decode = Charge(
                 decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
+                awaits=1,
             )  # fmt: skip
             decode.costs.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)

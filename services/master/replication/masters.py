@@ -47,6 +47,10 @@ class OtherMasters:
     def __contains__(self, name: str) -> bool:
         return name in self._others
 
+    def all_after(self, name: str) -> bool:
+        """Whether none of them comes before `name`."""
+        return all(other > name for other in self._others)
+
     @property
     def in_flight(self) -> int:
         """Requests that others have placed."""

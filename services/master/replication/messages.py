@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.errors import InvalidRequest
-from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage
+from protocol.registry import Amount, Heartbeat, InstanceInfo, Load, Name, Stage, StageRole
 
 logger = logging.getLogger(__name__)
 MAX_KEYS = 8192  # blocks of one prompt that are told; what is beyond is found out by events
@@ -62,6 +62,14 @@ class Resumed(Change, tag="resumed"):
     """A drained worker was taken back by a call."""
 
     instance_id: Name
+    generation: str = ""
+
+
+class Moved(Change, tag="moved"):
+    """A worker is to serve another role: decided by the master that tells it."""
+
+    instance_id: Name
+    role: StageRole
     generation: str = ""
 
 
@@ -151,7 +159,7 @@ class _Message(msgspec.Struct, array_like=True):
     changes: list[msgspec.Raw]
 
 
-_Changes = Joined | Beat | Kept | Left | Resumed | Opened | Placed | Ended | Added | Removed
+_Changes = Joined | Beat | Kept | Left | Resumed | Moved | Opened | Placed | Ended | Added | Removed
 _messages = msgspec.msgpack.Decoder(_Message)
 _changes: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(_Changes)
 _stored: msgspec.msgpack.Decoder[Joined] = msgspec.msgpack.Decoder(Joined)

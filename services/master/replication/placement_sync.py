@@ -77,6 +77,10 @@ def restore(
     second = _find(placed.decode, held, instances)
     held.prefill = _restore(placed.prefill, held, instances, now_ms)
     held.decode = _restore(placed.decode, held, instances, now_ms)
+    if held.prefill is not None and held.decode is not None:
+        held.decode.awaits = 1
+    if (computes := held.prefill or held.decode) is not None:
+        computes.awaits += len(held.encodes)
     keys = array(KEY_TYPE)
     keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
     if first is not None:

@@ -21,6 +21,7 @@ from services.master.replication.messages import (
     Joined,
     Kept,
     Left,
+    Moved,
     Opened,
     Placed,
     Removed,
@@ -79,6 +80,8 @@ class Receiver:
             case Resumed():
                 resumed = Drain(change.instance_id, change.generation, draining=False)
                 self.master.drain(resumed, now)
+            case Moved():
+                self._hear_moved(change, now)
             case Opened():
                 self._hear_opened(change, now)
             case Placed():
@@ -148,6 +151,12 @@ class Receiver:
     def _hear_left(self, left: Left, now: float) -> None:
         if not (left.lapsed and self.homes.speaks_to_us(left.instance_id, now)):
             self.master.registry.deregister(InstanceName(left.instance_id, left.generation))
+
+    def _hear_moved(self, moved: Moved, now: float) -> None:
+        instance = self.master.registry.named(moved.instance_id, moved.generation)
+        if instance is not None and moved.role in instance.info.roles:
+            roles = self.master.registry.roles
+            roles.move(instance, moved.role, now * 1e3, "another master's word", "master")
 
     def _hear_opened(self, opened: Opened, now: float) -> None:
         instance = self.master.registry.instances.get(opened.instance_id)

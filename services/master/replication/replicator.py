@@ -33,6 +33,7 @@ from services.master.replication.messages import (
     Ended,
     Joined,
     Left,
+    Moved,
     Opened,
     Resumed,
 )
@@ -119,7 +120,7 @@ class Replicator:
         self.homes.speaks_here(beat.instance_id, now)
         told = Heartbeat(
             beat.instance_id, beat.generation, beat.load, draining, beat.drained_by_master,
-            beat.stalled, beat.progress,
+            beat.stalled, beat.progress, beat.role,
         )  # fmt: skip
         self.tell(Beat(told))
 
@@ -129,6 +130,19 @@ class Replicator:
         if not name.draining:
             self.tell(Resumed(info.instance_id, info.generation))
         self.tell(self._joined(info, now))  # what is written down of it changes too
+
+    def moved(self, info: InstanceInfo, now: float) -> None:
+        """A worker is to serve another role, by a decision made here."""
+        role = info.stage
+        assert role is not None
+        self.tell(Moved(info.instance_id, role, info.generation))
+        self.repeat(info.instance_id, now)  # what is written down of it changes too
+
+    @property
+    def leads(self) -> bool:
+        """Whether this master decides on roles: of all that hear one another the first by name;
+        none while Redis is away, as another one may be there."""
+        return not self.enabled or (self.connected and self.others.all_after(self.name))
 
     def opened(self, instance_id: str, now_ms: float) -> None:
         """Too many requests placed here have failed there."""

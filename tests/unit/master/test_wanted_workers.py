@@ -2,10 +2,12 @@
 
 import pytest
 
-from protocol.registry import InstanceInfo, InstanceRole, Load
+from protocol.registry import Finished, InstanceInfo, InstanceRole, Load
 from services.master.config import MasterConfig
 from services.master.fleet.wanted_workers import WantedWorkers
 from services.master.master import Master
+from tests.support.master_fleets import asking, master, picture, place
+from tests.support.master_nodes import fleet_of, info
 
 HOLD_S = 300.0
 
@@ -78,3 +80,39 @@ def test_the_master_looks_by_itself_and_still_wants_a_worker_when_the_last_is_go
         master.expire(at_s)
         assert list(master.wanted.counts()) == [("m", "encode", 1)]
     assert not master.registry.instances
+
+
+def awaiting(made: Master) -> dict[str, float]:
+    """Requests by role that wait for another one."""
+    pools = made.registry.fleets["m"].pools
+    return {role: float(pools[role].awaiting()[1].sum()) for role in ("prefill", "decode")}
+
+
+def test_what_waits_for_another_stage_is_no_load_of_its_own() -> None:
+    """An encoder that is short makes neither prefill nor decode want workers."""
+    made = master("encode", "prefill", "decode")
+    for number in range(40):
+        place(made, asking(f"r{number}", blocks=0, items=[picture(f"p{number}", tokens=100)]))
+    assert awaiting(made) == {"prefill": 40.0, "decode": 40.0}
+    found = look(WantedWorkers(made.config), made, 0.0)
+    assert found == {"encode": 2, "prefill": 1, "decode": 1}
+    made.finished(Finished("r0", "encode", ["p0"]), 0.0)
+    assert awaiting(made) == {"prefill": 39.0, "decode": 40.0}
+    made.finished(Finished("r0", "prefill"), 0.0)
+    assert awaiting(made) == {"prefill": 39.0, "decode": 39.0}
+    made.finished(Finished("r1"), 0.0)
+    assert awaiting(made) == {"prefill": 38.0, "decode": 38.0}
+
+
+def test_other_masters_count_alike_what_waits() -> None:
+    fleet = fleet_of()
+    first, second = fleet.nodes
+    for role in ("encode", "prefill", "decode"):
+        first.register(info(role[0], role))
+    fleet.deliver()
+    first.place("r", items=[picture("p")], avoid=[])
+    fleet.deliver()
+    assert awaiting(first.master) == awaiting(second.master) == {"prefill": 1.0, "decode": 1.0}
+    first.master.finished(Finished("r", "encode", ["p"]), 0.0)
+    fleet.deliver()
+    assert awaiting(second.master) == {"prefill": 0.0, "decode": 1.0}

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from protocol.registry import Heartbeat, InstanceInfo, LeaseAnswer
+from protocol.registry import Heartbeat, InstanceInfo, LeaseAnswer, StageRole
 from services.master.config import MasterConfig
 from services.master.fleet.registry import Registry
 from services.membership import registration
@@ -24,9 +24,13 @@ class Worker:
     """A member whose state the test changes."""
 
     draining = False
+    role: StageRole | None = None
 
     def __init__(self) -> None:
         self.adapters: dict[str, str] = {}
+
+    def serve(self, role: StageRole) -> None:
+        self.role = role
 
     def drain(self) -> None:
         self.draining = True
@@ -50,8 +54,9 @@ class Master:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.calls: list[tuple[str, Any, float]] = []
-        self.known = False
+        self.known, self.knows = False, True
         self.drained = self.resumed = False
+        self.role: StageRole | None = None
         self.url = ""
 
     def paths(self) -> list[str]:
@@ -61,9 +66,9 @@ class Master:
         body = await request.json()
         self.calls.append((request.path, body, time.monotonic()))
         if request.path == "/register":
-            self.known = True
+            self.known = self.knows
         lease_s = self.lease_s if self.known else 0.0
-        answer = LeaseAnswer(self.known, lease_s, self.drained, self.resumed)
+        answer = LeaseAnswer(self.known, lease_s, self.drained, self.resumed, self.role)
         if request.path == "/deregister":
             self.known = False
         return web.Response(body=msgspec.json.encode(answer))
@@ -231,4 +236,21 @@ async def test_a_worker_hears_no_echo_of_a_drain_that_it_has_ended() -> None:
         registration.start()
         await master.until("/heartbeat", 3)
         assert not worker.draining
+        await registration.close()
+
+
+async def test_the_first_master_that_knows_a_worker_says_which_role_it_serves() -> None:
+    """Masters that do not know of each other may not agree."""
+    worker, changes = Worker(), Changes()
+    async with serving(Master(60.0)) as one, serving(Master(60.0)) as two:
+        one.role, two.role = "prefill", "encode"
+        masters = ["http://127.0.0.1:9", one.url, two.url]
+        registration = Registration([worker], masters, 0.05, changes)
+        registration.start()
+        await asyncio.gather(one.until("/heartbeat", 3), two.until("/heartbeat", 3))
+        assert worker.role == "prefill"
+        one.known = one.knows = False
+        await one.until("/register", 3)
+        await two.until("/heartbeat", two.paths().count("/heartbeat") + 2)
+        assert worker.role == "encode", "it is the next one's turn"
         await registration.close()

@@ -1,13 +1,16 @@
 """The mock engine on virtual time: durations, order, caches, tokens that depend on nothing else."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import InvalidRequest
-from protocol.types import MMItem
+from protocol.types import EncodeItem, EncodeRequest, MMItem
 from services.mock.timing import Timing
-from tests.support.mock_runs import WORDS, Run, alone, asked, engine
+from tests.support.mock_runs import TIMING, WORDS, Run, alone, asked, engine
 
 
 def test_a_request_takes_as_long_as_its_tokens_say() -> None:
@@ -220,4 +223,22 @@ def test_books_agree_after_anything(operations: list[tuple[int, int, int]]) -> N
         assert only.check_integrity() == []
     run.clock.run()
     assert {name: run.tokens(name) for name in expected} == expected
+    run.check()
+
+
+def test_one_device_encodes_and_generates_by_turns() -> None:
+    """A run of pictures holds up tokens, not beside them, and neither starves the other."""
+    timing = replace(TIMING, encode_base_ms=50.0)
+    run = Run([engine(role="any", timing=timing, max_encoder_patches=16)])
+    (worker,) = run.engines
+    run.fleet.add(worker, asked("r", [1, 2, 3, 4], 12))
+    for number in range(3):
+        item = EncodeItem(f"p{number}", "image", 4, data=b"x")
+        run.clock.at(0.02 + number * 0.001, run.fleet.add_encode, worker,
+                     EncodeRequest(f"e{number}", [item]))  # fmt: skip
+    run.clock.run()
+    times = run.times("r")
+    gaps = [round(after - before, 3) for before, after in pairwise(times)]
+    assert gaps.count(0.061) == worker.counters()["encoder_runs"] == 3, "a run, then a step"
+    assert set(gaps) == {0.011, 0.061} and len(times) == 12
     run.check()

@@ -11,7 +11,7 @@ from aiohttp import web
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import Drain, InstanceInfo
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet
+from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
@@ -231,3 +231,31 @@ async def test_an_alias_ends_when_the_named_model_comes() -> None:
         master.service.register(InstanceInfo("x", "decode", ENCODER, "named"))
         assert await watcher.once(0.0) and watcher.model == "named"
         assert usable(fleet) == {"decode": [ENCODER]}
+
+
+async def test_a_worker_that_changes_its_role_is_in_the_other_list_and_keeps_its_calls() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        following = FleetWatcher(link, fleet, ["m"])
+        info = InstanceInfo("a", "decode", DECODER, "m", "1", roles=["decode", "encode"])
+        master.service.register(info)
+        await following.once(0.0)
+        (worker,) = fleet.decode
+        with worker.serving():
+            master.service.move("a", "encode")
+            await following.once(0.0)
+            assert usable(fleet) == {"encode": [DECODER]} and not fleet.decode
+            assert fleet.encode == [worker] and worker.in_flight == 1
+        assert worker.up and not worker.departed and not worker.late_probes
+        assert following.by_id == {"a": worker}
+
+
+async def test_without_an_encoder_pictures_go_where_one_could_be() -> None:
+    """So that a fleet whose master is away goes on."""
+    fleet = Fleet()
+    plain, able = fleet.add(ENCODER, "prefill"), fleet.add(DECODER, "decode")
+    with pytest.raises(NoWorker):
+        fleet.by_content("p")
+    able.changes_role = True
+    assert {fleet.by_content(f"p{number}") for number in range(20)} == {able}
+    assert plain in fleet.prefill

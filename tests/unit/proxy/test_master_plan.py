@@ -69,3 +69,11 @@ async def test_a_master_is_asked_for_reasons_only_while_operators_look(explained
     plan = await placing._by_master(state, Need("r", 5, 4, [], lambda size: []))
     assert plan.decode is worker and asked[0].debug is explained
     assert state.record.reasons == (({"decode": {"chosen": "d"}},) if explained else ())
+
+
+@pytest.mark.parametrize(("prefill", "url"), [(PREFILL, "http://p:1"), (None, "http://d:1")])
+def test_what_the_worker_that_prefills_is_to_encode_is_sent_there(
+    prefill: Target | None, url: str
+) -> None:
+    plan = planned(0, prefill, ItemPlacement("x", "local"))
+    assert plan.local == {"x"} and plan.encoders["x"].url == url

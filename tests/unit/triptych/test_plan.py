@@ -9,6 +9,7 @@ from tests.conftest import ModelDir
 from tests.support.tiny_models import TEXT_FAMILIES, VISION_FAMILIES
 from triptych.launch.options import ServeConfig
 from triptych.launch.plan import Service, mock_workers, proxy, roles, takes_pictures, workers
+from triptych.launch.serve import main as serve
 from triptych.launch.vllm import listings, vllm_workers
 
 
@@ -89,3 +90,24 @@ def test_vllm_workers_tell_of_their_events_where_the_master_listens() -> None:
             assert endpoint.replace("127.0.0.1", "*") in config_of_events
     assert told[0]["events"] == []
     assert told[1]["events"] != told[2]["events"]
+
+
+def test_workers_of_the_role_any_stand_in_the_place_of_all_others() -> None:
+    """The proxy hears of them from the master, which says what they serve."""
+    config = ServeConfig(num_any=2, any_port=2000)
+    parts = roles(config, pictures=True)
+    started = list(workers(config, parts))
+    assert [service.name for service in started] == ["any-0", "any-1"]
+    assert {"services.pdfusion.any"} < set(started[0].command)
+    assert [value(s, "--role") for s in mock_workers(config, parts)] == ["any", "any"]
+    asked = proxy(config, parts, "admin")
+    lists = [value(asked, f"--{role}-servers-urls") for role in ("encode", "prefill", "decode")]
+    assert lists == ["", "", ""] and "--any-servers-urls" not in asked.command
+
+
+@pytest.mark.parametrize("flags", [("--no-master",), ("--engine", "vllm")])
+def test_workers_that_change_their_role_need_a_master_and_our_engine(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(["demo", "--num-any", "2", *flags]) == 2
+    assert capsys.readouterr().err.startswith("error: --num-any: ")
