@@ -107,8 +107,16 @@ class BlockKeyChain:
         for item in items[self._first_item :]:
             if item.offset >= end:
                 break
-            media.append((item.mm_hash, start - item.offset))
+            media.append((_named(item), start - item.offset))
         return media
+
+
+def _named(item: MMItem) -> str:
+    """What of an item decides on the KV of its tokens. A clip's places in time and in the picture
+    follow from its grid and pace, which a client that names it by reference says itself."""
+    if item.modality != "video":
+        return item.mm_hash
+    return f"{item.mm_hash} {'x'.join(map(str, item.grid))} {item.seconds_per_grid!r}"
 
 
 def block_keys(

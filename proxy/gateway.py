@@ -84,9 +84,10 @@ class Gateway:
         if self.tracer is not None:
             self.tracer.begin(headers, record)
 
-    def over(self, record: RequestRecord) -> None:
-        """A request has been answered, or given up."""
-        self.log.over(record)
+    def over(self, record: RequestRecord, *, relayed: bool = False) -> None:
+        """A request has been answered, or given up. Of `relayed` ones not all have a record: those
+        that the page alone asks for are not counted by model."""
+        self.log.over(record, always=not relayed)
         if record.shown:
             self.recent.over(record)
         if record.trace is not None and self.tracer is not None:

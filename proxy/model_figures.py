@@ -12,6 +12,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
 _TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _WHICH = "Of requests that succeeded; relayed ones are counted with --log-requests."
 _MOST = 64  # names, which clients choose
+_LONGEST = 128  # characters of a name
 OTHER = "other"
 
 
@@ -56,9 +57,10 @@ class ModelFigures:
         """Count a request that is over."""
         if record.outcome or not 0 < record.status < 400:
             return
-        found = self._of.get(record.model)
+        model = record.model[:_LONGEST]
+        found = self._of.get(model)
         if found is None:
-            name = record.model if len(self._of) < _MOST else OTHER
+            name = model if len(self._of) < _MOST else OTHER
             found = self._of.get(name) or self._of.setdefault(name, _OfModel(self, name))
         found.note(record)
 

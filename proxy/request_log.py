@@ -33,7 +33,8 @@ class RequestLog:
     """The lines of a proxy's requests, at level INFO of the logger `proxy.request_log`.
 
     `on`: whether any are written. `form`: text or json. `write`: takes several lines at once;
-    standard error by default. `counted`: is told of each request, written or not.
+    standard error by default. `counted`: is told of
+    requests.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class RequestLog:
         """Whether anybody will read what a record says."""
         return self._on and logger.isEnabledFor(logging.INFO)
 
-    def over(self, record: RequestRecord) -> None:
-        """A request has been answered, or given up. Called on the event loop."""
+    def over(self, record: RequestRecord, *, always: bool = True) -> None:
+        """A request has been answered, or given up. `always`: it is counted where no line is
+        written too. Called on the event loop."""
         record.ended_at = time.monotonic()
-        if not self._on:
-            note_usage(record)
-            self._counted(record)
+        if not self.writes:
+            if always:
+                self._counted(record)
             return
         waiting = self._waiting
         waiting.append(record)

@@ -115,7 +115,8 @@ class MasterPlanner:
                     held.add(item.mm_hash)
             elif item.state == "local":
                 local.add(item.mm_hash)
-                encoders[item.mm_hash] = self._instance(at)
+                if self._encodes(at):
+                    encoders[item.mm_hash] = self._instance(at)
             elif item.target is not None:
                 encoders[item.mm_hash] = self._instance(item.target)
         return Plan(
@@ -125,6 +126,10 @@ class MasterPlanner:
             frozenset(held),
             frozenset(local),
         )
+
+    def _encodes(self, at: Target) -> bool:
+        """Whether a worker that prefills answers calls to encode too."""
+        return at.role == "pdfusion" or self._instance(at).changes_role
 
     def _instance(self, target: Target) -> Instance:
         """The worker of the fleet; one that has just come is not known there yet."""

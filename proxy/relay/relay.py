@@ -95,7 +95,7 @@ class Relay:
     def over(self, reply: ClientResponse) -> None:
         """Have the request's log line written."""
         if reply.record.kept:
-            self._gateway.over(reply.record)
+            self._gateway.over(reply.record, relayed=True)
 
     def keeps_record(self, request_id: bytes) -> bool:
         """Whether requests are written to the log, or the page shows this one."""

@@ -1,10 +1,17 @@
 """Where compiled kernels are kept. The home folder may be read-only, as it often is in a container:
-then a folder among the temporary files is used."""
+then a folder among the temporary files is used.
+
+Numba finds a kernel that it has compiled by the file of its outermost function alone. What that
+calls lies in other files, and another machine may have the same home folder: so the folder's name
+tells of all sources and of the processor.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from connectors.private_folder import make_private
@@ -18,7 +25,25 @@ def ensure_writable() -> None:
     or NUMBA_CACHE_DIR is kept.
     """
     _ensure("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache", "triton")
-    _ensure("NUMBA_CACHE_DIR", Path.home() / ".cache" / "triptych" / "numba", "numba")
+    kernels, numba = _kernels(), Path.home() / ".cache" / "triptych" / "numba"
+    _ensure("NUMBA_CACHE_DIR", numba / kernels, f"numba-{kernels}")
+
+
+def _kernels() -> str:
+    """A name for the kernels as they are compiled here."""
+    found = hashlib.sha256()
+    here = Path(__file__).parent
+    for folder in ("attention", "model"):
+        for file in sorted((here / folder).glob("*.py")):
+            found.update(file.read_bytes())
+    try:
+        found.update(version("numba").encode())
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except (PackageNotFoundError, OSError):
+        lines = []
+    told = {line for line in lines if line.startswith(("model name", "flags"))}
+    found.update("".join(sorted(told)).encode())
+    return found.hexdigest()[:16]
 
 
 def _ensure(variable: str, usual: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from connectors.factory import Connectors
 from connectors.kv.base import KVConnector
 from protocol.keys import canonical_json
 from protocol.refs import KVLayout
+from services.engine.attention.cpu_softmax import compile_ahead
 from services.engine.attention.kv_cache import (
     DTYPES,
     KVCache,
@@ -213,9 +214,11 @@ def _prepared(
     most: int,
     longest: int,
 ) -> DecodeGraphs | None:
-    """Compile a GPU's kernels and record decode steps of up to `most` rows, in block `reserved`."""
+    """Compile kernels, and record decode steps of up to `most` rows, in block `reserved`."""
     if model.device != "cpu":
         warm_up(model, cache, reserved, longest)
+    else:
+        compile_ahead(model.dtype)
     if capture is None:
         return None
     return DecodeGraphs.recorded(model, cache, capture, reserved, most, longest)

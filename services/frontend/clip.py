@@ -85,7 +85,7 @@ def read_frames(
     `InvalidRequest` if there are fewer frames than `clip` says, or decoding takes too long."""
     until = time.monotonic() + limits.decode_s
     with _opened(data, limits, None) as (container, stream):
-        place, last = 0, None
+        place, index, last = 0, -1, None
         for index, frame in enumerate(container.decode(stream)):
             if time.monotonic() > until:
                 raise refused(f"the clip cannot be decoded within {limits.decode_s:g} s")
@@ -149,7 +149,7 @@ def _opened(data: bytes, limits: ClipLimits, param: str | None) -> Iterator[tupl
             io_open=_no_other_file,
         ) as container:
             yield container, _video_of(container, most, limits, param)
-    except (av.FFmpegError, UnicodeError, ValueError) as error:
+    except (av.FFmpegError, OSError, UnicodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise refused(f"the clip is broken or incomplete: {reason}", param) from error
 

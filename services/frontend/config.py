@@ -69,6 +69,7 @@ class FrontendConfig:
     media: MediaConfig = MediaConfig()  # where media may come from
     # options of the media processor for requests that bring none, and the most that these may ask
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    allow_clips: bool = False  # whether clients may send clips, which FFmpeg reads unbounded
     video_fps: float = 2.0  # frames that are taken of a clip's second
     max_video_frames: int = 768  # frames that are taken of one clip at most
     tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`

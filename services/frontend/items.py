@@ -59,7 +59,7 @@ class ItemLoader:
         self._fetcher = MediaFetcher(config.media)
         self._references = ReferenceBook(config.max_references)
         self._kinds: dict[Modality, Kind] = {"image": Pictures(config, family)}
-        if family.clips is not None:
+        if family.clips is not None and config.allow_clips:
             self._kinds["video"] = Videos(config, family.clips)
         self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
 
@@ -87,6 +87,7 @@ class ItemLoader:
         bytes by URL of media at hand. `salt` keeps tenants' uuids apart. `caller`: who asks.
         `asked`: what becomes of each kind, as `asked` has it.
         """
+        self._check_kinds(parts)
         self._check_number(parts)
         first_parts = {
             (part.modality, part.url): part for part in reversed(parts) if part.url is not None
@@ -123,6 +124,16 @@ class ItemLoader:
                 param="messages",
                 code="too_many_media",
             )
+
+    def _check_kinds(self, parts: Sequence[MediaPart]) -> None:
+        for part in parts:
+            if part.modality not in self._kinds:
+                raise InvalidRequest(
+                    f"this server takes no {part.modality} input"
+                    f"{' without --allow-clips' if part.modality == 'video' else ''}",
+                    param=part.param,
+                    code="unsupported_media",
+                )
 
     async def _fetched(
         self,

@@ -69,11 +69,12 @@ class Pictures(Kind):
     def __init__(self, config: FrontendConfig, family: Family) -> None:
         self._max_pixels = config.media.max_pixels
         self._family = family
+        self._clips = family.clips is not None and config.allow_clips
         self._default = self._default_bounds(self._own(config.mm_processor_kwargs))
 
     def _own(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Options of pictures; where no clips are taken, those of clips are wrong."""
-        return kwargs if self._family.clips is None else of_pictures(kwargs)
+        return of_pictures(kwargs) if self._clips else kwargs
 
     def _default_bounds(self, kwargs: Mapping[str, Any]) -> PixelBounds | None:
         """As --mm-processor-kwargs says, or the model's own."""

@@ -79,6 +79,12 @@ class FrontendOptions:
         " has 8192 x 4320 at most.",
         "pixels",
     )
+    allow_clips: bool = option(
+        False,
+        "Take clips (video_url), if the model has them. FFmpeg reads them in the process of the"
+        " proxy and of the encoder, and a crafted file can take much of their memory and time:"
+        " allow it where you trust the clients. Proxies and encoders both need it.",
+    )
     video_fps: float = option(
         2.0,
         "Frames that the model sees of each second of a clip, unless the request says otherwise."
@@ -165,6 +171,7 @@ class FrontendOptions:
             trust_request_chat_template=self.trust_request_chat_template,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
             mm_processor_kwargs=parse_kwargs(self.mm_processor_kwargs),
+            allow_clips=self.allow_clips,
             video_fps=self.video_fps,
             max_video_frames=self.max_video_frames,
             allow_references=self.allow_media_references,

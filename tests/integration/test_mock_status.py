@@ -149,7 +149,8 @@ def test_every_role_tells_what_it_is(stack: Stack, role: str) -> None:
         ask(worker, GENERATE, generate_body([1] * 20))
     status = told(worker, "/worker_status", {})
     port = int(worker.url.rpartition(":")[2])
-    assert status["role"] == {"encode": "vit"}.get(role, role)
+    # One that may have any role decodes until a master says otherwise.
+    assert status["role"] == {"encode": "vit", "any": "decode"}.get(role, role)
     assert (status["server_port"], status["grpc_proto_port"]) == (port, port + 1)
     assert len(status["finished_task_list"]) == 1 and status["iterate_count"] > 0
     assert status["finished_task_list"][0]["input_length"] == (64 if role == "encode" else 20)

@@ -91,7 +91,7 @@ def routes(process: Process) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("given", [{}, {HEADER: "a-guess-of-the-secret-it-is"}, {HEADER: ""}])
 def test_every_route_but_those_of_status_needs_it(fleet: Fleet, given: dict[str, str]) -> None:
     asked = [(p, *route) for p in fleet.workers for route in sorted(routes(p))]
-    own_key = {"/instances", "/set_log_level", "/busy_threshold"}  # the admin's
+    own_key = {"/instances", "/instances/role", "/set_log_level", "/busy_threshold"}  # the admin's
     asked += [(fleet.master, *route) for route in routes(fleet.master) if route[1] not in own_key]
     asked += [(fleet.master, "POST", path) for path in RPC]
     asked += [(fleet.master, "GET", path) for path in ("/workers", "/openapi.json", "/nowhere")]

@@ -7,15 +7,15 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from triptych.launch.plan import Service
 from triptych.launch.processes import LaunchError
 
-Listing = Mapping[str, Any]
 _CALL_S = 5.0
 _CLOSED = (401, 403)
+_UNKNOWN = "unknown_instance"
 # What a worker of vLLM has to do, and the KV that it holds for others to fetch.
 _BUSY = re.compile(
     rb"^vllm:(?:num_requests_running|num_requests_waiting|kv_cache_usage_perc)(?:\{[^\n]*\})? "
@@ -68,25 +68,23 @@ class OwnWorkers:
 class ListedWorkers:
     """Workers of vLLM: a master lists them, and no longer does while they are restarted."""
 
-    def __init__(
-        self,
-        master: str,
-        admin_key: str,
-        listings: Sequence[Listing],
-        tell: Callable[[str, str, Sequence[Listing]], None],
-    ) -> None:
-        """`listings`: what the master is told of each worker. `tell`, with the master, its key and
-        some of them, does that and waits until all are well, or raises `RuntimeError`."""
-        self._master, self._key, self._tell = master, admin_key, tell
+    def __init__(self, master: str, admin_key: str, listings: Sequence[Mapping[str, Any]]) -> None:
+        """`listings`: what the master is told of each worker."""
+        self._instances = f"{master}/instances"
         self._listings = {str(listing["url"]): listing for listing in listings}
         self._headers = {"content-type": "application/json", "x-api-key": admin_key}
 
     def leave(self, worker: Service) -> str:
+        """`LaunchError` if the master cannot be told: it would send requests to a worker that ends,
+        and vLLM's ends at once."""
         try:
-            body = json.dumps(self._listings[worker.url]).encode()
-            call(f"{self._master}/instances", self._headers, body, method="DELETE")
+            self._tell(worker, "DELETE")
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            if _UNKNOWN not in said:
+                raise LaunchError(f"the master does not let {worker.name} go: {said}") from error
         except (OSError, http.client.HTTPException) as error:
-            return f"the master cannot be told that {worker.name} is restarted: {error}"
+            raise LaunchError(f"the master does not answer: {error}") from error
         return ""
 
     def load(self, worker: Service) -> float:
@@ -96,11 +94,19 @@ class ListedWorkers:
             return 0.0
 
     def back(self, workers: Sequence[Service]) -> None:
-        try:
-            listings = [self._listings[worker.url] for worker in workers]
-            self._tell(self._master, self._key, listings)
-        except RuntimeError as error:
-            raise LaunchError(f"telling the master of the workers: {error}") from error
+        """They are listed again; the master finds out when each is well."""
+        failed = []
+        for worker in workers:
+            try:
+                self._tell(worker, "POST")
+            except (OSError, http.client.HTTPException) as error:
+                failed.append(f"{worker.name}: {error}")
+        if failed:
+            raise LaunchError(f"the master does not list {', '.join(failed)}")
+
+    def _tell(self, worker: Service, method: str) -> None:
+        body = json.dumps(self._listings[worker.url]).encode()
+        call(self._instances, self._headers, body, method)
 
 
 def call(

@@ -7,6 +7,7 @@ the proxy ends, so that no client finds the port closed.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from triptych.launch.membership import Membership, call
 from triptych.launch.plan import Service
-from triptych.launch.processes import Processes
+from triptych.launch.processes import LaunchError, Processes
 
 ORDER = ("encode", "prefill", "decode", "any", "master", "proxy")
 
@@ -72,8 +73,14 @@ class RollingRestart:
             return
         if service is not stack.master:
             self._drain(service)
-        self._processes.restart(service, stack.start_s, stack.stop_s)
-        stack.membership.back([service] if service is not stack.master else stack.workers)
+        returning = stack.workers if service is stack.master else [service]
+        try:
+            self._processes.restart(service, stack.start_s, stack.stop_s)
+        except LaunchError:
+            with contextlib.suppress(LaunchError):  # it may come back later
+                stack.membership.back(returning)
+            raise
+        stack.membership.back(returning)
         self._processes.wait_until(
             lambda: self._complete(before),
             stack.start_s,

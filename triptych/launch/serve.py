@@ -161,7 +161,7 @@ def _start(
     if config.engine == "vllm":
         processes.start([*workers, proxy])
         processes.wait_ready(workers, config.timeout_seconds)
-        _membership(config, parts, admin_key).back(workers)
+        _tell_master(config, parts, admin_key)
         processes.wait_ready([proxy], config.timeout_seconds)
     else:
         _up(config, processes, [*workers, proxy])
@@ -174,10 +174,17 @@ def _start(
     return Stack(workers, master, proxy, membership, patience, config.timeout_seconds)
 
 
+def _tell_master(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> None:
+    try:
+        vllm.tell_master(config.master_url, admin_key, vllm.listings(config, parts))
+    except RuntimeError as error:
+        raise LaunchError(f"telling the master of the workers: {error}") from error
+
+
 def _membership(config: ServeConfig, parts: Mapping[str, Role], admin_key: str) -> Membership:
     if config.engine == "vllm":
         told = vllm.listings(config, parts)
-        return ListedWorkers(config.master_url, admin_key, told, vllm.tell_master)
+        return ListedWorkers(config.master_url, admin_key, told)
     key = resolve(FleetOptions, ()).read_fleet_key()  # of the environment that all share
     return OwnWorkers(key.headers)
 

@@ -152,7 +152,8 @@ def compile_kernel(heads: int, k_dim: int, v_dim: int, block: int, kind: int = 0
     """
     attend = _attend_for(heads, k_dim, v_dim, block, kind)
 
-    @kernel()
+    # Numba would not find it again: to it the function that is called here is another each time.
+    @kernel(cache=False)
     def decode(data: Any) -> None:
         words = words_of(data)[FIRST:]
         query, out, pool = halves(words[0]), halves(words[1]), words[3]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import Any
 
 import torch
 
 from services.engine.attention.numba_runtime import Kernel, team
+
+logger = logging.getLogger(__name__)
 
 
 class CausalSoftmax:
@@ -40,6 +43,18 @@ class CausalSoftmax:
 
 @cache
 def causal_softmax() -> CausalSoftmax | None:
-    """None where kernels cannot run."""
+    """None where kernels cannot run. The first call may take seconds."""
     parallel = team()
-    return None if parallel is None else CausalSoftmax(parallel)
+    if parallel is None:
+        return None
+    try:
+        return CausalSoftmax(parallel)
+    except Exception as error:  # of Numba or the system: PyTorch computes as well
+        logger.warning("the softmax of prompts is not compiled: %s", error)
+        return None
+
+
+def compile_ahead(dtype: torch.dtype) -> None:
+    """No prompt is to wait for the compilation of what an engine computes in `dtype`."""
+    if dtype is torch.bfloat16:
+        causal_softmax()

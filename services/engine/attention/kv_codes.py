@@ -4,8 +4,8 @@ The scale is the row's largest magnitude over the largest code, rounded to bfloa
 range of float32. An int8 code is half a step (half of the scale) away from the value at most; a
 code of fp8 (e4m3 of the OCP's 8-bit formats) has 4 significant bits, and so suits rows with a few
 large elements better. A row's scale depends on that row alone: a token's codes do not depend on
-what else a step computes. Kernels make the same codes, bit for bit: `numba_kv_codes`,
-`triton_kv_codes`.
+what else a step computes. Kernels make the same codes, bit for bit, on a CPU and as
+Triton's interpreter computes: `numba_kv_codes`, `triton_kv_codes`.
 """
 
 from __future__ import annotations

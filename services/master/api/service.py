@@ -207,8 +207,12 @@ class MasterService(MasterListener):
         return answer
 
     def move(self, instance_id: str, role: StageRole) -> bool:
-        """An operator has a worker serve another role; False if it does already."""
-        return self.master.move(instance_id, role, time.monotonic())
+        """An operator has a worker serve another role; False if it does already. `Unavailable` if
+        the worker talks to another master, which cannot be told."""
+        self.replicator.check_told(instance_id)
+        moved = self.master.move(instance_id, role, time.monotonic())
+        self._pump_soon()
+        return moved
 
     def suspect(self, suspected: Suspected) -> LeaseAnswer:
         """A proxy could not connect to a worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from protocol.registry import InstanceInfo, Target
@@ -24,6 +25,7 @@ class Instance:
     `role_since`: since when it serves its role.
     `ordered_at`: when it was told of that role and has not said yet that it serves it;
     None if it has.
+    `disobeyed_at`: when it was last found to serve another role than it was told.
     `held_blocks`, `held_media`: what its sources of events say it holds; `held_host`, `held_disk`:
     blocks below its pool.
     `predicted`: what it holds by the keys of proxies that have no model, which no events name.
@@ -58,6 +60,7 @@ class Instance:
     open_until: float = 0.0
     role_since: float = 0.0
     ordered_at: float | None = None
+    disobeyed_at: float = -math.inf
     foreign: dict[int, ForeignBlocks] = field(default_factory=dict)
     guessed: PredictedCaches | None = None
     learner: RateLearner | None = None

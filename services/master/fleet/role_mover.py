@@ -24,6 +24,7 @@ STAGES: tuple[StageRole, ...] = ("prefill", "decode", "encode")
 _LOOK_MS = 500.0
 _SETTLE_MS = 2e3  # until a fleet that starts, or the other masters, are known
 _MEDIA_MS = 300e3  # since the last picture: then nobody has to wait for the next one
+_DISOBEYED_MS = 300e3  # until a worker that has kept its role is asked again
 _MOST_LOAD = 1.0  # of a role that needs nobody more
 
 
@@ -44,6 +45,7 @@ class _Loads:
     looked_at: float
     demand: dict[StageRole, float]
     moved_at: float = -math.inf
+    moved_to: dict[StageRole, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,7 +95,7 @@ class RoleMover:
         roles = _Split(fleet, loads.demand, now_ms)
         taker = max(STAGES, key=roles.load)
         urgent = not roles.count(taker)
-        if roles.load(taker) <= _MOST_LOAD or not self._may(loads, now_ms, urgent=urgent):
+        if roles.load(taker) <= _MOST_LOAD or not self._may(loads, taker, now_ms, urgent=urgent):
             return None
         dwell_ms = 0.0 if urgent else self.config.elastic_dwell * 1e3
         givers = {role: roles.load(role, -1) for role in STAGES if role != taker}
@@ -105,18 +107,19 @@ class RoleMover:
                 one for one in roles.movable(giver, taker) if now_ms - one.role_since >= dwell_ms
             ]
             if free:
-                loads.moved_at = now_ms
+                loads.moved_at = loads.moved_to[taker] = now_ms
                 chosen = min(free, key=lambda one: _loss(fleet, one, taker))
                 return Move(chosen, taker, f"{roles.told(taker)}; {roles.told(giver)}")
         return None
 
-    def _may(self, loads: _Loads, now_ms: float, *, urgent: bool) -> bool:
-        """Not before the mean says something, and not right after another move."""
-        known_ms = now_ms - loads.since
-        if urgent:
-            return known_ms >= _SETTLE_MS
-        rested = now_ms - loads.moved_at >= self.config.elastic_gap * 1e3
-        return rested and known_ms >= self.config.elastic_window * 1e3
+    def _may(self, loads: _Loads, taker: StageRole, now_ms: float, *, urgent: bool) -> bool:
+        """Not before the mean says something, and not right after another move; an urgent one not
+        right after one to the same role, whose workers may fail one after the other."""
+        last = loads.moved_to.get(taker, -math.inf) if urgent else loads.moved_at
+        if now_ms - last < self.config.elastic_gap * 1e3:
+            return False
+        known_ms = _SETTLE_MS if urgent else self.config.elastic_window * 1e3
+        return now_ms - loads.since >= known_ms
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,11 @@ class _Split:
         return int(np.count_nonzero(self.fleet.pools[role].penalty == 0.0))
 
     def needed(self, role: StageRole) -> bool:
-        """Whether at least one worker must serve it."""
-        return role != "encode" or self.now_ms - self.fleet.media_at < _MEDIA_MS
+        """Whether at least one worker must serve it. Workers that prefill and decode serve text
+        without any other."""
+        if role == "encode":
+            return self.now_ms - self.fleet.media_at < _MEDIA_MS
+        return not np.count_nonzero(self.fleet.pools["combined"].penalty == 0.0)
 
     def load(self, role: StageRole, more: int = 0) -> float:
         """Workers that it takes over those it has, with so many `more`; infinite for a role that
@@ -144,9 +150,10 @@ class _Split:
         return self.demand[role] / count
 
     def movable(self, giver: StageRole, taker: StageRole) -> Iterator[Instance]:
-        """Workers that may be used and may serve both."""
+        """Workers that may be used and may serve both, and that do what this master says."""
         for instance in self.fleet.by_slot.values():
             usable = not instance.pool.penalty[instance.row]
+            usable = usable and self.now_ms - instance.disobeyed_at >= _DISOBEYED_MS
             if usable and instance.info.role == giver and taker in instance.info.roles:
                 yield instance
 

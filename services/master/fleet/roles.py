@@ -71,6 +71,8 @@ class Roles:
         if role == instance.info.role:
             instance.ordered_at = None
         elif _old(instance.ordered_at, now_ms - self.config.lease * 1e3):
+            if instance.ordered_at is not None:
+                instance.disobeyed_at = now_ms  # it listens to another master
             self.move(instance, role, now_ms, "its own word", "worker")
             instance.ordered_at = None
 

@@ -58,9 +58,8 @@ def check_info(info: InstanceInfo) -> None:
     is refused before anybody is told."""
     check_load(info.load)
     check_url(info.url)
-    if info.roles and info.stage is None:
-        among = ", ".join(info.roles)
-        raise _unusable("role", f"{info.role} is none of its roles, {among}")
+    if info.roles:
+        _check_roles(info)
     problem = _unwritable(info)
     if problem is None:
         return
@@ -69,6 +68,16 @@ def check_info(info: InstanceInfo) -> None:
         if found is not None:
             raise _unusable(name, found)
     raise _unusable("info", problem)
+
+
+def _check_roles(info: InstanceInfo) -> None:
+    among = ", ".join(info.roles)
+    if info.stage is None:
+        raise _unusable("role", f"{info.role} is none of its roles, {among}")
+    if len(set(info.roles)) < len(info.roles):
+        raise _unusable("roles", f"one is named twice: {among}")
+    if info.dialect != "tokens":
+        raise _unusable("roles", f"workers of the dialect {info.dialect} keep their role")
 
 
 def check_newer(info: InstanceInfo, since: float, known: Iterable[Instance]) -> None:

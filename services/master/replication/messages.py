@@ -113,6 +113,7 @@ class Placed(Change, tag="placed"):
     `mm_hashes`: of its pictures, where a worker's events do not tell of its caches.
     `expected`: its prompt's blocks will be at its prefill worker soon.
     `predicted`: its keys and hashes are those of a proxy that has no model.
+    `media`: it brings pictures or clips.
     """
 
     request_id: Name
@@ -126,6 +127,7 @@ class Placed(Change, tag="placed"):
     mm_hashes: list[str] = []
     expected: bool = False
     predicted: bool = False
+    media: bool = False
 
 
 class Ended(Change, tag="ended"):

@@ -38,6 +38,7 @@ def share(request: ScheduleRequest, held: Reservation, now_ms: float) -> Placed:
         [item.mm_hash for item in request.items] if noted else [],
         held.expected is not None,
         held.predicted,
+        bool(request.items),
     )
 
 
@@ -71,6 +72,8 @@ def restore(
     that no master counts with."""
     _check(placed)
     held = Reservation(fleet, now_ms + placed.ttl_ms, predicted=placed.predicted)
+    if placed.media:
+        fleet.media_at = now_ms
     for encode in placed.encodes:
         _restore_encode(encode, held, instances, now_ms)
     first = _find(placed.prefill or placed.decode, held, instances)

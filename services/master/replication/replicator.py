@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from protocol.errors import Unavailable
 from protocol.registry import (
     Drain,
     Finished,
@@ -137,6 +138,14 @@ class Replicator:
         assert role is not None
         self.tell(Moved(info.instance_id, role, info.generation))
         self.repeat(info.instance_id, now)  # what is written down of it changes too
+
+    def check_told(self, instance_id: str) -> None:
+        """`Unavailable` if what is decided here of a worker would not reach it."""
+        if self.enabled and not self.connected and instance_id in self.homes.elsewhere:
+            raise Unavailable(
+                "Redis cannot be reached, and the worker talks to another master: ask that one",
+                retry_after_s=1.0,
+            )
 
     @property
     def leads(self) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.engine.model import cpu_linear
+from services.engine.model import cpu_linear, packed_linear
 from services.engine.model.cpu_linear import WideningLinear, computes_linear
 from services.engine.model.packed_linear import InputsSeen, pack, packing
 
@@ -43,7 +43,8 @@ def test_which_weights_it_takes() -> None:
 
 
 def test_it_is_used_where_onednn_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "onednn_has_bfloat16", lambda: False)
+    for module in (cpu_linear, packed_linear):
+        monkeypatch.setattr(module, "onednn_has_bfloat16", lambda: False)
     assert computes_linear()
     assert packing("auto", BFLOAT16, "cpu") is WideningLinear
     monkeypatch.setattr(cpu_linear, "_kernel", lambda: None)

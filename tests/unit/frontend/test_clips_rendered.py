@@ -175,3 +175,9 @@ def test_media_tokens_in_a_text_stay_text(fronts: Fronts) -> None:
     (item,) = request.mm_items
     pads = {placeholder.pad_id for placeholder in front.family.placeholders.values()}
     assert sum(token in pads for token in request.token_ids) == item.length
+
+
+def test_clips_are_taken_only_where_an_operator_allows_it(fronts: Fronts) -> None:
+    said = refusal(fronts, clip_part(DRAWN), code="unsupported_media", allow_clips=False)
+    assert "--allow-clips" in said
+    assert not FrontendOptions(model="demo").to_config().allow_clips

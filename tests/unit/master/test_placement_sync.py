@@ -1,5 +1,6 @@
 """What one master places counts at the others until it ends."""
 
+import math
 from typing import Any
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_picture_being_encoded_for_one_master_is_joined_by_another() -> None:
     fleet.nodes[0].master.finished(Finished("1", "encode", ["x"], failed=["e"]), 0.0)
     fleet.deliver()
     assert fleet.nodes[1].place("3", items=items).encoders[0].state == "encode"
+
+
+def test_every_master_knows_when_there_were_pictures() -> None:
+    """The one that moves workers between roles may place none."""
+    fleet = fleet_of("d")
+    a, b = fleet.nodes
+    a.place("text")
+    fleet.deliver()
+    seen = b.master.registry.fleets["m"]
+    assert seen.media_at == -math.inf
+    a.place("picture", items=[MediaNeed("x", 600, 10)])
+    fleet.deliver()
+    assert seen.media_at > -math.inf
 
 
 @pytest.mark.parametrize("events", [True, False])

@@ -1,6 +1,5 @@
 """Which worker changes its role by the load, and that none does under a steady one."""
 
-import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +143,36 @@ def test_a_role_whose_only_worker_drains_gets_another_at_once() -> None:
     assert [i.info.role for i in made.registry.instances.values()].count("prefill") == 2
 
 
+def test_a_role_whose_workers_fail_one_after_the_other_does_not_take_all() -> None:
+    made = elastic(6, elastic_gap=5.0)
+    run(made, 0.0, 5.0)
+    for step in range(20):
+        now = 5.0 + step / 2
+        for instance in made.registry.instances.values():
+            if instance.info.role == "prefill":
+                instance.drained = True
+                instance.update_penalty(now * 1e3)
+        run(made, now, 0.5)
+    assert moves(made) == 1 + 2, "one each 5 s"
+
+
+def test_a_worker_that_keeps_its_role_is_not_asked_again_and_again() -> None:
+    """It listens to another master."""
+    made = elastic(2, lease=5.0)
+    for step in range(1200):
+        for name in made.registry.instances:
+            made.heartbeat(Heartbeat(name, load=IDLE, role="decode"), step / 10)
+        made.expire(step / 10)
+    assert moves(made) <= 4, "there and back, of each"
+
+
+def test_workers_that_do_it_all_leave_no_role_wanting() -> None:
+    made = elastic(2)
+    add(made, "all", "pdfusion")
+    run(made, 0.0, 20.0)
+    assert split(made) == {"decode": 2, "pdfusion": 1}
+
+
 def test_workers_with_one_role_stay_and_count() -> None:
     made = elastic(2)
     add(made, "p", "prefill")
@@ -175,4 +204,3 @@ def test_a_master_that_does_not_lead_and_one_told_not_to_move_nobody() -> None:
     for one in (made, off):
         run(one, 0.0, 20.0)
         assert split(one) == {"decode": 4}
-    assert not math.isnan(made.config.elastic_margin)

@@ -1,5 +1,6 @@
 """Content keys: equal where content is equal, different where anything differs."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,18 @@ def test_where_a_picture_stands_in_its_block_matters() -> None:
     assert block_keys(tokens, 8, ROOT, [item("a", 0, 4)]) != block_keys(
         tokens, 8, ROOT, [item("a", 1, 4)]
     )
+
+
+def test_a_clip_at_another_pace_or_of_another_shape_is_another() -> None:
+    """A client that names one by reference says both, and its tokens' places follow from them."""
+    tokens = [9] * 8
+    clip = MMItem("a", "video", 0, 8, (2, 4, 4), seconds_per_grid=1.0)
+    others = (
+        msgspec.structs.replace(clip, seconds_per_grid=0.5),
+        msgspec.structs.replace(clip, grid=(4, 2, 4)),
+    )
+    keys = [block_keys(tokens, 8, ROOT, [one])[0] for one in (clip, *others)]
+    assert len(set(keys)) == 3
 
 
 def test_a_picture_after_a_block_does_not_change_it() -> None:

@@ -23,9 +23,15 @@ def target(name: str, role: InstanceRole) -> Target:
 ENCODER, PREFILL, DECODE = target("e", "encode"), target("p", "prefill"), target("d", "decode")
 
 
-def planned(attempt: int, prefill: Target | None, *items: ItemPlacement) -> Plan:
+def planned(
+    attempt: int, prefill: Target | None, *items: ItemPlacement, elastic: bool = False
+) -> Plan:
+    """`elastic`: workers are of the role any, and so encode too."""
     roles: dict[str, Any] = {"e": "encode", "p": "prefill", "d": "decode"}
-    by_id = {n: Instance(f"http://{n}:1", role, Breaker()) for n, role in roles.items()}
+    by_id = {
+        n: Instance(f"http://{n}:1", role, Breaker(), changes_role=elastic)
+        for n, role in roles.items()
+    }
     unused: Any = None
     following: Any = SimpleNamespace(by_id=by_id)
     placing = MasterPlanner(unused, unused, following, unused, unused, unused)
@@ -71,9 +77,15 @@ async def test_a_master_is_asked_for_reasons_only_while_operators_look(explained
     assert state.record.reasons == (({"decode": {"chosen": "d"}},) if explained else ())
 
 
+def test_a_worker_that_cannot_encode_is_sent_no_pictures() -> None:
+    """The master knows no encoder: the proxy's own may know one, or refuses for want of one."""
+    plan = planned(0, PREFILL, ItemPlacement("x", "local"))
+    assert plan.local == {"x"} and not plan.encoders
+
+
 @pytest.mark.parametrize(("prefill", "url"), [(PREFILL, "http://p:1"), (None, "http://d:1")])
 def test_what_the_worker_that_prefills_is_to_encode_is_sent_there(
     prefill: Target | None, url: str
 ) -> None:
-    plan = planned(0, prefill, ItemPlacement("x", "local"))
+    plan = planned(0, prefill, ItemPlacement("x", "local"), elastic=True)
     assert plan.local == {"x"} and plan.encoders["x"].url == url
