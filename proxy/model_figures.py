@@ -54,7 +54,7 @@ class ModelFigures:
         self._of: dict[str, _OfModel] = {}
 
     def note(self, record: RequestRecord) -> None:
-        """Count a request that is over."""
+        """Count a request that has ended."""
         if record.outcome or not 0 < record.status < 400:
             return
         model = record.model[:_LONGEST]

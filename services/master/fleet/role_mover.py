@@ -23,9 +23,9 @@ from services.master.fleet.instance import Instance
 STAGES: tuple[StageRole, ...] = ("prefill", "decode", "encode")
 _LOOK_MS = 500.0
 _SETTLE_MS = 2e3  # until a fleet that starts, or the other masters, are known
-_MEDIA_MS = 300e3  # since the last picture: then nobody has to wait for the next one
+_MEDIA_MS = 300e3  # since the last picture: so long an encoder waits for the next one
 _DISOBEYED_MS = 300e3  # until a worker that has kept its role is asked again
-_MOST_LOAD = 1.0  # of a role that needs nobody more
+_MOST_LOAD = 1.0  # of a role that needs no further worker
 
 
 @dataclass(frozen=True)

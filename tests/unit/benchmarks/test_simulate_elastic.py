@@ -30,13 +30,13 @@ def test_a_day_turns_from_text_to_pictures_and_back(plan: Plan) -> None:
 
 
 def test_workers_move_and_every_request_ends(plan: Plan) -> None:
-    """Engines and the master's books are as if nobody had ever moved."""
+    """Engines and the master's books are as if no worker had ever moved."""
     config = MasterConfig(seed=1, elastic_window=4.0, elastic_dwell=5.0, elastic_gap=2.0)
     fleet = Simulation(plan.profile, Shape(1, 1, 2), config, plan.aims(), 7, elastic=True)
     fleet.run(plan.sessions(), plan.pace, Span(5.0, LENGTH_S, 0.0, LENGTH_S))
     master = fleet.service.master
     assert sum(master.registry.roles.moved.values()) >= 2
-    fleet.arrivals._sessions = iter(())  # nobody comes any more
+    fleet.arrivals._sessions = iter(())  # no further requests come
     fleet.clock.run(fleet.clock.now + 120.0)
     assert all(record.over and not record.refused for record in fleet.records)
     for worker in fleet.workers:
