@@ -14,6 +14,11 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
+"""Upper bounds of buckets for what a request takes."""
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
+"""And for what lies between two tokens."""
+
 
 class Series:
     """Observations of one set of labels. Of one thread: nothing is locked."""

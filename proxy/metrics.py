@@ -13,16 +13,14 @@ from protocol.errors import RequestAborted, TriptychError
 from protocol.request_record import RequestRecord
 from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
-from proxy.histogram import LightHistogram, Series
+from proxy.histogram import GAPS, SECONDS, LightHistogram, Series
 from proxy.model_figures import ModelFigures
 from proxy.upstream.traffic import Traffic
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
 PREFIX = "triptych_proxy:"
-_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _STAGES = ("encode", "prefill", "decode")
-_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
 
 
 class Masters(Protocol):
@@ -58,15 +56,15 @@ class ProxyMetrics:
         self.ttft = histogram(
             "time_to_first_token_seconds",
             "Seconds from the arrival of a request to its first output.",
-            _SECONDS,
+            SECONDS,
         )
         self.itl = histogram(
-            "inter_token_latency_seconds", "Seconds between two outputs of a stream.", _GAPS
+            "inter_token_latency_seconds", "Seconds between two outputs of a stream.", GAPS
         )
         self.e2e = histogram(
             "e2e_request_latency_seconds",
             "Seconds from the arrival of a request to its end.",
-            _SECONDS,
+            SECONDS,
         )
         self._in_flight = Gauge(
             PREFIX + "requests_in_flight",
@@ -110,13 +108,13 @@ class ProxyMetrics:
         self.per_event = LightHistogram(
             PREFIX + "request_time_per_output_event_seconds",
             "Mean seconds between the events of one relayed stream.",
-            _GAPS,
+            GAPS,
             registry,
         ).of()
         stages = LightHistogram(
             PREFIX + "stage_seconds",
             "Seconds that a successful call to a worker took, by stage.",
-            _SECONDS,
+            SECONDS,
             registry,
             ("stage",),
         )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from protocol.request_record import RequestRecord
-from proxy.histogram import LightHistogram, Series
+from proxy.histogram import GAPS, SECONDS, LightHistogram, Series
 
-_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
-_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 1.0)
 _TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _WHICH = "Of requests that succeeded; relayed ones are counted with --log-requests."
 _MOST = 64  # names, which clients choose
@@ -29,24 +27,24 @@ class ModelFigures:
         self.ttft = histogram(
             "model_time_to_first_token_seconds",
             "Seconds from the arrival of a streamed request to its first output.",
-            _SECONDS,
+            SECONDS,
         )
         self.tpot = histogram(
             "model_time_per_output_token_seconds",
             "Mean seconds between the tokens of a streamed request.",
-            _GAPS,
+            GAPS,
         )
         self.e2e = histogram(
             "model_request_latency_seconds",
             "Seconds from the arrival of a request to its end.",
-            _SECONDS,
+            SECONDS,
         )
         self.stage = histogram(
             "model_stage_seconds",
             "Seconds that a request had work of a stage in progress: render, queue and place in"
             " the proxy, encode, prefill and decode at workers. Stages may overlap; decode begins"
             " with the transfer of KV.",
-            _SECONDS,
+            SECONDS,
             "stage",
         )
         self.prompt = histogram("model_prompt_tokens", "Tokens of a prompt.", _TOKENS)

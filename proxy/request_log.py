@@ -33,8 +33,7 @@ class RequestLog:
     """The lines of a proxy's requests, at level INFO of the logger `proxy.request_log`.
 
     `on`: whether any are written. `form`: text or json. `write`: takes several lines at once;
-    standard error by default. `counted`: is told of
-    requests.
+    standard error by default. `counted`: gets each record before its line is made.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from tests.support.stack import Process, Stack, call, idle, running
 TOKENS = 4
 BLOCK = 16
 WAIT_S = 20.0
+STEADY = 12  # looks in a row that must agree: events of caches may be late on a busy machine
 until = partial(waiting.until, bound_s=WAIT_S)
 SEEN = picture(701)
 PREFIX = ("Of this picture", SEEN, LONG, LONG)
@@ -58,8 +59,8 @@ class Fleet:
             names = ("requests", "indexed_blocks", "indexed_media")
             seen.append([[view.get(name, 0) for name in names] for view in self.views()])
             return (
-                len(seen) > 4
-                and all(s == seen[-1] for s in seen[-5:])
+                len(seen) >= STEADY
+                and all(s == seen[-1] for s in seen[-STEADY:])
                 and not any(requests for requests, _, _ in seen[-1])
             )
 
