@@ -70,6 +70,7 @@ class Pool(PricedColumns):
         super().__init__(kind, config)
         self._free: list[int] = []
         self._open: list[list[Charge]] = []
+        self._awaiting: set[Charge] = set()  # those that await stages, or did at the last look
         self._short_since: list[float] = []
         self.ids: list[str] = []
         self.lives: list[int] = []
@@ -151,6 +152,7 @@ class Pool(PricedColumns):
             if charge.live:
                 charge.pool, charge.row, charge.life = to, new, to.lives[new]
                 to._open[new].append(charge)
+                to._note(charge)
         self.remove(row)
         to.allow(new, False)
         return new
@@ -228,13 +230,23 @@ class Pool(PricedColumns):
         """(ms of work, requests, blocks) of what was placed there and waits for stages elsewhere.
         [rows] each"""
         work, requests, blocks = (np.zeros(len(self)) for _ in range(3))
-        for row, charges in enumerate(self._open):
-            for charge in charges:
-                if charge.awaits > 0 and charge.live:
-                    work[row] += charge.work_ms
-                    requests[row] += 1.0
-                    blocks[row] += charge.blocks
+        self._awaiting = {
+            one for one in self._awaiting if one.awaits > 0 and one.pool is self and one.live
+        }
+        for charge in self._awaiting:
+            work[charge.row] += charge.work_ms
+            requests[charge.row] += 1.0
+            blocks[charge.row] += charge.blocks
         return work, requests, blocks
+
+    def await_stages(self, charge: Charge, count: int) -> None:
+        """So many further stages of the request have to end elsewhere before `charge` begins."""
+        charge.awaits += count
+        self._note(charge)
+
+    def _note(self, charge: Charge) -> None:
+        if charge.awaits > 0:
+            self._awaiting.add(charge)
 
     def charge(self, charge: Charge, now_ms: float) -> None:
         """Count a placed request at once."""
@@ -247,6 +259,7 @@ class Pool(PricedColumns):
         cells.free_blocks[row] -= charge.blocks
         self._derive(row)
         self._open[row].append(charge)
+        self._note(charge)
 
     def release(self, charge: Charge, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
         """Take a charge back; `done` false if its work was not and will not be done. `lapsed`:

@@ -81,9 +81,9 @@ def restore(
     held.prefill = _restore(placed.prefill, held, instances, now_ms)
     held.decode = _restore(placed.decode, held, instances, now_ms)
     if held.prefill is not None and held.decode is not None:
-        held.decode.awaits = 1
+        held.decode.pool.await_stages(held.decode, 1)
     if (computes := held.prefill or held.decode) is not None:
-        computes.awaits += len(held.encodes)
+        computes.pool.await_stages(computes, len(held.encodes))
     keys = array(KEY_TYPE)
     keys.frombytes(placed.keys[: len(placed.keys) // keys.itemsize * keys.itemsize])
     if first is not None:
