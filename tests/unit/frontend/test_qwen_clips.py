@@ -27,18 +27,20 @@ def clips_with(**options: Any) -> QwenClips:
 @given(SIDES, SIDES, st.integers(2, 9000), st.sampled_from([PUBLISHED, {}]))
 @example(1, 201, 60, {})
 @example(1920, 1080, 9000, PUBLISHED)
+@example(1, 1, 230, PUBLISHED)
 def test_any_size_and_length(width: int, height: int, frames: int, options: dict[str, Any]) -> None:
     found, clip = clips_with(**options), Clip(width, height, frames, 30.0)
     size = {"shortest_edge": found.bounds.least, "longest_edge": found.bounds.most}
-    truth = sample(frames, 30.0, fps=2.0)
+    # Of 230 frames rounding leads it to one behind the last, where transformers fails.
+    count = int((sample(frames, 30.0, fps=2.0).frames_indices < frames).sum())
     try:
-        grid = grid_of(len(truth.frames_indices), width, height, size=size)
+        grid = grid_of(count, width, height, size=size)
     except ValueError:
         with pytest.raises(InvalidRequest, match="200-fold"):
             found.measure(clip, FrameSampling())
         return
     extent = found.measure(clip, FrameSampling())
-    assert (extent.grid, extent.seconds) == (grid, 2 / truth.sampled_fps)
+    assert (extent.grid, extent.seconds) == (grid, 2 / (count / frames * 30.0))
     assert extent.length == grid[0] * grid[1] * grid[2] // 4
 
 
