@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -31,6 +32,14 @@ def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means; 0 runs the tests in this process."""
     number = processes(len(os.sched_getaffinity(0)), available_bytes())
     return number if number > 1 else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """A collector that looks at all tests and modules stops this process for half a second each
+    time, as long as some tests wait for an answer."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

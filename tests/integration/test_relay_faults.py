@@ -16,6 +16,7 @@ from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
+    HURRIED,
     WHOLE,
     Asked,
     Worker,
@@ -34,7 +35,7 @@ from tests.support.waiting import eventually
 @pytest.mark.parametrize("failure", [*FAILURES, *UNASKED])
 def test_a_failing_worker_is_not_noticed(role: str, failure: str) -> None:
     async def work() -> None:
-        async with relaying("EEPPDD") as relayed:
+        async with relaying("EEPPDD", *(HURRIED if failure == "hang" else ())) as relayed:
             for worker in relayed.workers[role]:
                 worker.script = [{**FAILURES, **UNASKED}[failure]]
             for _ in range(3):
@@ -52,7 +53,7 @@ def test_a_failing_worker_is_not_noticed(role: str, failure: str) -> None:
 @pytest.mark.parametrize("failure", STREAM_FAILURES)
 def test_a_stream_that_does_not_begin_is_begun_elsewhere(failure: str) -> None:
     async def work() -> None:
-        async with relaying("PDD") as relayed:
+        async with relaying("PDD", *(HURRIED if failure == "hang" else ())) as relayed:
             for worker in relayed.workers["decode"]:
                 worker.script = [STREAM_FAILURES[failure]]
             status, answer = await relayed.post(text(stream=True))
@@ -69,7 +70,7 @@ def test_a_stream_that_does_not_begin_is_begun_elsewhere(failure: str) -> None:
 @pytest.mark.parametrize("half", [b"", b'data: {"choices":[{"ind'])
 def test_a_stream_that_breaks_ends_with_one_error(ending: str, code: str, half: bytes) -> None:
     async def work() -> None:
-        async with relaying("PD") as relayed:
+        async with relaying("PD", *(HURRIED if ending == "hang" else ())) as relayed:
             (decode,) = relayed.workers["decode"]
             decode.script = [streaming(*EVENTS[:2], *([half] if half else []), end=ending)]
             status, answer = await relayed.post(text(stream=True))

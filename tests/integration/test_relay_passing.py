@@ -9,7 +9,7 @@ import pytest
 
 from proxy.relay.passed_routes import OPERATED, PASSED, PassedRoute
 from tests.support.relay_failures import drop, hang, saying, streaming
-from tests.support.relay_workers import Relayed, Worker, relaying, run
+from tests.support.relay_workers import HURRIED, Relayed, Worker, relaying, run
 from tests.support.waiting import eventually
 
 EMBEDDINGS = "/v1/embeddings"
@@ -78,7 +78,7 @@ def test_what_the_worker_is_told_of_the_client() -> None:
 )
 def test_another_worker_answers_where_one_fails(failure: Any) -> None:
     async def work() -> None:
-        async with relaying("DD") as relayed:
+        async with relaying("DD", *(HURRIED if failure is hang else ())) as relayed:
             for worker in decoders(relayed):
                 worker.script = [failure] if worker is decoders(relayed)[0] else []
             for _ in range(2):
@@ -194,7 +194,7 @@ def test_streams_without_an_end_mark_come_through(path: str) -> None:
 )
 def test_a_stream_that_breaks_says_so(path: str, error: bytes, end: str) -> None:
     async def work() -> None:
-        async with relaying("D") as relayed:
+        async with relaying("D", *(HURRIED if end == "hang" else ())) as relayed:
             route = next(route for route in PASSED if route.path == path)
             decoders(relayed)[0].script = [streaming(EVENTS[0], b"event: half", end=end)]
             status, _, body = await ask(relayed, route, json={"model": "m", "stream": True})

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from tests.support.greedy_workers import FINGERPRINT, FIRST_HALF, PENALTY, prompt_of, steps
-from tests.support.relay_workers import CHAT, run
+from tests.support.relay_workers import CHAT, HURRIED, run
 from tests.support.resuming import CASES, USAGE, asking, first, fleet, places, undisturbed
 
 
@@ -54,7 +54,7 @@ def test_however_it_breaks(ending: str) -> None:
     expected = undisturbed(body)
 
     async def work() -> None:
-        async with fleet() as made:
+        async with fleet("DD", *(HURRIED if ending == "hang" else ())) as made:
             made.relayed.relay._fleet.decode[1].fingerprint = FINGERPRINT
             made.workers[0].breaks = (first(body, 5),)
             made.workers[0].ending = ending

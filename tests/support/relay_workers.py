@@ -177,11 +177,18 @@ class Relayed:
 
 
 FLAGS = (
-    "--dialect", "openai", "--encode-timeout", "0.5", "--prefill-timeout", "0.5",
-    "--first-token-timeout", "0.5", "--decode-timeout", "0.5", "--stall-timeout", "0.5",
-    "--retry-backoff", "0.001",
-    "--breaker-failures", "100", "--request-timeout", "20",
+    "--dialect", "openai", "--retry-backoff", "0.001", "--breaker-failures", "100",
+    "--request-timeout", "20",
 )  # fmt: skip
+
+
+def timeouts(seconds: float) -> list[str]:
+    """All flags that bound a stage."""
+    stages = ("encode", "prefill", "first-token", "decode", "stall")
+    return [word for stage in stages for word in (f"--{stage}-timeout", str(seconds))]
+
+
+HURRIED = timeouts(0.5)  # before workers that hang; a busy machine may stop others for as long
 
 
 async def finding_well(fleet: Fleet) -> None:
@@ -211,7 +218,7 @@ async def relaying(
             for name in names.values()
             for word in (f"--{name}-servers-urls", ",".join(w.url for w in workers[name]) or "none")
         ]
-        config = resolve(ProxyConfig, [*FLAGS, *flags, *urls], {})
+        config = resolve(ProxyConfig, [*FLAGS, *timeouts(10.0), *flags, *urls], {})
         fleet = make_fleet(config)
         metrics = ProxyMetrics(fleet)
         client = UpstreamClient(2.0, authorization=config.authorization)

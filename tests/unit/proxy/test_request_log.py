@@ -20,6 +20,7 @@ from tests.support.relay_workers import (
     CHAT,
     DONE,
     EVENTS,
+    HURRIED,
     Asked,
     Relayed,
     Worker,
@@ -157,7 +158,7 @@ async def test_a_stream_that_breaks_says_why() -> None:
 
 
 async def test_a_client_that_leaves_and_another_attempt() -> None:
-    async with logged("DD") as (proxy, lines):
+    async with logged("DD", *HURRIED) as (proxy, lines):
         for worker in proxy.workers["decode"]:
             worker.script = [silent]
         with pytest.raises(TimeoutError):
