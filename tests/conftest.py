@@ -37,7 +37,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """A collector that looks at all tests and modules stops this process for half a second each
-    time, as long as some tests wait for an answer."""
+    time, which is as long as some tests wait for an answer."""
     gc.collect()
     gc.freeze()
 

@@ -182,13 +182,14 @@ FLAGS = (
 )  # fmt: skip
 
 
-def timeouts(seconds: float) -> list[str]:
+def timeouts(seconds: float) -> tuple[str, ...]:
     """All flags that bound a stage."""
     stages = ("encode", "prefill", "first-token", "decode", "stall")
-    return [word for stage in stages for word in (f"--{stage}-timeout", str(seconds))]
+    return tuple(word for stage in stages for word in (f"--{stage}-timeout", str(seconds)))
 
 
-HURRIED = timeouts(0.5)  # before workers that hang; a busy machine may stop others for as long
+HURRIED = timeouts(0.5)
+"""For workers that hang, and for no others: a busy machine may stop them for as long."""
 
 
 async def finding_well(fleet: Fleet) -> None:
