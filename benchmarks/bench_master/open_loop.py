@@ -69,11 +69,11 @@ class Step:
 
 
 class Proxies:
-    """What proxies do: ask, and report what has ended. Connections are taken by those that are due,
-    oldest first."""
+    """What proxies do: ask, and report what has ended. Connections take turns: a master ends those
+    that are idle for long."""
 
     def __init__(self, lanes: list[Connection], publishing: Publishing) -> None:
-        self._lanes: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
+        self._lanes: asyncio.Queue[Connection] = asyncio.Queue()
         for lane in lanes:
             self._lanes.put_nowait(lane)
         self._publishing = publishing
