@@ -22,11 +22,6 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
-def pytest_configure() -> None:
-    """Processes that tests start take clips, which they do not by default."""
-    os.environ["TRIPTYCH_ALLOW_CLIPS"] = "true"
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means; 0 runs the tests in this process."""

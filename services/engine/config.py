@@ -8,6 +8,7 @@ import msgspec
 
 from connectors.config import ECConfig, KVConfig
 from services.engine.speculation import Speculation
+from services.frontend.clips.limits import ClipLimits
 from services.membership.config import EventsConfig
 
 Part = Literal["language", "vision"]
@@ -52,6 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora_modules: dict[str, str] = {}  # name → folder of those loaded at the start
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
+    clips: ClipLimits = ClipLimits()  # of one clip
+    clip_readers: int = 2  # clips that are read at a time
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine
     prefix_caching: bool = True  # whether KV is reused
     eos_token_ids: tuple[int, ...] = ()  # tokens that end an output

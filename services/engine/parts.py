@@ -56,6 +56,7 @@ from services.engine.scheduling.seams import Clock, Meter
 from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
+from services.frontend.clips.readers import ClipReaders
 from services.membership.events import CacheLog
 
 
@@ -267,6 +268,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         config.device,
         config.max_media_pixels,
         config.weight_layout,
+        ClipReaders(config.clips, config.clip_readers),
     )
     shared.watch(vision.module)
     patches = config.max_encoder_patches
@@ -277,7 +279,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
     sliced = "language" in config.parts and config.max_decode_delay_s > 0
     queue = EncodeQueue(
         vision,
-        ImagePrefetch(vision.prepare, tokens_ahead(patches), wake),
+        ImagePrefetch(vision.prepare, tokens_ahead(patches), wake, ended=vision.close),
         shared.ec,
         patches,
         shared.meter,

@@ -12,9 +12,8 @@ spill        media of requests under way: bounded in memory, in files beyond
 addresses    which network addresses may be fetched from
 references   media a client may refer to by uuid
 image        a picture's size without decoding it, and its canonical decoding to RGB
-clip         what a clip's container says, and its frames decoded to RGB
-mov_boxes    what an MP4 file claims, before FFmpeg believes it
-frame_sampling  which frames of a clip are taken
+clips        clips read by FFmpeg in processes of their own; which frames are taken
+bounded_threads  threads for work that may take long, with a bound on what waits
 families     per model family: how many tokens a picture or clip becomes
 template     chat templates, as transformers renders them
 guard        special tokens in a client's text stay plain text

@@ -9,6 +9,7 @@ from typing import Any
 
 from protocol.bounds import MOST_RATE
 from protocol.errors import ConfigError, InvalidRequest
+from services.frontend.clips.limits import ClipLimits
 from services.frontend.parsing.choosing import AUTO
 
 
@@ -23,6 +24,9 @@ class MediaConfig:
     max_bytes: int = 64 << 20  # bytes of one item
     max_pixels: int = 64_000_000  # pixels of one picture, or of a frame of a clip
     max_video_seconds: float = 600.0  # seconds that one clip lasts
+    video_timeout_s: float = 20.0  # seconds in which a clip must be read
+    video_memory_bytes: int = 2 << 30  # bytes of memory in which it must be read
+    video_readers: int = 2  # clips that are read at a time
     timeout_s: float = 10.0  # seconds to fetch one item
     max_redirects: int = 3  # redirects to follow
     memory_bytes: int = 1 << 30  # bytes of all items held in memory; the rest goes to files
@@ -34,6 +38,9 @@ class MediaConfig:
             ("--max-media-pixels", self.max_pixels),
             ("--max-video-duration", self.max_video_seconds),
             ("--media-timeout", self.timeout_s),
+            ("--video-timeout", self.video_timeout_s),
+            ("--video-memory-bytes", self.video_memory_bytes),
+            ("--video-readers", self.video_readers),
         ):
             if value <= 0:
                 raise ConfigError(f"{name}: {value} is not positive")
@@ -47,6 +54,15 @@ class MediaConfig:
         ):
             if path is not None and not path.is_dir():
                 raise ConfigError(f"{name}: {path} is not a folder")
+
+    @property
+    def clips(self) -> ClipLimits:
+        return ClipLimits(
+            max_pixels=self.max_pixels,
+            max_seconds=self.max_video_seconds,
+            read_s=self.video_timeout_s,
+            memory_bytes=self.video_memory_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,9 +85,10 @@ class FrontendConfig:
     media: MediaConfig = MediaConfig()  # where media may come from
     # options of the media processor for requests that bring none, and the most that these may ask
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    allow_clips: bool = False  # whether clients may send clips, which FFmpeg reads unbounded
+    allow_clips: bool = True  # whether clients may send clips
     video_fps: float = 2.0  # frames that are taken of a clip's second
     max_video_frames: int = 768  # frames that are taken of one clip at most
+    max_video_tokens: int = 32_768  # tokens of one clip at most
     tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
     reasoning_parser: str = AUTO  # how reasoning is read
     show_tokenizer: bool = False  # whether clients may see the tokenizer's configuration

@@ -22,7 +22,6 @@ from services.frontend.model_info import ModelInfo
 from services.frontend.references import KnownMedia, ReferenceBook
 from services.frontend.spill import MediaStore
 
-_INLINE_BYTES = 1 << 14  # a header of as many parts as fit takes less than a millisecond
 _AS_IT_IS = Wanted()
 Asked = Mapping[Modality, Wanted]
 _Source = tuple[Modality, str]
@@ -65,6 +64,8 @@ class ItemLoader:
 
     async def close(self) -> None:
         await self._fetcher.close()
+        for kind in self._kinds.values():
+            await kind.close()
 
     def asked(self, kwargs: Mapping[str, Any] | None) -> Asked:
         """What a request's `mm_processor_kwargs` ask for. `InvalidRequest` names the option at
@@ -130,7 +131,7 @@ class ItemLoader:
             if part.modality not in self._kinds:
                 raise InvalidRequest(
                     f"this server takes no {part.modality} input"
-                    f"{' without --allow-clips' if part.modality == 'video' else ''}",
+                    f"{' with --no-allow-clips' if part.modality == 'video' else ''}",
                     param=part.param,
                     code="unsupported_media",
                 )
@@ -149,9 +150,7 @@ class ItemLoader:
             if len(url) > OFFLOAD_BYTES and (start := beginning(url)):
                 kind.refuse_other_formats(start, part.param)  # before megabytes are decoded
             data = await self._fetcher.fetch(url, param=part.param, caller=caller)
-        if part.modality != "image" or len(data) > _INLINE_BYTES:
-            return await asyncio.to_thread(self._item, data, part, wanted)
-        return self._item(data, part, wanted)
+        return await kind.run(lambda: self._item(data, part, wanted), len(data))
 
     def _item(self, data: bytes, part: MediaPart, wanted: Wanted) -> Item:
         extent = self._kinds[part.modality].measure(data, wanted, part.param)

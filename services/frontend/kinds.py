@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -10,7 +11,9 @@ import msgspec
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
-from services.frontend.clip import ClipLimits, probe_clip, refuse_other_containers
+from services.frontend.bounded_threads import BoundedThreads
+from services.frontend.clips.limits import refuse_other_containers
+from services.frontend.clips.readers import BUSY, ClipReaders
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Clips, Extent, Family
 from services.frontend.image import probe, refuse_other_formats
@@ -23,6 +26,8 @@ from services.frontend.pixel_bounds import (
     of_pictures,
 )
 
+_INLINE_BYTES = 1 << 14  # a header of as many parts as fit takes less than a millisecond
+_WAITING = 64  # clips that wait to be measured
 _NO_BOUNDS = "this model has one size for all pictures"
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,6 +54,13 @@ class Kind(ABC):
     @abstractmethod
     def refuse_other_formats(self, start: bytes, param: str) -> None:
         """`InvalidRequest` if a file that begins so cannot be one; 16 bytes do."""
+
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """`work` with `measure` in it, for a file of `size` bytes."""
+        return work() if size <= _INLINE_BYTES else await asyncio.to_thread(work)
+
+    async def close(self) -> None:  # noqa: B027
+        """Nothing is measured any more."""
 
     @abstractmethod
     def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
@@ -118,7 +130,11 @@ class Videos(Kind):
 
     def __init__(self, config: FrontendConfig, clips: Clips) -> None:
         self._clips = clips
-        self._limits = ClipLimits(config.media.max_pixels, config.media.max_video_seconds)
+        self._readers = ClipReaders(config.media.clips, config.media.video_readers)
+        self._threads = BoundedThreads(
+            config.media.video_readers, _WAITING, config.media.video_timeout_s, BUSY
+        )
+        self._max_tokens = config.max_video_tokens
         most = config.max_video_frames
         usual = FrameSampling(
             fps=config.video_fps,
@@ -138,11 +154,27 @@ class Videos(Kind):
     def refuse_other_formats(self, start: bytes, param: str) -> None:
         refuse_other_containers(start, param)
 
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """Never in the threads of others: a clip may take as long as `--video-timeout`."""
+        return await self._threads.run(work)
+
+    async def close(self) -> None:
+        self._readers.close()
+        self._threads.close()
+
     def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
-        clip = probe_clip(data, self._limits, param)
+        clip = self._readers.probe(data, param)
         bounds = None if wanted.pixels is None else PixelBounds(*wanted.pixels)
         frames = wanted.frames or self._frames
-        return naming(param, self._clips.measure, clip, frames, bounds)
+        extent = naming(param, self._clips.measure, clip, frames, bounds)
+        if extent.length > self._max_tokens:
+            raise InvalidRequest(
+                f"the clip becomes {extent.length} tokens, the most is {self._max_tokens}"
+                " (--max-video-tokens): ask for fewer frames or pixels by mm_processor_kwargs",
+                param=param,
+                code="invalid_video",
+            )
+        return extent
 
     def processor(self, wanted: Wanted) -> dict[str, Any]:
         frames = msgspec.structs.asdict(wanted.frames or self._frames)

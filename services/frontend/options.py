@@ -80,10 +80,7 @@ class FrontendOptions:
         "pixels",
     )
     allow_clips: bool = option(
-        False,
-        "Take clips (video_url), if the model has them. FFmpeg reads them in the process of the"
-        " proxy and of the encoder, and a crafted file can take much of their memory and time:"
-        " allow it where you trust the clients. Proxies and encoders both need it.",
+        True, "Take clips (video_url), if the model has them and the extra video is installed."
     )
     video_fps: float = option(
         2.0,
@@ -100,7 +97,30 @@ class FrontendOptions:
         minimum=2,
         maximum=65_536,
     )
+    max_video_tokens: int = count(
+        32_768,
+        "Tokens that one clip may become; one that becomes more is refused. Its encoder needs some"
+        " 25 KB of memory for each.",
+        "tokens",
+    )
     max_video_duration: float = seconds(600.0, "How long a clip may last; a longer one is refused.")
+    video_timeout: float = seconds(
+        20.0,
+        "How long it may take to read a clip, on the proxy and again on the encoder. FFmpeg does so"
+        " in processes of its own, which are ended when the time is over.",
+    )
+    video_memory_bytes: int = size(
+        2 << 30,
+        "Memory that such a process may have beside its code. 4K takes some 300 MB.",
+        minimum=64 << 20,
+    )
+    video_readers: int = count(
+        2,
+        "Clips that are read at a time, by each process of a proxy and by each encoder; others"
+        " wait.",
+        "processes",
+        maximum=64,
+    )
     allow_media_references: bool = option(
         True, "Let a client name a picture of an earlier request by its uuid, without its bytes."
     )
@@ -174,6 +194,7 @@ class FrontendOptions:
             allow_clips=self.allow_clips,
             video_fps=self.video_fps,
             max_video_frames=self.max_video_frames,
+            max_video_tokens=self.max_video_tokens,
             allow_references=self.allow_media_references,
             min_priority=self.min_priority,
             tool_call_parser=self.tool_call_parser,
@@ -186,6 +207,9 @@ class FrontendOptions:
                 max_bytes=self.max_media_bytes,
                 max_pixels=self.max_media_pixels,
                 max_video_seconds=self.max_video_duration,
+                video_timeout_s=self.video_timeout,
+                video_memory_bytes=self.video_memory_bytes,
+                video_readers=self.video_readers,
                 timeout_s=self.media_timeout,
                 memory_bytes=self.media_memory_bytes,
                 spill_folder=Path(self.media_spill_path) if self.media_spill_path else None,

@@ -47,7 +47,7 @@ def frontend(model: Path, *, media: Mapping[str, Any] | None = None, **options: 
             model=model,
             served_model_names=(NAME,),
             media=MediaConfig(**(media or {})),
-            **{"allow_clips": True, **options},
+            **options,
         )
     )
 

@@ -121,6 +121,7 @@ OURS = (
 )  # fmt: skip
 LIGHT = (
     "protocol.generate", "services.admission.queue", "services.frontend.render",
+    "services.frontend.clips.child",
     "services.http.server", "proxy.__main__",
     "services.worker.main", "services.master.__main__", "services.mock.main",
     "benchmarks.simulate.simulation", "triptych.launch.serve",

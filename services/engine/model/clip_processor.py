@@ -18,9 +18,9 @@ from PIL.Image import Resampling
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import EncodeItem, FrameSampling
-from services.frontend.clip import ClipLimits, Image, probe_clip, read_frames
+from services.frontend.clips.readers import ClipReaders, Image
+from services.frontend.clips.sampling import Clip, Sampled, sampled
 from services.frontend.families.qwen_clips import ClipGrid
-from services.frontend.frame_sampling import Clip, Sampled, sampled
 from services.frontend.model_info import clip_processor
 from services.frontend.pixel_bounds import PixelBounds
 
@@ -32,11 +32,11 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 class ClipProcessor:
     """Clips of one model directory. Safe to use from several threads at once."""
 
-    def __init__(self, model_dir: Path, max_pixels: int) -> None:
-        """`max_pixels` of a frame. `ConfigError` if the directory says what is not known here."""
+    def __init__(self, model_dir: Path, readers: ClipReaders) -> None:
+        """`ConfigError` if the directory says what is not known here."""
         options = clip_processor(model_dir) or {}
         self._grid = ClipGrid(options)
-        self._limits = ClipLimits(max_pixels, max_seconds=float("inf"))
+        self._readers = readers
         self._mode = _mode(options)
         self._mean, self._std = _normalization(options)
 
@@ -45,7 +45,7 @@ class ClipProcessor:
         int64[1, 3]. A clip is run as a picture with a longer t. `InvalidRequest` if the bytes are
         no clip, or not all of one."""
         data = item.data or b""
-        clip = probe_clip(data, self._limits)
+        clip = self._readers.probe(data)
         taken = sampled(clip, item.frames or FrameSampling(), self._grid.together)
         bounds = None if item.pixels is None else PixelBounds(*item.pixels)
         t, h, w = grid = self._grid.grid(clip, taken, bounds)
@@ -66,7 +66,7 @@ class ClipProcessor:
         count = -(-len(wanted) // self._grid.together) * self._grid.together
         frames = torch.empty(count, 3, *size, dtype=torch.uint8)
         number = 0
-        for pixels in read_frames(data, clip, wanted, self._limits):
+        for pixels in self._readers.frames(data, clip, wanted):
             frames[number] = self._resized(pixels, size)
             number += 1
         frames[number:] = frames[number - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from services.engine.model.packed_linear import InputsSeen, pack, packing
 from services.engine.model.patch_product import multiply_patches
 from services.engine.model.picture_processor import picture_processor
 from services.engine.scheduling.seams import Prepared
+from services.frontend.clips.readers import ClipReaders
 from services.frontend.image import load_rgb
+
+log = logging.getLogger(__name__)
 
 Pixels = dict[str, torch.Tensor]
 Encoder = Callable[[Any, list[Pixels]], list[Tensors]]
@@ -38,9 +42,10 @@ class VisionModel:
         device: str,
         max_pixels: int,
         weight_layout: str = "plain",
+        readers: ClipReaders | None = None,
     ) -> None:
         """`max_pixels` of a picture; `weight_layout`: plain, packed or auto, see
-        `packed_linear.packing`."""
+        `packed_linear.packing`; `readers`: of clips, which this then owns."""
         self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
         self.parameter_bytes = parameter_bytes(self._model)
@@ -52,7 +57,8 @@ class VisionModel:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
         self._options = _OPTIONS.get(kind, {})
-        self._clips = ClipProcessor(model_dir, max_pixels) if kind in _WITH_CLIPS else None
+        self._readers = readers
+        self._clips = self._clip_processor(model_dir, kind)
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
@@ -60,6 +66,21 @@ class VisionModel:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)
             multiply_patches(self._model)
+
+    def _clip_processor(self, model_dir: Path, kind: str) -> ClipProcessor | None:
+        """A model whose clips are not known here still has its pictures."""
+        if self._readers is None or kind not in _WITH_CLIPS:
+            return None
+        try:
+            return ClipProcessor(model_dir, self._readers)
+        except ConfigError as error:
+            log.warning("clips are refused: %s", error)
+            return None
+
+    def close(self) -> None:
+        """No picture or clip is being prepared any more, or is given up."""
+        if self._readers is not None:
+            self._readers.close()
 
     @property
     def module(self) -> torch.nn.Module:

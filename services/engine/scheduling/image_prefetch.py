@@ -26,9 +26,12 @@ class ImagePrefetch:
         ahead: int,
         wake: Callable[[], None],
         threads: int = 2,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wake` is called, from another thread, whenever a picture is prepared."""
+        """`wake` is called, from another thread, whenever a picture is prepared; `ended` when none
+        will be any more."""
         self._prepare = prepare
+        self._ended = ended
         self._ahead = ahead
         self._wake = wake
         self._pool = ThreadPoolExecutor(threads, "prepare", initializer=_stand_back)
@@ -67,6 +70,7 @@ class ImagePrefetch:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._ended()
 
 
 def tokens_ahead(max_patches: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling, Modality
-from services.frontend.frame_sampling import Clip
+from services.frontend.clips.sampling import Clip
 from services.frontend.model_info import ModelInfo
 from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer

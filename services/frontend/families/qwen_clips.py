@@ -12,9 +12,9 @@ from typing import Any
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generate import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
+from services.frontend.clips.sampling import Clip, Sampled, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused
 from services.frontend.families.qwen_size import pixel_bounds, resized
-from services.frontend.frame_sampling import Clip, Sampled, sampled
 from services.frontend.pixel_bounds import PixelBounds
 
 GRID_KEY = "video_grid_thw"

@@ -1,5 +1,6 @@
 """Frames of clips as patches: the values of transformers' own processing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers.utils import is_torchvision_available
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import EncodeItem, FrameSampling
 from services.engine.model.clip_processor import ClipProcessor, indices
-from services.frontend.frame_sampling import Clip, sampled
+from services.frontend.clips.limits import ClipLimits
+from services.frontend.clips.readers import ClipReaders
+from services.frontend.clips.sampling import Clip, sampled
 from tests.support.clips import DrawnClip, clip
 from tests.support.frontend_helpers import write_model
 from tests.support.video_reference import process, sample
@@ -32,6 +35,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model("qwen2_5_vl", tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def readers() -> Iterator[ClipReaders]:
+    made = ClipReaders(ClipLimits(), 1)
+    yield made
+    made.close()
+
+
 def item_of(drawn: DrawnClip, grid: list[int], sampling: dict[str, Any]) -> EncodeItem:
     frames = FrameSampling(max_frames=40, **sampling)
     length = grid[0] * grid[1] * grid[2] // 4
@@ -40,17 +50,15 @@ def item_of(drawn: DrawnClip, grid: list[int], sampling: dict[str, Any]) -> Enco
 
 @pytest.mark.parametrize(("drawn", "sampling"), CASES)
 def test_patches_are_those_of_transformers(
-    drawn: DrawnClip, sampling: dict[str, Any], model: Path
+    drawn: DrawnClip, sampling: dict[str, Any], model: Path, readers: ClipReaders
 ) -> None:
     truth = process(*drawn.decoded, size=SIZE, max_frames=40, **sampling)
     item = item_of(drawn, truth["video_grid_thw"][0].tolist(), sampling)
-    found = ClipProcessor(model, 1 << 24).patches(item)
+    found = ClipProcessor(model, readers).patches(item)
     assert torch.equal(found["image_grid_thw"], truth["video_grid_thw"])
     assert torch.equal(found["pixel_values"], truth["pixel_values_videos"])
     with pytest.raises(InvalidRequest, match="placeholder span"):
-        ClipProcessor(model, 1 << 24).patches(msgspec.structs.replace(item, length=1))
-    with pytest.raises(InvalidRequest, match="more than 99"):
-        ClipProcessor(model, 99).patches(item)
+        ClipProcessor(model, readers).patches(msgspec.structs.replace(item, length=1))
 
 
 @pytest.mark.skipif(not is_torchvision_available(), reason="torchvision is not installed")
@@ -85,9 +93,11 @@ def test_indices_are_those_of_transformers(total: int, rate: float, fps: float) 
 @pytest.mark.parametrize(
     "options", [{"resample": 1}, {"do_normalize": False}, {"size": {"height": 5}}]
 )
-def test_a_directory_that_says_what_is_not_known(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_directory_that_says_what_is_not_known(
+    options: dict[str, Any], tmp_path: Path, readers: ClipReaders
+) -> None:
     model = write_model("qwen2_vl", tmp_path)
     file = model / "video_preprocessor_config.json"
     file.write_bytes(msgspec.json.encode({**msgspec.json.decode(file.read_bytes()), **options}))
     with pytest.raises(ConfigError, match="video processor"):
-        ClipProcessor(model, 1 << 24)
+        ClipProcessor(model, readers)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
+from services.frontend.clips.sampling import Clip
 from services.frontend.families.qwen_clips import QwenClips
-from services.frontend.frame_sampling import Clip
 from services.frontend.pixel_bounds import PixelBounds
 from tests.support.video_reference import grid_of, sample
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.types import FrameSampling
-from services.frontend.frame_sampling import Clip, Sampled, sampled
+from services.frontend.clips.sampling import Clip, Sampled, sampled
 from tests.support.video_reference import sample
 
 RATES = st.sampled_from([1.0, 5.0, 10.0, 23.976023976023978, 24.0, 25.0, 29.97002997002997, 60.0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.frontend.mov_boxes import BadBoxes, check_boxes
+from services.frontend.clips.boxes import BadBoxes, check_boxes, cut_off
 from tests.support.clips import clip, sound
 
 
@@ -33,6 +33,23 @@ def test_files_as_they_are_written(data: bytes) -> None:
     check_boxes(data)
     for cut in range(0, len(data), 97):
         check_boxes(data[:cut])
+
+
+@pytest.mark.parametrize("data", FILES)
+def test_files_that_were_cut_off(data: bytes) -> None:
+    assert not cut_off(data)
+    assert not cut_off(data + b"a camera's own trailer")
+    assert all(cut_off(data[: len(data) * tenths // 10]) for tenths in range(1, 10))
+
+
+def test_boxes_that_lack_a_byte() -> None:
+    begin = box(b"ftyp", b"mp42") + box(b"free", b"")
+    for kind in (b"mdat", b"moov", b"moof"):
+        for whole in (begin + box(kind, bytes(20)), begin + large(kind, bytes(20))):
+            assert cut_off(whole[:-1]) and not cut_off(whole)
+    to_the_end = begin + b"\0\0\0\0mdat" + bytes(20)
+    assert not cut_off(to_the_end) and not cut_off(to_the_end[:-1])
+    assert not cut_off((begin + box(b"udta", bytes(20)))[:-1])
 
 
 @pytest.mark.parametrize(

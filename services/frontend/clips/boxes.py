@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _FOLDERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"edts", b"mvex")
+_NEEDED = (b"moov", b"moof", b"mdat")
 _MOST_BOXES = 1 << 16
 
 
@@ -28,6 +29,24 @@ def check_boxes(data: bytes) -> None:
             raise BadBoxes("it says that it has more samples than bytes")
 
 
+def cut_off(data: bytes) -> bool:
+    """Whether a box of frames, or of their index, says that it is longer than the file is. What
+    programs add behind the last box, in no box of its own, says nothing."""
+    place, view = 0, memoryview(data)
+    while len(view) - place >= 8:
+        size, kind, head = _head(view[place : place + 16])
+        place += max(size, head) if size else len(view) - place
+        if place > len(view):
+            return kind in _NEEDED
+    return False
+
+
+def _head(view: memoryview) -> tuple[int, bytes, int]:
+    """(size of a box, 0 if it goes to the end; its kind; size of its head)."""
+    size, kind = int.from_bytes(view[:4], "big"), bytes(view[4:8])
+    return (int.from_bytes(view[8:16], "big"), kind, 16) if size == 1 else (size, kind, 8)
+
+
 def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """(kind, content) of each box, those of folders too; what is cut off ends where the file
     does."""
@@ -35,9 +54,7 @@ def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     while left:
         rest = left.pop()
         while len(rest) >= 8:
-            size, kind, head = int.from_bytes(rest[:4], "big"), bytes(rest[4:8]), 8
-            if size == 1:
-                size, head = int.from_bytes(rest[8:16], "big"), 16
+            size, kind, head = _head(rest)
             size = len(rest) if size == 0 else max(size, head)
             content, rest = rest[head:size], rest[size:]
             yield kind, content

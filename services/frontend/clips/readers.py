@@ -1,0 +1,98 @@
+"""Processes in which FFmpeg reads clips: so many at a time, kept for the next clip."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import InvalidRequest, TriptychError, Unavailable
+from services.frontend.clips.limits import ClipLimits
+from services.frontend.clips.reader import ClipReader
+from services.frontend.clips.sampling import Clip
+
+Image = NDArray[np.uint8]
+_NO_PYAV = (
+    "video_url: this server has no PyAV to decode clips with: install the extra 'video'"
+    " (pip install 'triptych[video]') on proxies and encoders"
+)
+_OTHER_SYSTEM = "video_url: servers on this operating system take no clips; those on Linux do"
+BUSY = "too many clips wait to be read (--video-readers)"
+
+
+class ClipReaders:
+    """Safe for several threads. The first clips start the processes; `close` ends them."""
+
+    def __init__(self, limits: ClipLimits, most: int) -> None:
+        self.limits = limits
+        self.most = most
+        self._free: list[ClipReader] = []
+        self._busy: set[ClipReader] = set()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def probe(self, data: bytes, param: str | None = None) -> Clip:
+        """What `frames` will find. `InvalidRequest` (`param`) if this is no clip, a broken one or
+        one beyond the limits; `Unavailable` if the processes are busy for too long."""
+        with self._reader(param) as reader:
+            return reader.probe(data)
+
+    def frames(self, data: bytes, clip: Clip, wanted: Sequence[int]) -> Iterator[Image]:
+        """uint8[height, width, 3] of each index of `wanted`, which ascends, upright and in RGB.
+        Errors as of `probe`."""
+        with self._reader(None) as reader:
+            yield from reader.frames(data, clip, wanted)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            for reader in self._busy:
+                reader.close()
+            for reader in self._free:
+                reader.release()
+            self._free.clear()
+            self._changed.notify_all()
+
+    @contextmanager
+    def _reader(self, param: str | None) -> Iterator[ClipReader]:
+        if importlib.util.find_spec("av") is None:
+            raise InvalidRequest(_NO_PYAV, param=param, code="unsupported_media")
+        if not hasattr(os, "memfd_create"):
+            raise InvalidRequest(_OTHER_SYSTEM, param=param, code="unsupported_media")
+        reader = self._taken()
+        try:
+            yield reader
+        except TriptychError as error:
+            error.param = param
+            raise
+        finally:
+            self._back(reader)
+
+    def _taken(self) -> ClipReader:
+        with self._changed:
+            if not self._changed.wait_for(self._has_turn, self.limits.read_s):
+                raise Unavailable(BUSY)
+            if self._closed:
+                raise Unavailable("this server ends")
+            while self._free and not self._free[-1].alive:
+                self._free.pop().release()
+            reader = self._free.pop() if self._free else ClipReader(self.limits)
+            self._busy.add(reader)
+            return reader
+
+    def _has_turn(self) -> bool:
+        return self._closed or bool(self._free) or len(self._busy) < self.most
+
+    def _back(self, reader: ClipReader) -> None:
+        with self._changed:
+            self._busy.discard(reader)
+            if reader.alive and not self._closed:
+                self._free.append(reader)
+            else:
+                reader.release()
+            self._changed.notify_all()
