@@ -58,8 +58,13 @@ class ItemLoader:
         self._fetcher = MediaFetcher(config.media)
         self._references = ReferenceBook(config.max_references)
         self._kinds: dict[Modality, Kind] = {"image": Pictures(config, family)}
-        if family.clips is not None and config.allow_clips:
+        self._why_no_clips = ""
+        if not config.allow_clips:
+            self._why_no_clips = " with --no-allow-clips"
+        elif family.clips is not None:
             self._kinds["video"] = Videos(config, family.clips)
+        elif family.why_no_clips:
+            self._why_no_clips = f": {family.why_no_clips}"
         self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
 
     async def close(self) -> None:
@@ -130,8 +135,7 @@ class ItemLoader:
         for part in parts:
             if part.modality not in self._kinds:
                 raise InvalidRequest(
-                    f"this server takes no {part.modality} input"
-                    f"{' with --no-allow-clips' if part.modality == 'video' else ''}",
+                    f"this server takes no {part.modality} input{self._why_no_clips}",
                     param=part.param,
                     code="unsupported_media",
                 )

@@ -40,7 +40,6 @@ class ModelInfo:
     revision: str  # version of the weights, in content keys
     config: Json  # config.json
     processor: Json | None  # options of the image processor, None without one
-    clip_processor: Json | None  # options of the video processor, None without one
     processor_config: Json  # processor_config.json, what is around it
     tokenizer_config: Json  # tokenizer_config.json
     special_tokens: Mapping[str, str]  # name (as bos_token) → token
@@ -82,7 +81,6 @@ class ModelInfo:
             revision=model_revision(path),
             config=config,
             processor=_image_processor(path, processor_config, processor_overrides or {}),
-            clip_processor=clip_processor(path),
             processor_config=processor_config,
             tokenizer_config=tokenizer_config,
             special_tokens=_special_tokens(path, tokenizer_config),
@@ -133,7 +131,7 @@ def _image_processor(path: Path, around: Json, overrides: Mapping[str, Any]) -> 
 
 def clip_processor(path: Path) -> Json | None:
     """Options of the video processor of a model directory. transformers reads those of the image
-    processor where there are none."""
+    processor where there are none. `ConfigError` if a file is wrong."""
     options = (
         _read(path / "processor_config.json").get("video_processor")
         or _read(path / "video_preprocessor_config.json")

@@ -37,7 +37,7 @@ class ClipProcessor:
         options = clip_processor(model_dir) or {}
         self._grid = ClipGrid(options)
         self._readers = readers
-        self._mode = _mode(options)
+        self._mode = _MODES[self._grid.resample]
         self._mean, self._std = _normalization(options)
 
     def patches(self, item: EncodeItem) -> dict[str, torch.Tensor]:
@@ -95,18 +95,11 @@ def indices(clip: Clip, taken: Sampled) -> list[int]:
     return found[: taken.count].tolist()
 
 
-def _mode(options: Mapping[str, Any]) -> str:
-    resample = options.get("resample")
-    mode = _MODES.get(Resampling.BICUBIC if resample is None else resample)
-    if mode is None:
-        raise ConfigError(f"the video processor's resample must be 2 or 3, not {resample}")
-    return mode
-
-
 def _normalization(options: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[3, 1, 1] each: what a value from 0 to 255 is reduced by, then divided by."""
     factor = options.get("rescale_factor") or 1 / 255
-    if not all(options.get(name, True) for name in ("do_rescale", "do_normalize")):
-        raise ConfigError("the video processor must rescale and normalize")
     mean, std = options.get("image_mean") or _CLIP_MEAN, options.get("image_std") or _CLIP_STD
-    return tuple((torch.tensor(one) * (1.0 / factor)).view(3, 1, 1) for one in (mean, std))  # type: ignore[return-value]
+    try:
+        return tuple((torch.tensor(one) * (1.0 / factor)).view(3, 1, 1) for one in (mean, std))  # type: ignore[return-value]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the video processor's image_mean or image_std: {error}") from None

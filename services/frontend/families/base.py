@@ -98,6 +98,12 @@ class Family(ABC):
         """How clips are taken; None if the family takes none."""
         return None
 
+    @property
+    def why_no_clips(self) -> str:
+        """What the model's directory has that its clips are refused for, although its family takes
+        clips; empty if nothing."""
+        return ""
+
     @abstractmethod
     def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         """Tokens of a picture of this size in pixels, resized within `bounds`, None for the model's

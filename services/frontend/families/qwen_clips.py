@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from PIL.Image import Resampling
+
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generate import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip, Sampled, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused
-from services.frontend.families.qwen_size import pixel_bounds, resized
+from services.frontend.families.qwen_size import number, pixel_bounds, resized
 from services.frontend.pixel_bounds import PixelBounds
 
 GRID_KEY = "video_grid_thw"
@@ -35,21 +37,23 @@ _CLASS_DEFAULTS = MappingProxyType(
 
 class ClipGrid:
     """How a clip is cut into patches. `together`: frames of one patch; `patch` and `merge`: pixels
-    a side of a patch, patches a side of a token."""
+    a side of a patch, patches a side of a token; `resample`: how frames are resized."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options` of the video processor; `ConfigError` if these are wrong."""
 
         def option(name: str) -> int:
             value = options.get(name)
-            return int(_CLASS_DEFAULTS[name] if value is None else value)
+            return number(_CLASS_DEFAULTS[name] if value is None else value, name, "video")
 
+        _check_values(options)
         self.patch = option("patch_size")
         self.merge = option("merge_size")
         self.together = option("temporal_patch_size")
         self.min_frames = option("min_frames")
         self.max_frames = option("max_frames")
         self.bounds = pixel_bounds(options, _CLASS_SIZE, "video")
+        self.resample = _resample(options)
         self._resizes = bool(options.get("do_resize", True))
         self._most_tokens = option("max_video_tokens") if _shares(options) else None
 
@@ -105,6 +109,18 @@ class QwenClips(Clips):
     def _extent(self, grid: tuple[int, int, int], seconds: float) -> Extent:
         t, h, w = grid
         return Extent(t * h * w // self._grid.merge**2, grid, seconds)
+
+
+def _resample(options: Mapping[str, Any]) -> Resampling:
+    resample = options.get("resample")
+    if resample not in (None, Resampling.BILINEAR, Resampling.BICUBIC):
+        raise ConfigError(f"the video processor's resample must be 2 or 3, not {resample!r}")
+    return Resampling.BICUBIC if resample is None else Resampling(resample)
+
+
+def _check_values(options: Mapping[str, Any]) -> None:
+    if not all(options.get(name, True) for name in ("do_rescale", "do_normalize")):
+        raise ConfigError("the video processor must rescale and normalize")
 
 
 def _shares(options: Mapping[str, Any]) -> bool:

@@ -46,4 +46,11 @@ def pixel_bounds(options: Mapping[str, Any], usual: Mapping[str, int], noun: str
     most = options.get("max_pixels") or size.get("longest_edge")
     if not least or not most:
         raise ConfigError(f"the {noun} processor's size needs 'shortest_edge' and 'longest_edge'")
-    return PixelBounds(least, most)
+    return PixelBounds(number(least, "size", noun), number(most, "size", noun))
+
+
+def number(value: Any, name: str, noun: str) -> int:
+    """An option of the `noun`'s processor; `ConfigError` if it is no whole number above 0."""
+    if type(value) not in (int, float) or value < 1 or value % 1:
+        raise ConfigError(f"the {noun} processor's {name} must be a whole number, not {value!r}")
+    return int(value)

@@ -5,11 +5,12 @@ The first two take clips as well.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from protocol.errors import InvalidRequest
+from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import Modality
 from services.frontend.families.base import (
     Clips,
@@ -24,10 +25,11 @@ from services.frontend.families.base import (
 )
 from services.frontend.families.qwen_clips import QwenClips
 from services.frontend.families.qwen_size import pixel_bounds, resized
-from services.frontend.model_info import ModelInfo
+from services.frontend.model_info import ModelInfo, clip_processor
 from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
 GRID_KEY = "image_grid_thw"
 _WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
 # What transformers' classes assume where the model directory is silent.
@@ -56,12 +58,21 @@ class QwenVL(Family):
         self.placeholders: dict[Modality, Placeholder] = {
             "image": _placeholder(info, tokenizer, "image")
         }
-        self._clips = None
+        self._clips: QwenClips | None = None
+        self._why_no_clips = ""
         pad_id = info.config.get("video_token_id", _CLASS_TOKENS["video_token_id"])
         if info.model_type in _WITH_CLIPS and tokenizer.token(pad_id) is not None:
-            clip_options = info.clip_processor or {}
-            self._clips = QwenClips(clip_options, {**self._processor, "options": clip_options})
             self.placeholders["video"] = _placeholder(info, tokenizer, "video")
+            try:
+                self._clips = self._clips_of(info)
+            except ConfigError as error:
+                log.warning("clips are refused: %s", error)
+                # Clients may read this, and where the model lies is not for them.
+                self._why_no_clips = error.message.replace(f"{info.path}/", "")
+
+    def _clips_of(self, info: ModelInfo) -> QwenClips:
+        options = clip_processor(info.path) or {}
+        return QwenClips(options, {**self._processor, "options": options})
 
     @property
     def processor(self) -> dict[str, Any]:
@@ -74,6 +85,10 @@ class QwenVL(Family):
     @property
     def clips(self) -> Clips | None:
         return self._clips
+
+    @property
+    def why_no_clips(self) -> str:
+        return self._why_no_clips
 
     def measure_image(self, width: int, height: int, bounds: PixelBounds | None = None) -> Extent:
         factor = self.patch * self.merge

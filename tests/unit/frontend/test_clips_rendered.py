@@ -1,6 +1,7 @@
 """Requests with clips, as they become token ids and items."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +14,17 @@ from tests.support.frontend_helpers import (
     Fronts,
     Json,
     data_url,
+    frontend,
     frontends,
     image_part,
     picture,
     render,
     user,
+    write_model,
 )
 from tests.support.video_reference import grid_of, sample
 
 DRAWN = clip(1, frames=40, rate=4, size=(120, 90))
-SMALL = {"max_pixels": 4 * 28**2}
 FIELD = "messages[0].content[1].video_url.url"
 
 
@@ -182,3 +184,37 @@ def test_an_operator_may_refuse_clips(fronts: Fronts) -> None:
     said = refusal(fronts, clip_part(DRAWN), code="unsupported_media", allow_clips=False)
     assert said == "this server takes no video input with --no-allow-clips"
     assert FrontendOptions(model="demo").to_config().allow_clips
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"patch_size": "14"}', "the video processor's patch_size must be a whole number"),
+        ('{"resample": 1}', "the video processor's resample must be 2 or 3"),
+        ('{"do_normalize": false}', "the video processor must rescale and normalize"),
+        ('{"size": {"height": 5}}', "the video processor's size needs 'shortest_edge'"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_a_model_whose_clips_are_not_known_here_has_its_pictures(
+    content: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_model("qwen2_5_vl", tmp_path)
+    (model / "video_preprocessor_config.json").write_text(content)
+    front = frontend(model)
+    assert "clips are refused: " in caplog.text and said in caplog.text
+    assert render(front, user("x", image_part(picture()))).generate.mm_items
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        render(front, user("x", clip_part(DRAWN)))
+    assert (caught.value.param, caught.value.code) == (FIELD, "unsupported_media")
+    assert str(model) not in caught.value.message
+
+
+def test_a_clip_of_too_many_tokens(fronts: Fronts) -> None:
+    (item,) = render(fronts(), user("x", clip_part(DRAWN))).generate.mm_items
+    enough, less = item.length, item.length - 1
+    front = fronts(max_video_tokens=enough)
+    (same,) = render(front, user("x", clip_part(DRAWN))).generate.mm_items
+    assert same.length == enough
+    said = refusal(fronts, clip_part(DRAWN), max_video_tokens=less)
+    assert f"becomes {enough} tokens, the most is {less} (--max-video-tokens)" in said
