@@ -45,7 +45,8 @@ TOKENS = 120
 _PAUSE_S = 3.0  # of undisturbed load between two acts
 _STALL_S, _SPOIL_S, _SPOILED = 12.0, 20.0, 3
 _DRAIN_DELAY_S = 1.0  # the proxies' ports are open for so long after SIGTERM
-_SOON = ("--encode-timeout", "8", "--prefill-timeout", "8", "--first-token-timeout", "8")
+_SOON = ("--encode-timeout", "8", "--prefill-timeout", "8", "--first-token-timeout", "8",
+         "--video-timeout", "4")  # fmt: skip
 _TERMINATE, _KILL = "terminate proxy-1", "kill proxy-1"
 _HTTP, _ENGINE = slice(0, 1), slice(1, None)  # of a worker's processes
 _IDLE_S = 60.0

@@ -45,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for a bad configuration."""
     try:
         config = resolve(ProxyConfig, sys.argv[1:] if argv is None else argv, prog="proxy")
+        config.check_workers()
+        config.check_timeouts()
         configure_logging("proxy", config.log_level, config.log_format)
         logger.info("configuration:\n%s", describe(config))
         raise_limit()
-        config.check_workers()
         with inherited(config.fd) if config.fd else bind(config.host, config.port) as listener:
             return _process(config, listener) if config.workers == 1 else _all(config, listener)
     except ConfigError as error:

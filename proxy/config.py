@@ -237,6 +237,15 @@ class ProxyConfig(
             flag = "--kserve-grpc-port" if self.kserve_grpc_port >= 0 else "--rtp-grpc-port"
             raise ConfigError(f"{flag}: only one process can listen there: leave --workers at 1")
 
+    def check_timeouts(self) -> None:
+        """`ConfigError` if a clip may take longer to read than the call has that it is read in."""
+        if self.allow_clips and self.video_timeout >= self.encode_timeout:
+            raise ConfigError(
+                f"--video-timeout: {self.video_timeout:g} s is not below --encode-timeout,"
+                f" {self.encode_timeout:g} s, within which an encode worker reads a clip: lower it,"
+                " or give --no-allow-clips"
+            )
+
     @property
     def authorization(self) -> str:
         """What workers are sent if a client sent nothing. `ConfigError` if it is no header."""

@@ -18,7 +18,7 @@ from tests.support.stack import Process, Stack, call, idle, proxy, running
 TOKENS = 24
 PATIENCE = (
     "--prefill-timeout", "1", "--first-token-timeout", "1", "--stall-timeout", "1",
-    "--encode-timeout", "1", "--breaker-cooldown", "0.5",
+    "--encode-timeout", "1", "--video-timeout", "0.5", "--breaker-cooldown", "0.5",
 )  # fmt: skip
 ROLES = ("encode", "prefill", "decode")
 
