@@ -1,5 +1,6 @@
 """How large pictures and clips become, and how many frames of a clip are taken: what
-`mm_processor_kwargs` ask for, as transformers takes them."""
+`mm_processor_kwargs` ask for, as transformers takes them: what `images_kwargs` and `videos_kwargs`
+say wins over what stands beside them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
     """What options ask for, with the `usual` bounds where they say nothing. `min_pixels` and
     `max_pixels` win over `size`. `InvalidRequest` names the option that is not known or wrong."""
     asked = _read(kwargs, _OfPictures)
-    bounds = _bounds(asked.images_kwargs or asked, usual)
+    bounds = _bounds(asked.images_kwargs or _Images(), _bounds(asked, usual))
     if bounds.least > bounds.most:
         raise InvalidRequest(
             f"{PARAM}: min_pixels is {bounds.least}, more than max_pixels, {bounds.most}",
@@ -95,14 +96,19 @@ def of_pictures(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def clip_bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
     """As `bounds_of`, of a clip's frames. What is asked of pictures and clips alike is followed as
     far as clips may go."""
-    bounds = _bounds(_asked_of_clips(kwargs), usual)
+    asked = _read(kwargs, _OfClips)
+    bounds = _bounds(asked.videos_kwargs or _Images(), _bounds(asked, usual))
     return PixelBounds(min(bounds.least, bounds.most, usual.most), min(bounds.most, usual.most))
 
 
 def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> FrameSampling:
     """What options ask for, with the `usual` sampling where they say nothing. `InvalidRequest` if
     that is more than `most` frames, or both of fps and num_frames."""
-    asked = _asked_of_clips(kwargs)
+    asked = _read(kwargs, _OfClips)
+    return _frames(asked.videos_kwargs or _Videos(), _frames(asked, usual, most), most)
+
+
+def _frames(asked: _Videos, usual: FrameSampling, most: int) -> FrameSampling:
     if asked.fps is not None and asked.num_frames is not None:
         raise InvalidRequest(f"{PARAM}: fps and num_frames exclude each other", param=PARAM)
     for name in ("num_frames", "min_frames", "max_frames"):
@@ -115,11 +121,6 @@ def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> Fra
         max_frames=asked.max_frames or usual.max_frames,
         num_frames=usual.num_frames if asked.fps is asked.num_frames is None else asked.num_frames,
     )
-
-
-def _asked_of_clips(kwargs: Mapping[str, Any]) -> _Videos:
-    asked = _read(kwargs, _OfClips)
-    return asked.videos_kwargs or asked
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tests.support.frontend_helpers import (
 from tests.support.video_reference import grid_of, sample
 
 DRAWN = clip(1, frames=40, rate=4, size=(120, 90))
+SMALL = {"max_pixels": 4 * 28**2}
 FIELD = "messages[0].content[1].video_url.url"
 
 
@@ -80,6 +81,30 @@ def test_what_is_asked_for_is_another_item(fronts: Fronts) -> None:
     assert same == usual
     (item,) = render(front, messages, mm_processor_kwargs={"num_frames": 6}).generate.mm_items
     assert item.grid[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("configured", "asked", "frames", "most"),
+    [
+        ({"videos_kwargs": SMALL}, {"fps": 1}, 10, 4 * 28**2),
+        ({"videos_kwargs": {"fps": 4}}, {"videos_kwargs": SMALL}, 40, 4 * 28**2),
+        ({"videos_kwargs": {"num_frames": 4}}, {"fps": 1}, 10, 112**2),
+        ({}, {"fps": 1, "videos_kwargs": SMALL}, 10, 4 * 28**2),
+        ({}, {"fps": 1, "videos_kwargs": {"num_frames": 6}}, 6, 112**2),
+        ({}, {**SMALL, "videos_kwargs": {"max_pixels": 112**2}}, 20, 112**2),
+    ],
+)
+def test_options_at_two_places(
+    configured: Json, asked: Json, frames: int, most: int, fronts: Fronts
+) -> None:
+    """What a request says is added to what the flag says, and what is said of clips alone to what
+    is said of all."""
+    front = fronts(mm_processor_kwargs=configured)
+    request = render(front, user(clip_part(DRAWN)), mm_processor_kwargs=asked)
+    (item,) = request.generate.mm_items
+    t, h, w = item.grid
+    assert t * 2 == frames
+    assert most * 0.4 < h * w * 14**2 <= most
 
 
 @pytest.mark.parametrize(
