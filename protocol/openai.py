@@ -173,6 +173,7 @@ class ChatCompletionRequest(SharedFields, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     extra_configs: dict[str, Any] | None = None
     template_key: str | None = None
     user_template: str | None = None

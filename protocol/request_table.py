@@ -149,6 +149,13 @@ WORKS = (
         routes=_CHAT,
     ),
     works(
+        "media_io_kwargs",
+        "Which frames of a clip are taken: video has fps, or num_frames at most, or both, of which"
+        " the fewer are taken. mm_processor_kwargs go before it.",
+        {"video": {"fps": 1}},
+        routes=_CHAT,
+    ),
+    works(
         "chat_template",
         "A Jinja template instead of the model's own, where --trust-request-chat-template is set.",
         "{{ messages[0].content }}",
@@ -207,7 +214,7 @@ REFUSED = (
     refused("prompt_embeds", "a prompt is text or token ids.", "AAAA", "", [], routes=_TEXT),
     refused("routed_experts_prompt_start", "routed experts are not answered.", 3, 0),
     refused("guided_whitespace_pattern", "use structured_outputs.whitespace_pattern.", "a"),
-    refused("media_io_kwargs", "use mm_processor_kwargs, of chats.", {"video": {"fps": 1}}, {}),
+    refused("media_io_kwargs", "a text has no clips.", {"video": {"fps": 1}}, {}, routes=_TEXT),
     refused(
         "mm_processor_kwargs",
         "a text has no pictures.",

@@ -19,6 +19,7 @@ from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
+from services.frontend.pixel_bounds import IO_PARAM
 from services.frontend.references import KnownMedia, ReferenceBook
 from services.frontend.spill import MediaStore
 
@@ -72,10 +73,14 @@ class ItemLoader:
         for kind in self._kinds.values():
             await kind.close()
 
-    def asked(self, kwargs: Mapping[str, Any] | None) -> Asked:
-        """What a request's `mm_processor_kwargs` ask for. `InvalidRequest` names the option at
-        fault."""
-        return {modality: kind.wanted(kwargs or {}) for modality, kind in self._kinds.items()}
+    def asked(self, kwargs: Mapping[str, Any] | None, io: Mapping[str, Any] | None = None) -> Asked:
+        """What a request's `mm_processor_kwargs` and `media_io_kwargs` ask for. `InvalidRequest`
+        names the option at fault."""
+        if io and "video" not in self._kinds:
+            raise InvalidRequest(
+                f"{IO_PARAM}: this server takes no video input{self._why_no_clips}", param=IO_PARAM
+            )
+        return {name: kind.wanted(kwargs or {}, io or {}) for name, kind in self._kinds.items()}
 
     async def load(
         self,

@@ -23,6 +23,7 @@ from services.frontend.pixel_bounds import (
     bounds_of,
     clip_bounds_of,
     frames_of,
+    frames_read,
     of_pictures,
 )
 
@@ -47,9 +48,9 @@ class Kind(ABC):
     noun: str
 
     @abstractmethod
-    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
-        """What a request's `mm_processor_kwargs` ask for, at most as much as without them;
-        `InvalidRequest` names the option at fault."""
+    def wanted(self, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Wanted:
+        """What a request's `mm_processor_kwargs` and `media_io_kwargs` ask for, at most as much as
+        without them; `InvalidRequest` names the option at fault."""
 
     @abstractmethod
     def refuse_other_formats(self, start: bytes, param: str) -> None:
@@ -97,7 +98,7 @@ class Pictures(Kind):
             raise ConfigError(f"--mm-processor-kwargs: {_NO_BOUNDS}")
         return configured(bounds_of, kwargs, own)
 
-    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+    def wanted(self, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Wanted:
         kwargs, default = self._own(kwargs), self._default
         if kwargs and default is None:
             raise InvalidRequest(f"{PARAM}: {_NO_BOUNDS}", param=PARAM)
@@ -146,9 +147,9 @@ class Videos(Kind):
         self._frames = configured(frames_of, kwargs, usual, most)
         self._most = most
 
-    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+    def wanted(self, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Wanted:
         bounds = clip_bounds_of(kwargs, self._bounds)
-        frames = frames_of(kwargs, self._frames, self._most)
+        frames = frames_of(kwargs, frames_read(io, self._frames, self._most), self._most)
         return Wanted(None if bounds == self._clips.bounds else bounds, frames)
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:

@@ -1,6 +1,9 @@
-"""How large pictures and clips become, and how many frames of a clip are taken: what
-`mm_processor_kwargs` ask for, as transformers takes them: what `images_kwargs` and `videos_kwargs`
-say wins over what stands beside them."""
+"""How large pictures and clips become, and how many frames of a clip are taken.
+
+That is what `mm_processor_kwargs` ask for, as transformers takes them: what `images_kwargs` and
+`videos_kwargs` say wins over what stands beside them. `media_io_kwargs`, as vLLM takes them, come
+second.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from protocol.bounds import INT32_MAX, Rate
 from protocol.errors import ConfigError, InvalidRequest
@@ -17,6 +21,7 @@ from protocol.openai_refusals import refusal_of
 from protocol.types import FrameSampling
 
 PARAM = "mm_processor_kwargs"
+IO_PARAM = "media_io_kwargs"
 _Pixels = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 _Frames = _Pixels
 T = TypeVar("T")
@@ -55,16 +60,25 @@ class _Videos(_Images, forbid_unknown_fields=True):
     max_frames: _Frames | None = None
 
 
+class _ClipFiles(msgspec.Struct, forbid_unknown_fields=True):
+    fps: Rate | None = None
+    num_frames: _Frames | None = None
+
+
+class _Files(msgspec.Struct, forbid_unknown_fields=True):
+    video: _ClipFiles | None = None
+
+
 class _OfClips(_Videos, forbid_unknown_fields=True):
     images_kwargs: _Images | None = None
     videos_kwargs: _Videos | None = None
 
 
-def _read(kwargs: Mapping[str, Any], kind: type[T]) -> T:
+def _read(kwargs: Mapping[str, Any], kind: type[T], param: str = PARAM) -> T:
     try:
         return msgspec.convert(kwargs, kind)
     except msgspec.ValidationError as error:
-        raise refusal_of(error, f"{PARAM}.") from None
+        raise refusal_of(error, f"{param}.") from None
 
 
 def bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds:
@@ -99,6 +113,25 @@ def clip_bounds_of(kwargs: Mapping[str, Any], usual: PixelBounds) -> PixelBounds
     asked = _read(kwargs, _OfClips)
     bounds = _bounds(asked.videos_kwargs or _Images(), _bounds(asked, usual))
     return PixelBounds(min(bounds.least, bounds.most, usual.most), min(bounds.most, usual.most))
+
+
+def frames_read(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> FrameSampling:
+    """What a request's `media_io_kwargs` ask for, as vLLM has them: with fps and num_frames the
+    fewer frames. `InvalidRequest` names the option that is not known or wrong."""
+    asked = _read(kwargs, _Files, IO_PARAM).video or _ClipFiles()
+    if (asked.num_frames or 0) > most:
+        message = f"{IO_PARAM}: num_frames must be at most {most} (--max-video-frames)"
+        raise InvalidRequest(message, param=f"{IO_PARAM}.video.num_frames")
+    if asked.fps is None:
+        return replace(usual, num_frames=asked.num_frames or usual.num_frames)
+    few = min(usual.max_frames, asked.num_frames or usual.max_frames)
+    return replace(
+        usual,
+        fps=asked.fps,
+        min_frames=min(usual.min_frames, few),
+        max_frames=few,
+        num_frames=None,
+    )
 
 
 def frames_of(kwargs: Mapping[str, Any], usual: FrameSampling, most: int) -> FrameSampling:

@@ -131,7 +131,7 @@ class Frontend:
         """
         use = tool_use(request)
         sampling = await self._checked(request, use)
-        asked = self._items.asked(request.mm_processor_kwargs)
+        asked = self._items.asked(request.mm_processor_kwargs, request.media_io_kwargs)
         chat = read_messages(request.messages, self.family.placeholders)
         salt = request.cache_salt or ""
         reports = request.ec_transfer_params

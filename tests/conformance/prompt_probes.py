@@ -40,6 +40,12 @@ def mm_processor_kwargs(door: Door, route: Route) -> None:
     refused(door, route, "mm_processor_kwargs", mm_processor_kwargs={"max_pixels": 65536})
 
 
+def media_io_kwargs(door: Door, route: Route) -> None:
+    """As `mm_processor_kwargs`."""
+    door.ask(route, media_io_kwargs={})
+    refused(door, route, "media_io_kwargs", media_io_kwargs={"video": {"fps": 1}})
+
+
 def messages(door: Door, route: Route) -> None:
     turns = [{"role": "user", "content": "Hi"}]
     assert prompt_ids_of(door.ask(route, messages=turns)) != prompt_ids_of(door.base(route))
@@ -213,7 +219,8 @@ PROMPT_PROBES: dict[str, Probe] = {
         messages, prompt, prompt_logprobs, echo, return_token_ids, add_special_tokens,
         truncate_prompt_tokens, truncation_side, tools, documents, chat_template_kwargs,
         chat_template, add_generation_prompt, continue_final_message, cache_salt, request_id,
-        session_id, mm_processor_kwargs, user_template, template_key, extra_configs, chat_id,
+        session_id, mm_processor_kwargs, media_io_kwargs, user_template, template_key,
+        extra_configs, chat_id,
     )},
     "reasoning_effort": variable("reasoning_effort", "low"),
     "verbosity": variable("verbosity", "high"),

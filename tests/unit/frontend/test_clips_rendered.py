@@ -125,6 +125,39 @@ def test_options_that_are_wrong_or_too_much(kwargs: Json, fronts: Fronts) -> Non
     assert (caught.value.param or "").startswith("mm_processor_kwargs")
 
 
+def test_frames_as_vllm_asks_for_them(fronts: Fronts) -> None:
+    """`media_io_kwargs`; of both the fewer, and `mm_processor_kwargs` go before them."""
+    front, messages = fronts(), user(clip_part(DRAWN))
+    for asked, same in (
+        ({"video": {"fps": 1}}, {"fps": 1}),
+        ({"video": {"num_frames": 6}}, {"num_frames": 6}),
+        ({"video": {"fps": 1, "num_frames": 6}}, {"fps": 1, "max_frames": 6}),
+        ({"video": {"fps": 0.5, "num_frames": 2}}, {"fps": 0.5, "min_frames": 2, "max_frames": 2}),
+        ({"video": {}}, {}),
+        ({}, {}),
+    ):
+        items = render(front, messages, media_io_kwargs=asked).generate.mm_items
+        assert items == render(front, messages, mm_processor_kwargs=same).generate.mm_items
+    both = {"media_io_kwargs": {"video": {"num_frames": 6}}, "mm_processor_kwargs": {"fps": 1}}
+    (item,) = render(front, messages, **both).generate.mm_items
+    assert item.grid[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"video": {"fps": 0}}, "media_io_kwargs.video.fps"),
+        ({"video": {"num_frames": 11}}, "media_io_kwargs.video.num_frames"),
+        ({"video": {"backend": "x"}}, "media_io_kwargs.video.backend"),
+        ({"audio": {}}, "media_io_kwargs.audio"),
+    ],
+)
+def test_frames_that_vllm_would_not_take(asked: Json, param: str, fronts: Fronts) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render(fronts(max_video_frames=10), user(clip_part(DRAWN)), media_io_kwargs=asked)
+    assert caught.value.param == param
+
+
 def test_flags(fronts: Fronts) -> None:
     messages = user(clip_part(DRAWN))
     (few,) = render(fronts(max_video_frames=10), messages).generate.mm_items
