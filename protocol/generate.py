@@ -38,6 +38,7 @@ RENDER_PATH = "/v1/chat/completions/render"
 ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
 SECONDS_KEY = "second_per_grid_ts"
+GAPS_KEY = "tokens_between_grid_ts"
 MOST_SECONDS = 86_400  # between two of a clip's grid's t
 MSGPACK = "application/msgpack"
 _SHOWN = 64
@@ -99,6 +100,8 @@ def item_metadata(item: MMItem) -> dict[str, Any]:
     metadata: dict[str, Any] = {_grid_key(item.modality): list(item.grid)} if item.grid else {}
     if item.seconds_per_grid:
         metadata[SECONDS_KEY] = item.seconds_per_grid
+    if item.gaps:
+        metadata[GAPS_KEY] = list(item.gaps)
     return metadata
 
 
@@ -240,6 +243,16 @@ def _items(body: GenerateBody) -> list[MMItem]:
     return sorted(items, key=lambda item: item.offset)
 
 
+def _gaps_of(metadata: dict[str, Any]) -> tuple[int, ...]:
+    gaps = metadata.get(GAPS_KEY, [])
+    if not isinstance(gaps, list) or not all(type(n) is int and 0 <= n <= INT32_MAX for n in gaps):
+        raise InvalidRequest(
+            f"ec_transfer_params: {GAPS_KEY} must be a list of numbers of tokens",
+            param="ec_transfer_params",
+        )
+    return tuple(gaps)
+
+
 def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, Any]) -> MMItem:
     return MMItem(
         name,
@@ -248,6 +261,7 @@ def _item(name: str, modality: Modality, span: Placeholder, metadata: dict[str, 
         span.length,
         _grid_of(metadata, modality),
         seconds_per_grid=seconds_of(metadata, "ec_transfer_params"),
+        gaps=_gaps_of(metadata),
     )
 
 

@@ -131,4 +131,10 @@ def check_spans(request: GenerateRequest) -> None:
                 "the prompt",
                 param="features",
             )
+        if item.length % (len(item.gaps) + 1):
+            raise InvalidRequest(
+                f"placeholder span {item.offset}+{item.length} has no {len(item.gaps) + 1} runs of"
+                " one length",
+                param="features",
+            )
         done = item.end

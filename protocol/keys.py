@@ -116,7 +116,8 @@ def _named(item: MMItem) -> str:
     follow from its grid and pace, which a client that names it by reference says itself."""
     if item.modality != "video":
         return item.mm_hash
-    return f"{item.mm_hash} {'x'.join(map(str, item.grid))} {item.seconds_per_grid!r}"
+    named = f"{item.mm_hash} {'x'.join(map(str, item.grid))} {item.seconds_per_grid!r}"
+    return f"{named} {'+'.join(map(str, item.gaps))}" if item.gaps else named
 
 
 def block_keys(

@@ -49,8 +49,9 @@ class FrameSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One media item of a prompt and the span of placeholder tokens it fills.
 
-    `offset` and `length` count tokens of the expanded prompt; the item's embeddings have exactly
-    `length` rows. `grid` is the model's own (t, h, w) in patches, () where the model has none.
+    `offset` and `length` count tokens of the expanded prompt, `length` those of placeholders alone;
+    the item's embeddings have exactly `length` rows. `grid` is the model's own (t, h, w) in
+    patches, () where the model has none.
     """
 
     mm_hash: str
@@ -62,10 +63,25 @@ class MMItem(msgspec.Struct, frozen=True, omit_defaults=True):
     pixels: tuple[Positive, Positive] | None = None
     frames: FrameSampling | None = None  # of a clip: which are taken
     seconds_per_grid: Seconds = 0.0  # of a clip: from one of the grid's t to the next
+    # of a clip whose t stand apart, tokens of text between each and the next; else ()
+    gaps: tuple[Natural, ...] = ()
 
     @property
     def end(self) -> int:
-        return self.offset + self.length
+        return self.offset + self.length + sum(self.gaps)
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, past the last) of each run of placeholder tokens; all have the same length."""
+        each, start, runs = (
+            self.length // (len(self.gaps) + 1),
+            self.offset,
+            list[tuple[int, int]](),
+        )
+        for gap in (*self.gaps, 0):
+            runs.append((start, start + each))
+            start += each + gap
+        return runs
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

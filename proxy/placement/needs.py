@@ -43,7 +43,7 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         return [short_key(key) for key in made]
 
     items = [
-        MediaNeed(item.mm_hash, item.length, item.offset, modality=item.modality)
+        MediaNeed(item.mm_hash, item.end - item.offset, item.offset, modality=item.modality)
         for item in wanted.mm_items
     ]
     return Need(

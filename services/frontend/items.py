@@ -20,6 +20,7 @@ from services.frontend.media import OFFLOAD_BYTES, MediaFetcher
 from services.frontend.messages import MediaPart
 from services.frontend.model_info import ModelInfo
 from services.frontend.pixel_bounds import IO_PARAM
+from services.frontend.prompt import Span
 from services.frontend.references import KnownMedia, ReferenceBook
 from services.frontend.spill import MediaStore
 
@@ -38,7 +39,7 @@ class Item:
     modality: Modality = "image"
     wanted: Wanted = _AS_IT_IS
 
-    def at(self, offset: int) -> MMItem:
+    def at(self, offset: int, gaps: tuple[int, ...] = ()) -> MMItem:
         """The item in a prompt."""
         return MMItem(
             self.mm_hash,
@@ -49,7 +50,12 @@ class Item:
             self.wanted.pixels,
             self.wanted.frames,
             self.extent.seconds,
+            gaps,
         )
+
+    @property
+    def span(self) -> Span:
+        return Span(self.modality, self.extent.length, self.extent.times)
 
 
 class ItemLoader:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from protocol.errors import InvalidRequest
@@ -19,18 +21,32 @@ OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the even
 
 
 class Span(NamedTuple):
-    """A media item of a prompt: its kind, and as how many tokens it stands there."""
+    """A media item of a prompt: its kind, and as how many tokens it stands there. `times`: text
+    before each of the runs of equal length that these are, if they are several."""
 
     modality: Modality
     length: int
+    times: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        return max(1, len(self.times))
+
+    def text(self, placeholder: Placeholder) -> str:
+        """What stands for it before tokenizing, with the placeholder's pad once for each run."""
+        if not self.times:
+            return placeholder.text
+        return "".join(time + placeholder.inline for time in self.times)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`offsets`: index of the first placeholder token of each media item, in prompt order."""
+    """`offsets`: index of the first placeholder token of each media item, in prompt order. `gaps`:
+    for each, the tokens between its runs of placeholders."""
 
     token_ids: list[int]
     offsets: list[int]
+    gaps: list[tuple[int, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -155,7 +171,7 @@ def tokenize(
     _check_written(guarded, placeholders, spans, param)
     prompt = Prompt([], [])
     pad_ids = {placeholder.pad_id for placeholder in placeholders.values()}
-    for index, piece in enumerate(_pieces(guarded, [placeholders[s.modality] for s in spans])):
+    for index, piece in enumerate(_pieces(guarded, placeholders, spans)):
         special = add_special_tokens and index == 0
         if piece.pads:
             encoding = tokenizer.encode_with_offsets(piece.text, add_special_tokens=special)
@@ -193,20 +209,27 @@ def _append(
     prompt: Prompt, ids: list[int], places: Sequence[int | None], spans: Sequence[Span]
 ) -> None:
     """Add one piece's ids, of which those at `places` are pad tokens, to be repeated."""
-    done = 0
-    for place in places:
-        assert place is not None
-        prompt.token_ids.extend(ids[done:place])
+    done, left = 0, list(places)
+    while left:
         span = spans[len(prompt.offsets)]
-        prompt.offsets.append(len(prompt.token_ids))
-        prompt.token_ids.extend(ids[place : place + 1] * span.length)
-        done = place + 1
+        each, starts = span.length // span.runs, list[int]()
+        for place in left[: span.runs]:
+            assert place is not None
+            prompt.token_ids.extend(ids[done:place])
+            starts.append(len(prompt.token_ids))
+            prompt.token_ids.extend(ids[place : place + 1] * each)
+            done = place + 1
+        prompt.offsets.append(starts[0])
+        prompt.gaps.append(tuple(b - a - each for a, b in pairwise(starts)))
+        del left[: span.runs]
     prompt.token_ids.extend(ids[done:])
 
 
-def _pieces(guarded: Guarded, placeholders: Sequence[Placeholder]) -> list[_Piece]:
-    """The text, cut where a client's special token must be broken, and `placeholders`, one for each
-    that is written, replaced."""
+def _pieces(
+    guarded: Guarded, placeholders: Mapping[Modality, Placeholder], spans: Sequence[Span]
+) -> list[_Piece]:
+    """The text, cut where a client's special token must be broken, and the placeholders of `spans`,
+    one for each that is written, replaced."""
     if not guarded.cuts and not guarded.written:
         return [_Piece(guarded.text, ())]
     pieces: list[_Piece] = []
@@ -220,8 +243,10 @@ def _pieces(guarded: Guarded, placeholders: Sequence[Placeholder]) -> list[_Piec
             pieces.append(_Piece(text, tuple(pads)))
             text, pads = "", []
         else:
-            placeholder = placeholders[number]
-            pads.append(len(text) + placeholder.pad_at)
-            text += placeholder.text
+            placeholder = placeholders[spans[number].modality]
+            made = spans[number].text(placeholder)
+            found = re.finditer(re.escape(placeholder.pad), made)
+            pads.extend(len(text) + pad.start() for pad in found)
+            text += made
             done += len(placeholder.written)
     return [*pieces, _Piece(text + guarded.text[done:], tuple(pads))]

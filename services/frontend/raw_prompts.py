@@ -71,7 +71,7 @@ class RawPrompts:
             items = await self._items.load(
                 parts, asked=self._items.asked(pixels), salt="", resolved={}, caller=caller
             )
-        spans = [Span(item.modality, item.extent.length) for item in items]
+        spans = [item.span for item in items]
         prompt = await (
             self._of_text(given, spans) if isinstance(given, str) else self._of_ids(given, spans)
         )

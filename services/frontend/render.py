@@ -23,7 +23,7 @@ from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
-from services.frontend.prompt import PromptMaker, Span, prompts_of
+from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
@@ -140,7 +140,7 @@ class Frontend:
         )
         if items:
             check_untruncated(request)
-        spans = [Span(item.modality, item.extent.length) for item in items]
+        spans = [item.span for item in items]
         # Before the span is spelled out: a reference may claim any number of tokens.
         self._prompts.room_beside(sum(span.length for span in spans), "messages")
         prompt = await self._prompts.of_chat(
@@ -152,7 +152,8 @@ class Frontend:
         token_ids = truncated(request, prompt.token_ids, self.info.max_model_len)
         generate = self._generate(request, request_id, token_ids, sampling, "messages")
         generate.mm_items = [
-            item.at(offset) for item, offset in zip(items, prompt.offsets, strict=True)
+            item.at(offset, gaps)
+            for item, offset, gaps in zip(items, prompt.offsets, prompt.gaps, strict=True)
         ]
         media = {item.mm_hash: item.data for item in items if item.data is not None}
         prompt_end = self.tokenizer.decode(

@@ -21,7 +21,7 @@ from tests.support.stack import Process, Stack, call, idle, proxy, running
 from tests.support.tiny_models import FAMILIES, TEXT_FAMILIES
 
 TOKENS = 12
-WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
+WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 TOPOLOGIES = ("e+p+d", "e+pd", "one process")
 
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.image_utils import load_image
 
-from tests.support.video_reference import process
+from tests.support.video_reference import process, process_timed
 
 Messages = list[dict[str, Any]]
 Inputs = dict[str, Any]
@@ -93,7 +93,7 @@ class Reference:
             inputs[name] = (ids == self.config.image_token_id).int()
             if self.clips:
                 inputs[name] += 2 * (ids == self.config.video_token_id).int()
-        for name in ("num_crops", "num_patches"):  # the processor's own
+        for name in ("num_crops", "num_patches", "video_metadata"):  # the processor's own
             inputs.pop(name, None)
         return inputs
 
@@ -132,14 +132,18 @@ class Reference:
     def _videos(self, clips: list[Any], sampling: dict[str, Any]) -> Inputs:
         if not clips:
             return {}
-        made = [process(*clip.decoded, **self.clips, **sampling) for clip in clips]
-        seconds = [one["second_per_grid_ts"][0] for one in made]
-        media = {
+        timed = self.config.model_type.startswith("qwen3")
+        processed = process_timed if timed else process
+        made = [processed(*clip.decoded, **self.clips, **sampling) for clip in clips]
+        media: Inputs = {
             name: torch.cat([one[name] for one in made])
             for name in ("pixel_values_videos", "video_grid_thw")
         }
         if self.config.model_type == "qwen2_5_vl":
+            seconds = [one["second_per_grid_ts"][0] for one in made]
             media["second_per_grid_ts"] = torch.tensor(seconds)
+        if timed:
+            media["video_metadata"] = [one["video_metadata"] for one in made]
         return media
 
     def _expanded(self, prompt: str, media: Inputs, images: int, clips: int) -> str:
@@ -179,7 +183,7 @@ def load(model_dir: Path) -> Reference:
         return Reference(config, tokenizer, model, None, None, eos, {})
     image_processor = AutoImageProcessor.from_pretrained(model_dir)
     processor = _placeholder_code(name, config, tokenizer, image_processor)
-    clips = _clip_options(model_dir) if config.model_type in ("qwen2_vl", "qwen2_5_vl") else {}
+    clips = _clip_options(model_dir) if config.model_type.startswith("qwen") else {}
     return Reference(config, tokenizer, model, image_processor, processor, eos, clips)
 
 
@@ -254,7 +258,10 @@ def _placeholder_code(
     processor.image_token = tokenizer.convert_ids_to_tokens(config.image_token_id)
     if (video_id := getattr(config, "video_token_id", None)) is not None:
         processor.video_token = tokenizer.convert_ids_to_tokens(video_id)
-        processor.video_processor = SimpleNamespace(merge_size=2)
+        processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    if config.model_type.startswith("qwen3"):
+        processor.vision_start_token = "<|vision_start|>"
+        processor.vision_end_token = "<|vision_end|>"
     if config.model_type == "llava_onevision":
         vision = config.vision_config
         processor.num_image_tokens = (vision.image_size // vision.patch_size) ** 2

@@ -230,15 +230,15 @@ def _qwen(prefix: str, text: TextSide, config: Callable[[Ids], Json], patch_size
         "temporal_patch_size": 2,
         "merge_size": 2,
     }
+    timed = prefix.startswith("Qwen3")
+    most = 112 * 112 * (20 if timed else 1)  # of all frames, or of each
     clips = {
         **{name: value for name, value in preprocessor.items() if not name.startswith("image")},
-        "video_processor_type": "Qwen2VLVideoProcessor",
-        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 112 * 112},
+        "video_processor_type": f"Qwen{3 if timed else 2}VLVideoProcessor",
+        "size": {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": most},
         "max_frames": 40,
     }
-    files = {"preprocessor_config.json": preprocessor}
-    if not prefix.startswith("Qwen3"):
-        files["video_preprocessor_config.json"] = clips
+    files = {"preprocessor_config.json": preprocessor, "video_preprocessor_config.json": clips}
     return Family(text, f"{prefix}ForConditionalGeneration", config, lambda: files)
 
 

@@ -1,5 +1,5 @@
-"""Frames of a clip as patches, as transformers' video processor of Qwen2-VL and Qwen2.5-VL makes
-them, which needs torchvision for that; here PyTorch alone does it, with the same values.
+"""Frames of a clip as patches, as transformers' video processors of Qwen's models make them, which
+need torchvision for that; here PyTorch alone does it, with the same values.
 
 Each frame is resized as soon as it is decoded, so that a clip takes no more memory than the frames
 that the model sees.
@@ -19,26 +19,26 @@ from PIL.Image import Resampling
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import EncodeItem, FrameSampling
 from services.frontend.clips.readers import ClipReaders, Image
-from services.frontend.clips.sampling import Clip, Sampled, sampled
+from services.frontend.clips.sampling import Clip, Spread, Taken
 from services.frontend.families.qwen_clips import ClipGrid
 from services.frontend.model_info import clip_processor
 from services.frontend.pixel_bounds import PixelBounds
 
 _MODES = {Resampling.BILINEAR: "bilinear", Resampling.BICUBIC: "bicubic"}
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class ClipProcessor:
     """Clips of one model directory. Safe to use from several threads at once."""
 
-    def __init__(self, model_dir: Path, readers: ClipReaders) -> None:
+    def __init__(
+        self, model_dir: Path, readers: ClipReaders, grid: type[ClipGrid] = ClipGrid
+    ) -> None:
         """`ConfigError` if the directory says what is not known here."""
         options = clip_processor(model_dir) or {}
-        self._grid = ClipGrid(options)
+        self._grid = grid(options)
         self._readers = readers
         self._mode = _MODES[self._grid.resample]
-        self._mean, self._std = _normalization(options)
+        self._mean, self._std = _normalization(options, self._grid)
 
     def patches(self, item: EncodeItem) -> dict[str, torch.Tensor]:
         """pixel_values: float32[t * h * w, channels * frames * pixels of a patch]; image_grid_thw:
@@ -46,7 +46,7 @@ class ClipProcessor:
         no clip, or not all of one."""
         data = item.data or b""
         clip = self._readers.probe(data)
-        taken = sampled(clip, item.frames or FrameSampling(), self._grid.together)
+        taken = self._grid.taken(clip, item.frames or FrameSampling())
         bounds = None if item.pixels is None else PixelBounds(*item.pixels)
         t, h, w = grid = self._grid.grid(clip, taken, bounds)
         if t * h * w != item.length * self._grid.merge**2:
@@ -58,9 +58,7 @@ class ClipProcessor:
         frames = self._frames(data, clip, taken, (h * self._grid.patch, w * self._grid.patch))
         return {"pixel_values": self._cut(frames, grid), "image_grid_thw": torch.tensor([grid])}
 
-    def _frames(
-        self, data: bytes, clip: Clip, taken: Sampled, size: tuple[int, int]
-    ) -> torch.Tensor:
+    def _frames(self, data: bytes, clip: Clip, taken: Taken, size: tuple[int, int]) -> torch.Tensor:
         """uint8[frames, 3, rows, columns], as many frames as fill all patches."""
         wanted = indices(clip, taken)
         count = -(-len(wanted) // self._grid.together) * self._grid.together
@@ -89,16 +87,18 @@ class ClipProcessor:
         return cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, -1)
 
 
-def indices(clip: Clip, taken: Sampled) -> list[int]:
+def indices(clip: Clip, taken: Taken) -> list[int]:
     """Which frames are taken; rounded in float32, as transformers does."""
+    if isinstance(taken, Spread):
+        return list(taken.indices)
     found = torch.arange(0, clip.frames, taken.step).int()
     return found[: taken.count].tolist()
 
 
-def _normalization(options: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _normalization(options: Mapping[str, Any], grid: ClipGrid) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[3, 1, 1] each: what a value from 0 to 255 is reduced by, then divided by."""
     factor = options.get("rescale_factor") or 1 / 255
-    mean, std = options.get("image_mean") or _CLIP_MEAN, options.get("image_std") or _CLIP_STD
+    mean, std = options.get("image_mean") or grid.mean, options.get("image_std") or grid.std
     try:
         return tuple((torch.tensor(one) * (1.0 / factor)).view(3, 1, 1) for one in (mean, std))  # type: ignore[return-value]
     except (TypeError, ValueError, RuntimeError) as error:

@@ -28,18 +28,20 @@ def mrope_positions(
     `per_second`: Qwen2.5-VL's positions in a second of a clip (arXiv:2502.13923 §2.1.2).
 
     What follows a clip begins behind its rows and columns, as in transformers 5.23, even where the
-    clip is longer in time.
+    clip is longer in time. Qwen3-VL's clips, whose t stand apart, are as many pictures.
     """
     parts: list[Positions] = []
     done = position = 0
     for item in items:
-        position += _append_text(parts, item.offset - done, position)
         time, rows, columns = _merged_grid(item, merge)
-        grid = np.indices((time, rows, columns)).reshape(3, -1)
-        grid[0] = _times(item, time, per_second)[grid[0]]
-        parts.append(position + grid)
-        position += max(rows, columns)
-        done = item.end
+        together = 1 if item.gaps else time
+        grid = np.indices((together, rows, columns)).reshape(3, -1)
+        grid[0] = _times(item, together, per_second)[grid[0]]
+        for first, last in item.runs:
+            position += _append_text(parts, first - done, position)
+            parts.append(position + grid)
+            position += max(rows, columns)
+            done = last
     position += _append_text(parts, num_tokens - done, position)
     positions = np.concatenate(parts, axis=1)
     return positions, position - num_tokens
@@ -71,6 +73,12 @@ def _merged_grid(item: MMItem, merge: int) -> tuple[int, int, int]:
         raise InvalidRequest(
             f"media item {item.mm_hash[:16]}: grid {item.grid} makes {time * rows * columns} "
             f"tokens, its span has {item.length}",
+            param="features",
+        )
+    if item.gaps and len(item.gaps) + 1 != time:
+        raise InvalidRequest(
+            f"media item {item.mm_hash[:16]}: grid {item.grid} needs {time - 1} gaps, not"
+            f" {len(item.gaps)}",
             param="features",
         )
     return time, rows, columns

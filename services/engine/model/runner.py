@@ -156,17 +156,21 @@ class Runner:
         )
 
     def _media(self, chunks: Sequence[Chunk]) -> Media:
-        """For each media item a chunk touches: its places among the T tokens, its rows there."""
+        """For each run of a media item's placeholders that a chunk touches: its places among the T
+        tokens, its rows there."""
         media: Media = []
         base = 0
         for chunk in chunks:
             items = () if chunk.decodes else chunk.request.items_in(chunk.start, chunk.end)
             for item in items:
-                first, last = max(item.offset, chunk.start), min(item.end, chunk.end)
-                places = np.arange(base + first - chunk.start, base + last - chunk.start)
-                rows = slice(first - item.offset, last - item.offset)
-                tensors = self._embeddings.tensors(item.mm_hash)
-                media.append((places, {name: t[rows] for name, t in tensors.items()}))
+                tensors, row = self._embeddings.tensors(item.mm_hash), 0
+                for begin, end in item.runs:
+                    first, last = max(begin, chunk.start), min(end, chunk.end)
+                    if first < last:
+                        places = np.arange(base + first - chunk.start, base + last - chunk.start)
+                        rows = slice(row + first - begin, row + last - begin)
+                        media.append((places, {name: t[rows] for name, t in tensors.items()}))
+                    row += end - begin
             base += chunk.width
         return media
 

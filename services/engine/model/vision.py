@@ -23,6 +23,7 @@ from services.engine.model.patch_product import multiply_patches
 from services.engine.model.picture_processor import picture_processor
 from services.engine.scheduling.seams import Prepared
 from services.frontend.clips.readers import ClipReaders
+from services.frontend.families.timed_clips import clips_of
 from services.frontend.image import load_rgb
 
 log = logging.getLogger(__name__)
@@ -69,10 +70,10 @@ class VisionModel:
 
     def _clip_processor(self, model_dir: Path, kind: str) -> ClipProcessor | None:
         """A model whose clips are not known here still has its pictures."""
-        if self._readers is None or kind not in _WITH_CLIPS:
+        if self._readers is None or self._encode is not _encode_qwen:
             return None
         try:
-            return ClipProcessor(model_dir, self._readers)
+            return ClipProcessor(model_dir, self._readers, clips_of(kind).grid_class)
         except ConfigError as error:
             log.warning("clips are refused: %s", error)
             return None
@@ -196,9 +197,6 @@ def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
 """What a family's whole processor tells that of pictures, whatever the model directory says."""
-
-_WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
-"""Their vision models see the frames of a clip as pictures whose grid's t is longer."""
 
 _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_vl": _encode_qwen,

@@ -1,15 +1,18 @@
 """How many frames of a clip are taken, and how far apart: as transformers' processors of Qwen's
 models do it, in numbers alone.
 
-Source of the semantics: transformers 5.23, `Qwen2VLVideoProcessor.sample_frames`. Where that
-refuses a clip for having fewer frames than asked for, divides by none, or is led behind the last
-frame by rounding, all frames or all but that are taken.
+Source of the semantics: transformers 5.23, `sample_frames` of `Qwen2VLVideoProcessor` (`sampled`)
+and of `Qwen3VLVideoProcessor` (`spread`). Where these refuse a clip for having fewer frames than
+asked for, take some twice then, divide by none, or are led behind the last frame by rounding, all
+frames or all but that are taken.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from protocol.types import FrameSampling
 
@@ -39,6 +42,39 @@ class Sampled:
     def seconds_between(self, clip: Clip, together: int) -> float:
         """From one group of `together` frames to the next."""
         return together / (self.count / clip.frames * clip.rate)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The frames of these `indices`, the first and the last of the clip among them."""
+
+    indices: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.indices)
+
+    def times(self, clip: Clip, together: int) -> list[float]:
+        """Of each group of `together` frames, the second halfway between its first and its last;
+        the clip's last frame fills the last group."""
+        padding = -self.count % together
+        seconds = [index / clip.rate for index in (*self.indices, *self.indices[-1:] * padding)]
+        starts = range(0, len(seconds), together)
+        return [(seconds[i] + seconds[i + together - 1]) / 2 for i in starts]
+
+
+Taken = Sampled | Spread
+
+
+def spread(clip: Clip, asked: FrameSampling) -> Spread:
+    """What is taken of a clip from its first to its last frame."""
+    if asked.num_frames is not None:
+        count = min(asked.num_frames, clip.frames)
+    else:
+        wanted = int(clip.frames / clip.rate * asked.fps)
+        count = min(max(wanted, asked.min_frames), asked.max_frames, clip.frames)
+    places = np.linspace(0, clip.frames - 1, count).round().astype(int)
+    return Spread(tuple(places.tolist()))
 
 
 def sampled(clip: Clip, asked: FrameSampling, together: int) -> Sampled:

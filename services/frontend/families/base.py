@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,11 +19,13 @@ from services.frontend.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Extent:
     """`length`: rows of embeddings, hence placeholder tokens. `grid`, and `seconds` for its
-    `seconds_per_grid`: as in `MMItem`."""
+    `seconds_per_grid`: as in `MMItem`. `times`: what is written before each of the grid's t, where
+    these stand apart."""
 
     length: int
     grid: tuple[int, ...] = ()
     seconds: float = 0.0
+    times: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class Placeholder:
     pad: str
     pad_id: int
     inline: str
-
-    @cached_property
-    def pad_at(self) -> int:
-        """Offset of `pad` in `text`."""
-        return self.text.index(self.pad)
 
 
 class Clips(ABC):

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from PIL.Image import Resampling
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.generate import SECONDS_KEY, seconds_of
 from protocol.types import FrameSampling
-from services.frontend.clips.sampling import Clip, Sampled, sampled
+from services.frontend.clips.sampling import Clip, Taken, sampled
 from services.frontend.families.base import Clips, Extent, grid_in, refused
 from services.frontend.families.qwen_size import number, pixel_bounds, resized
 from services.frontend.pixel_bounds import PixelBounds
 
 GRID_KEY = "video_grid_thw"
 _BROKEN = "invalid_video"
-# What transformers' class assumes where the model directory is silent.
-_CLASS_SIZE = MappingProxyType({"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768})
-_CLASS_DEFAULTS = MappingProxyType(
+_USUAL_SIZE = MappingProxyType({"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768})
+_USUAL = MappingProxyType(
     {
         "patch_size": 14,
         "merge_size": 2,
@@ -36,15 +35,22 @@ _CLASS_DEFAULTS = MappingProxyType(
 
 
 class ClipGrid:
-    """How a clip is cut into patches. `together`: frames of one patch; `patch` and `merge`: pixels
-    a side of a patch, patches a side of a token; `resample`: how frames are resized."""
+    """How a clip is cut into patches, for Qwen2-VL and Qwen2.5-VL. `together`: frames of one patch;
+    `patch` and `merge`: pixels a side of a patch, patches a side of a token; `resample`: how frames
+    are resized."""
+
+    # What transformers' class assumes where the model directory is silent.
+    usual: ClassVar[Mapping[str, int]] = _USUAL
+    usual_size: ClassVar[Mapping[str, int]] = _USUAL_SIZE
+    mean: ClassVar[tuple[float, ...]] = (0.48145466, 0.4578275, 0.40821073)
+    std: ClassVar[tuple[float, ...]] = (0.26862954, 0.26130258, 0.27577711)
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         """`options` of the video processor; `ConfigError` if these are wrong."""
 
         def option(name: str) -> int:
             value = options.get(name)
-            return number(_CLASS_DEFAULTS[name] if value is None else value, name, "video")
+            return number(self.usual[name] if value is None else value, name, "video")
 
         _check_values(options)
         self.patch = option("patch_size")
@@ -52,12 +58,16 @@ class ClipGrid:
         self.together = option("temporal_patch_size")
         self.min_frames = option("min_frames")
         self.max_frames = option("max_frames")
-        self.bounds = pixel_bounds(options, _CLASS_SIZE, "video")
+        self.bounds = pixel_bounds(options, self.usual_size, "video")
         self.resample = _resample(options)
         self._resizes = bool(options.get("do_resize", True))
         self._most_tokens = option("max_video_tokens") if _shares(options) else None
 
-    def size(self, clip: Clip, taken: Sampled, bounds: PixelBounds | None) -> tuple[int, int]:
+    def taken(self, clip: Clip, asked: FrameSampling) -> Taken:
+        """Which frames the model sees."""
+        return sampled(clip, asked, self.together)
+
+    def size(self, clip: Clip, taken: Taken, bounds: PixelBounds | None) -> tuple[int, int]:
         """(height, width) in pixels to which frames are resized, within `bounds`."""
         factor = self.patch * self.merge
         if self._resizes:
@@ -75,16 +85,18 @@ class ClipGrid:
         share = min(bounds.most, pixels * self.together // frames)
         return PixelBounds(bounds.least, max(share, int(bounds.least * 1.05)))
 
-    def grid(self, clip: Clip, taken: Sampled, bounds: PixelBounds | None) -> tuple[int, int, int]:
+    def grid(self, clip: Clip, taken: Taken, bounds: PixelBounds | None) -> tuple[int, int, int]:
         """(t, h, w) in patches."""
         height, width = self.size(clip, taken, bounds)
         return -(-taken.count // self.together), height // self.patch, width // self.patch
 
 
 class QwenClips(Clips):
+    grid_class: ClassVar[type[ClipGrid]] = ClipGrid
+
     def __init__(self, options: Mapping[str, Any], identity: dict[str, Any]) -> None:
         """`options` of the video processor; `identity`: all that stands for it in `mm_hash`."""
-        self._grid = ClipGrid(options)
+        self._grid = self.grid_class(options)
         self._identity = identity
         self.bounds = self._grid.bounds
         self.min_frames, self.max_frames = self._grid.min_frames, self._grid.max_frames

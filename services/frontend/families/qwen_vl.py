@@ -1,6 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: as many tokens as a picture has patches, four patches a token.
 
-The first two take clips as well.
+Clips are as many pictures, or one with a longer t.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from services.frontend.families.base import (
 )
 from services.frontend.families.qwen_clips import QwenClips
 from services.frontend.families.qwen_size import pixel_bounds, resized
+from services.frontend.families.timed_clips import clips_of
 from services.frontend.model_info import ModelInfo, clip_processor
 from services.frontend.pixel_bounds import PixelBounds
 from services.frontend.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 GRID_KEY = "image_grid_thw"
-_WITH_CLIPS = ("qwen2_vl", "qwen2_5_vl")
 # What transformers' classes assume where the model directory is silent.
 _CLASS_DEFAULTS = MappingProxyType({"patch_size": 14, "merge_size": 2})
 _CLASS_SIZE = MappingProxyType({"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
@@ -61,7 +61,7 @@ class QwenVL(Family):
         self._clips: QwenClips | None = None
         self._why_no_clips = ""
         pad_id = info.config.get("video_token_id", _CLASS_TOKENS["video_token_id"])
-        if info.model_type in _WITH_CLIPS and tokenizer.token(pad_id) is not None:
+        if tokenizer.token(pad_id) is not None:
             self.placeholders["video"] = _placeholder(info, tokenizer, "video")
             try:
                 self._clips = self._clips_of(info)
@@ -72,7 +72,7 @@ class QwenVL(Family):
 
     def _clips_of(self, info: ModelInfo) -> QwenClips:
         options = clip_processor(info.path) or {}
-        return QwenClips(options, {**self._processor, "options": options})
+        return clips_of(info.model_type)(options, {**self._processor, "options": options})
 
     @property
     def processor(self) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from services.engine.model.clip_processor import ClipProcessor, indices
 from services.frontend.clips.limits import ClipLimits
 from services.frontend.clips.readers import ClipReaders
 from services.frontend.clips.sampling import Clip, sampled
+from services.frontend.families.timed_clips import TimedGrid
 from tests.support.clips import DrawnClip, clip
 from tests.support.frontend_helpers import write_model
-from tests.support.video_reference import process, sample
+from tests.support.video_reference import process, process_timed, sample
 
 SIZE = {"shortest_edge": 4 * 28**2, "longest_edge": 112**2}
 CASES: list[tuple[DrawnClip, dict[str, Any]]] = [
@@ -59,6 +60,19 @@ def test_patches_are_those_of_transformers(
     assert torch.equal(found["pixel_values"], truth["pixel_values_videos"])
     with pytest.raises(InvalidRequest, match="placeholder span"):
         ClipProcessor(model, readers).patches(msgspec.structs.replace(item, length=1))
+
+
+@pytest.mark.parametrize(("drawn", "sampling"), CASES)
+def test_patches_of_qwen3_are_those_of_transformers(
+    drawn: DrawnClip, sampling: dict[str, Any], tmp_path: Path, readers: ClipReaders
+) -> None:
+    size = {"shortest_edge": 4 * 32**2, "longest_edge": 20 * 112**2}
+    truth = process_timed(*drawn.decoded, size=size, max_frames=40, **sampling)
+    item = item_of(drawn, truth["video_grid_thw"][0].tolist(), sampling)
+    processor = ClipProcessor(write_model("qwen3_vl", tmp_path), readers, TimedGrid)
+    found = processor.patches(item)
+    assert torch.equal(found["image_grid_thw"], truth["video_grid_thw"])
+    assert torch.equal(found["pixel_values"], truth["pixel_values_videos"])
 
 
 @pytest.mark.skipif(not is_torchvision_available(), reason="torchvision is not installed")

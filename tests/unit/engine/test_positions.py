@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from protocol.errors import InvalidRequest
 from protocol.types import MMItem
@@ -27,8 +29,8 @@ MEDIA = st.tuples(
 Media = tuple[int, bool, tuple[int, int, int], float]
 
 
-def prompt_of(media: list[Media], behind: int) -> tuple[int, list[MMItem]]:
-    """(tokens, items) of a prompt."""
+def prompt_of(media: list[Media], behind: int, timed: bool = False) -> tuple[int, list[MMItem]]:
+    """(tokens, items) of a prompt; `timed`: with text between the t of clips."""
     items: list[MMItem] = []
     place = 0
     for before, is_clip, (t, rows, columns), seconds in media:
@@ -38,7 +40,9 @@ def prompt_of(media: list[Media], behind: int) -> tuple[int, list[MMItem]]:
         kind: Any = "video" if is_clip else "image"
         item = MMItem(f"h{place}", kind, place, t * rows * columns, grid)
         if is_clip:
-            item = MMItem(item.mm_hash, kind, place, item.length, grid, seconds_per_grid=seconds)
+            gaps = tuple(range(3, 2 + t)) if timed else ()
+            pace = 0.0 if timed else seconds
+            item = msgspec.structs.replace(item, gaps=gaps, seconds_per_grid=pace)
         items.append(item)
         place = item.end
     return place + behind, items
@@ -48,7 +52,8 @@ def truth(model: Any, tokens: int, items: list[MMItem]) -> Any:
     """int64[3, tokens]; what `generate()` adds goes on from the last."""
     kinds = torch.zeros(1, tokens, dtype=torch.int32)
     for item in items:
-        kinds[0, item.offset : item.end] = 2 if item.modality == "video" else 1
+        for first, last in item.runs:
+            kinds[0, first:last] = 2 if item.modality == "video" else 1
     clips = [item for item in items if item.modality == "video"]
     pictures = [item for item in items if item.modality == "image"]
     vision = SimpleNamespace(spatial_merge_size=MERGE, tokens_per_second=2)
@@ -82,6 +87,21 @@ def test_positions_are_those_of_transformers(
     expected = truth(model, tokens, items)
     assert np.array_equal(positions, expected)
     assert (expected[:, -1] + 1 == tokens + delta).all()
+
+
+@given(media=st.lists(MEDIA, max_size=4), behind=st.integers(1, 9))
+@example(media=[(3, True, (12, 1, 1), 60.0)], behind=2)
+def test_positions_of_clips_whose_frames_stand_apart(media: list[Media], behind: int) -> None:
+    tokens, items = prompt_of(media, behind, timed=True)
+    positions, delta = mrope_positions(tokens, items, MERGE)
+    expected = truth(Qwen3VLModel, tokens, items)
+    assert np.array_equal(positions, expected)
+    assert (expected[:, -1] + 1 == tokens + delta).all()
+
+
+def test_gaps_that_are_not_the_grids() -> None:
+    with pytest.raises(InvalidRequest, match="needs 1 gaps, not 3"):
+        mrope_positions(20, [MMItem("h", "video", 1, 8, (2, 4, 4), gaps=(1, 1, 1))], 2)
 
 
 def test_a_grid_that_is_not_the_spans() -> None:

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.types import FrameSampling
-from services.frontend.clips.sampling import Clip, Sampled, sampled
-from tests.support.video_reference import sample
+from services.frontend.clips.sampling import Clip, Sampled, sampled, spread
+from tests.support.video_reference import sample, sample_timed
 
 RATES = st.sampled_from([1.0, 5.0, 10.0, 23.976023976023978, 24.0, 25.0, 29.97002997002997, 60.0])
 
@@ -53,3 +53,27 @@ def test_a_number_of_frames(total: int, rate: float, number: int) -> None:
 def test_a_clip_of_hardly_any_frames(asked: FrameSampling, total: int, count: int) -> None:
     found = sampled(clip_of(total, 25.0), asked, 2)
     assert (found.count, found.step) == (count, total / count)
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 20_000), RATES, st.floats(0.1, 30), st.integers(1, 60), st.integers(1, 768))
+@example(100, 25.0, 2.0, 4, 768)
+@example(3, 25.0, 2.0, 4, 768)
+def test_frames_of_qwen3(total: int, rate: float, fps: float, least: int, most: int) -> None:
+    asked = FrameSampling(fps=fps, min_frames=least, max_frames=most)
+    truth = sample_timed(total, rate, fps=fps, min_frames=least, max_frames=most)
+    assert list(spread(clip_of(total, rate), asked).indices) == truth.frames_indices.tolist()
+
+
+@given(st.integers(2, 20_000), st.integers(1, 768))
+def test_a_number_of_frames_of_qwen3(total: int, number: int) -> None:
+    """Where there are fewer, transformers takes some twice."""
+    found = spread(clip_of(total, 25.0), FrameSampling(num_frames=number))
+    truth = sample_timed(total, 25.0, num_frames=min(number, total)).frames_indices.tolist()
+    assert list(found.indices) == truth
+
+
+def test_times_of_qwen3() -> None:
+    found = spread(clip_of(9, 4.0), FrameSampling(num_frames=5))
+    assert found.indices == (0, 2, 4, 6, 8)
+    assert found.times(clip_of(9, 4.0), 2) == [0.25, 1.25, 2.0]

@@ -68,6 +68,31 @@ def test_a_clip_beside_a_picture(family: str, fronts: Fronts) -> None:
     assert front.name_of(DRAWN.data, asked.pixels, "video", asked.frames) == first.mm_hash
 
 
+def test_a_clip_whose_frames_stand_apart(fronts: Fronts) -> None:
+    """Qwen3-VL reads when each is shown."""
+    front = fronts("qwen3_vl")
+    rendered = render(front, user("a", clip_part(DRAWN), "b", image_part(picture()), "c"))
+    clip_item, image_item = rendered.generate.mm_items
+    t, h, w = clip_item.grid
+    ids = rendered.generate.token_ids
+    assert t == 10 and clip_item.length == t * h * w // 4 and image_item.gaps == ()
+    for item in (clip_item, image_item):
+        pad = front.family.placeholders[item.modality].pad_id
+        assert [place for place, token in enumerate(ids) if token == pad] == [
+            place for first, last in item.runs for place in range(first, last)
+        ]
+    between = ids[clip_item.runs[0][1] : clip_item.runs[1][0]]
+    said = front.tokenizer.decode(between, skip_special_tokens=False)
+    assert said == "<|vision_end|><1.2 seconds><|vision_start|>"
+    embeds = {"type": "video_embeds", "video_embeds": {"video_grid_thw": [t, h, w]}, "uuid": "ab"}
+    with pytest.raises(InvalidRequest):
+        render(front, user({**embeds, "uuid": clip_item.mm_hash}))
+    (first,) = render(front, user(clip_part(DRAWN, uuid="c"))).generate.mm_items
+    named = user({"type": "video_url", "video_url": None, "uuid": "c"})
+    (again,) = render(front, named).generate.mm_items
+    assert (again.mm_hash, again.gaps) == (first.mm_hash, first.gaps)
+
+
 def test_what_is_asked_for_is_another_item(fronts: Fronts) -> None:
     front, messages = fronts(), user(clip_part(DRAWN))
     (usual,) = render(front, messages).generate.mm_items
@@ -191,15 +216,15 @@ def test_clips_that_are_refused_name_their_field(fronts: Fronts) -> None:
 
 
 def test_models_without_clips(fronts: Fronts) -> None:
-    for family in ("qwen3_vl", "gemma3", "qwen3"):
+    for family in ("gemma3", "qwen3"):
         with pytest.raises(InvalidRequest) as caught:
             render(fronts(family), user("x", clip_part(DRAWN)))
         assert caught.value.code == "unsupported_media"
     with pytest.raises(InvalidRequest) as caught:
-        render(fronts("qwen3_vl"), mm_processor_kwargs={"fps": 1})
+        render(fronts("qwen3_vl", allow_clips=False), mm_processor_kwargs={"fps": 1})
     assert caught.value.param == "mm_processor_kwargs.fps"
     with pytest.raises(ConfigError, match="--mm-processor-kwargs"):
-        fronts("qwen3_vl", mm_processor_kwargs={"fps": 1})
+        fronts("qwen3_vl", allow_clips=False, mm_processor_kwargs={"fps": 1})
 
 
 def test_without_the_library(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:

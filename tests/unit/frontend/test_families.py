@@ -268,7 +268,7 @@ def test_gemma_pictures_have_one_length(tmp_path: Path) -> None:
     assert {family.measure_image(w, h).length for w, h in EDGE_SIZES} == {16}
     placeholder = family.placeholders["image"]
     assert placeholder.text == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
-    assert placeholder.text[placeholder.pad_at :].startswith(placeholder.pad)
+    assert placeholder.text.count(placeholder.pad) == 1
 
 
 def test_gemma_refuses_contradicting_lengths(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from protocol.errors import ConfigError, InvalidRequest
 from protocol.types import FrameSampling
 from services.frontend.clips.sampling import Clip
 from services.frontend.families.qwen_clips import QwenClips
+from services.frontend.families.timed_clips import TimedClips
 from services.frontend.pixel_bounds import PixelBounds
-from tests.support.video_reference import grid_of, sample
+from tests.support.video_reference import grid_of, own_code, sample, sample_timed, timed_grid_of
 
 PUBLISHED: dict[str, Any] = {  # what a directory with a file for pictures alone says
     "min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "temporal_patch_size": 2,
@@ -68,3 +69,44 @@ def test_frames_that_are_not_resized() -> None:
     assert clips.measure(Clip(56, 84, 8, 4.0), FrameSampling()).grid == (2, 6, 4)
     with pytest.raises(InvalidRequest, match="multiples of 28"):
         clips.measure(Clip(57, 84, 8, 4.0), FrameSampling())
+
+
+@given(SIDES, SIDES, st.integers(2, 9000), st.sampled_from([{}, {"max_pixels": 24 << 20}]))
+@example(1, 201, 60, {})
+@example(20, 4000, 60, {})
+@example(1920, 1080, 9000, {})
+def test_any_size_and_length_of_qwen3(
+    width: int, height: int, frames: int, options: dict[str, Any]
+) -> None:
+    found, clip = TimedClips(options, {}), Clip(width, height, frames, 30.0)
+    size = {"shortest_edge": found.bounds.least, "longest_edge": found.bounds.most}
+    taken = sample_timed(frames, 30.0, fps=2.0).frames_indices
+    try:
+        grid = timed_grid_of(len(taken), width, height, size=size)
+    except ValueError:
+        with pytest.raises(InvalidRequest, match="200-fold"):
+            found.measure(clip, FrameSampling())
+        return
+    extent = found.measure(clip, FrameSampling())
+    assert extent.grid == grid and len(extent.times) == grid[0]
+    assert extent.length == grid[0] * grid[1] * grid[2] // 4
+
+
+def test_frames_of_qwen3_that_share_a_number_of_tokens() -> None:
+    """As `Qwen3VLVideoProcessor.resize` bounds each frame, where the directory says so."""
+    found = TimedClips({"cap_pixels_per_frame": True, "max_pixels": 24 << 20}, {})
+    least, most = found.bounds
+    clip, count = Clip(1920, 1080, 300, 30.0), 20
+    each = max(min(768 * 32 * 32, most // count), int(least * 1.05))
+    size = own_code("qwen3_vl").smart_resize(count, 1080, 1920, 2, 32, least, each * count)
+    extent = found.measure(clip, FrameSampling())
+    assert extent.grid == (10, size[0] // 16, size[1] // 16)
+    assert (
+        extent.length
+        < TimedClips({"max_pixels": 24 << 20}, {}).measure(clip, FrameSampling()).length
+    )
+
+
+def test_a_single_frame_of_qwen3() -> None:
+    with pytest.raises(InvalidRequest, match="has 1 frames, the model needs 2"):
+        TimedClips({}, {}).measure(Clip(64, 64, 1, 30.0), FrameSampling())

@@ -81,7 +81,7 @@ def test_token_ids_are_those_of_transformers(family: str, tmp_path: Path) -> Non
             assert [list(i.grid) for i in rendered.generate.mm_items] == grids.tolist()
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", ""])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", ""])
 def test_token_ids_of_clips_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     """The demo model's directory has no file for clips: they are processed as pictures are."""
     model = tiny_models.build(family, tmp_path) if family else DEMO

@@ -243,3 +243,28 @@ def test_a_handle_that_is_none_is_told_why(change: dict[str, Any], said: str) ->
     with pytest.raises(InvalidRequest, match=said) as caught:
         KVRef.from_params({**REF.to_params(), **change})
     assert caught.value.param == "kv_transfer_params"
+
+
+def test_runs_of_a_span() -> None:
+    """A clip whose frames stand apart: the wire says where, and where it ends."""
+    clip = MMItem("h", "video", 2, 6, (3, 2, 4), gaps=(1, 2))
+    assert clip.runs == [(2, 4), (5, 7), (9, 11)] and clip.end == 11
+    request = GenerateRequest("r", [1] * 12, SamplingParams(), [clip])
+    found, _ = decode_generate(encode_generate(request, stream=False))
+    assert found.mm_items == [clip]
+    check_spans(found)
+    for wrong, said in (({"offset": 4}, "leaves"), ({"length": 5}, "no 3 runs of one length")):
+        request.mm_items = [msgspec.structs.replace(clip, **wrong)]
+        with pytest.raises(InvalidRequest, match=said):
+            check_spans(request)
+
+
+@pytest.mark.parametrize("gaps", [3, [-1], ["1"], [True]])
+def test_gaps_that_are_none(gaps: object) -> None:
+    features = {
+        "mm_hashes": {"video": ["h"]},
+        "mm_placeholders": {"video": [{"offset": 0, "length": 2}]},
+    }
+    entry = {"h": {"metadata": {"video_grid_thw": [2, 2, 2], "tokens_between_grid_ts": gaps}}}
+    with pytest.raises(InvalidRequest, match="tokens_between_grid_ts"):
+        decode_generate(body(features=features, ec_transfer_params=entry))

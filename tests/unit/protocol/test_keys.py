@@ -64,9 +64,11 @@ def test_a_clip_at_another_pace_or_of_another_shape_is_another() -> None:
     others = (
         msgspec.structs.replace(clip, seconds_per_grid=0.5),
         msgspec.structs.replace(clip, grid=(4, 2, 4)),
+        msgspec.structs.replace(clip, gaps=(3,)),
+        msgspec.structs.replace(clip, gaps=(4,)),
     )
     keys = [block_keys(tokens, 8, ROOT, [one])[0] for one in (clip, *others)]
-    assert len(set(keys)) == 3
+    assert len(set(keys)) == 5
 
 
 def test_a_picture_after_a_block_does_not_change_it() -> None:
