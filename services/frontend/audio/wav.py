@@ -1,0 +1,131 @@
+"""WAV files: what the header says, in time that does not depend on the length, and the samples.
+
+Read here and not by the standard library's `wave`, which knows no float samples and takes a file
+that was cut off for a whole one. Source of the format: Microsoft, "Multiple Channel Audio Data and
+WAVE Files" (2007).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.frontend.audio.formats import refuse_other_formats, refused
+
+MOST_CHANNELS = 8
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_WIDTHS = MappingProxyType({_PCM: (8, 16, 24, 32), _FLOAT: (32, 64)})
+_TO_THE_END = 0xFFFFFFFF  # size of samples that were written as a stream
+_MOST_CHUNKS = 1024
+_LOUDEST = 2.0**32  # the largest float sample; beyond that a spectrum has no finite values
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Header:
+    """`rate`: samples a second. `frames`: samples of each channel. `code` and `width`: format of a
+    sample, and its bits. `start`: offset of the first one in the file, in bytes."""
+
+    rate: int
+    channels: int
+    frames: int
+    code: int
+    width: int
+    start: int
+
+    @property
+    def seconds(self) -> float:
+        return self.frames / self.rate
+
+
+def read_header(data: bytes, param: str | None = None) -> Header:
+    """`InvalidRequest` (`param`) if this is no WAV file, not all of one, or one of another form."""
+    refuse_other_formats(bytes(data[:16]), param)
+    form: bytes | None = None
+    for kind, start, size in _chunks(data):
+        if kind == b"fmt ":
+            form = bytes(data[start : start + min(size, 40)])
+        elif kind == b"data":
+            return _header(form, data, start, size, param)
+    raise refused("the audio is incomplete: the file has no samples", param)
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, offset of the content, its size as the file says it)."""
+    place = 12
+    for _ in range(_MOST_CHUNKS):
+        if len(data) - place < 8:
+            return
+        kind, size = struct.unpack("<4sI", data[place : place + 8])
+        yield kind, place + 8, size
+        place += 8 + size + size % 2
+
+
+def _header(form: bytes | None, data: bytes, start: int, size: int, param: str | None) -> Header:
+    if form is None or len(form) < 16:
+        raise refused("the audio is broken: the file does not say what its samples are", param)
+    code, channels, rate, _, block, width = struct.unpack("<HHIIHH", form[:16])
+    if code == _EXTENSIBLE and len(form) >= 26:
+        code = int.from_bytes(form[24:26], "little")
+    if width not in _WIDTHS.get(code, ()):
+        raise refused(
+            f"the audio's samples are of format {code} with {width} bits; known are PCM of 8, 16,"
+            " 24 or 32 bits and float of 32 or 64",
+            param,
+        )
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise refused(f"the audio has {channels} channels, 1 to {MOST_CHANNELS} are taken", param)
+    if block != channels * width // 8 or not rate:
+        raise refused("the audio is broken: its header contradicts itself", param)
+    there = len(data) - start
+    if size == _TO_THE_END:
+        size = there
+    if size > there:
+        message = f"the audio is incomplete: of {size} bytes of samples {there} are there"
+        raise refused(message, param)
+    if size < block:
+        raise refused("the audio has no samples", param)
+    return Header(rate, channels, size // block, code, width, start)
+
+
+def read_samples(data: bytes, header: Header, param: str | None = None) -> Samples:
+    """float32[frames]: the mean of the channels, full scale ±1. `InvalidRequest` (`param`) if float
+    samples are no numbers or far beyond that."""
+    count, width = header.frames * header.channels, header.width // 8
+    raw = np.frombuffer(data, np.uint8, count * width, header.start)
+    values = _values(raw, header).reshape(header.frames, header.channels)
+    with np.errstate(over="ignore", invalid="ignore"):  # of what is refused then
+        mono: NDArray[np.float64] = values.mean(axis=1, dtype=np.float64)
+    if not np.abs(mono).max() < _LOUDEST:
+        raise refused("the audio has samples that are no finite numbers, or far too large", param)
+    return (mono / _full_scale(header)).astype(np.float32)
+
+
+def has_float_samples(header: Header) -> bool:
+    """Whether samples may be what no spectrum can be made of."""
+    return header.code == _FLOAT
+
+
+def _values(raw: NDArray[np.uint8], header: Header) -> NDArray[Any]:
+    if header.code == _FLOAT:
+        return raw.view(f"<f{header.width // 8}")
+    if header.width == 8:  # the one width without a sign
+        return raw.astype(np.int16) - 128
+    if header.width == 24:
+        wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        wide[:, 1:] = raw.reshape(-1, 3)
+        return wide.reshape(-1).view("<i4")
+    return raw.view(f"<i{header.width // 8}")
+
+
+def _full_scale(header: Header) -> float:
+    if header.code == _FLOAT:
+        return 1.0
+    return 2.0 ** (31 if header.width == 24 else header.width - 1)
