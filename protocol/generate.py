@@ -3,7 +3,8 @@
 The body is vLLM's (`--enable-scale-out`), with three additions: `emitted`, `deadline_s` and
 `adapter_revision`. A media
 item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`; so
-do the seconds between frames of a clip, under transformers' name.
+do the seconds between frames of a clip, and how many tokens audio becomes, under transformers'
+names.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ ENCODE_PATH = "/inference/v1/encode"
 ABORT_PATH = "/inference/v1/abort_requests"
 SECONDS_KEY = "second_per_grid_ts"
 GAPS_KEY = "tokens_between_grid_ts"
+AUDIO_TOKENS_KEY = "num_audio_tokens"
 MOST_SECONDS = 86_400  # between two of a clip's grid's t
 MSGPACK = "application/msgpack"
 _SHOWN = 64
@@ -102,6 +104,8 @@ def item_metadata(item: MMItem) -> dict[str, Any]:
         metadata[SECONDS_KEY] = item.seconds_per_grid
     if item.gaps:
         metadata[GAPS_KEY] = list(item.gaps)
+    if item.modality == "audio":
+        metadata[AUDIO_TOKENS_KEY] = item.length
     return metadata
 
 

@@ -51,12 +51,20 @@ class MediaURL(msgspec.Struct):
     detail: str | None = None
 
 
+class InputAudio(msgspec.Struct):
+    """`data`: base64 of a file, which `format` names, as wav."""
+
+    data: str
+    format: str
+
+
 class ContentPart(msgspec.Struct):
     """One part of a message. Which of the fields must be there follows from `type`.
 
     `image_url` null with a `uuid` refers to a picture sent before under that name. `image_embeds`
     holds the metadata of a picture whose embeddings `uuid` (its mm_hash) names.
-    `video_url` and `video_embeds` are the same for clips.
+    `video_url` and `video_embeds` are the same for clips, `audio_url` and `audio_embeds` for audio,
+    which `input_audio` holds itself.
     """
 
     type: str
@@ -65,8 +73,9 @@ class ContentPart(msgspec.Struct):
     image_embeds: Any = UNSET
     video_url: MediaURL | str | UnsetType | None = UNSET
     video_embeds: Any = UNSET
-    audio_url: Any = UNSET
-    input_audio: Any = UNSET
+    audio_url: MediaURL | str | UnsetType | None = UNSET
+    input_audio: InputAudio | UnsetType | None = UNSET
+    audio_embeds: Any = UNSET
     refusal: str | None = None
     uuid: str | None = None
     # What else the part has: chat templates read it. Not a member of the part itself.

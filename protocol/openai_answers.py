@@ -18,7 +18,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class PromptTokensDetails(msgspec.Struct):
+    """`audio_tokens`: of the prompt, those that stand for audio; left out where there is none."""
+
     cached_tokens: int
+    audio_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):

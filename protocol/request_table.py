@@ -13,7 +13,8 @@ _RENDER = "Read by vLLM's render routes only."
 WORKS = (
     works(
         "messages",
-        "The conversation; content is text or parts: text, image_url, video_url.",
+        "The conversation; content is text or parts: text, image_url, video_url, input_audio,"
+        " audio_url.",
         [],
         routes=_CHAT,
     ),

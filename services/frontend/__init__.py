@@ -6,9 +6,10 @@ render       `Frontend`: request → `RenderedRequest` (token ids, media spans, 
 model_info   what a model directory says: lengths, EOS, defaults, templates, processor options
 messages     chat messages checked and sorted into template input and media
 items        media fetched, measured and named by content
-kinds        kinds of media: how a picture or a clip is checked, measured and named
+kinds        kinds of media: how a picture, a clip or audio is checked, measured and named
 media        a media URL to bytes: data:, http(s), file://, within limits
 spill        media of requests under way: bounded in memory, in files beyond
+audio        what a WAV file's header says, and its samples in mono at the model's rate
 addresses    which network addresses may be fetched from
 references   media a client may refer to by uuid
 image        a picture's size without decoding it, and its canonical decoding to RGB

@@ -11,6 +11,7 @@ from protocol.ec_params import content_name, is_mm_hash, reported
 from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
 from protocol.types import FrameSampling, MMItem, Modality
+from services.frontend.audio.kind import Sounds
 from services.frontend.base64_data import beginning
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Extent, Family
@@ -73,6 +74,8 @@ class ItemLoader:
         elif family.why_no_clips:
             self._why_no_clips = f": {family.why_no_clips}"
         self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
+        if family.audio is not None:
+            self._kinds["audio"] = Sounds(family.audio)
 
     async def close(self) -> None:
         await self._fetcher.close()

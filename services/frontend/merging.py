@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from protocol.openai_answers import (
     Answer,
     ChatCompletion,
@@ -35,9 +37,12 @@ def merge_chats(answers: Sequence[Answer]) -> Answer:
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
     details = [u.prompt_tokens_details for u in usages if u.prompt_tokens_details is not None]
+    audio = sum(d.audio_tokens for d in details if isinstance(d.audio_tokens, int))
     return Usage(
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.total_tokens for usage in usages),
-        PromptTokensDetails(sum(d.cached_tokens for d in details)) if details else None,
+        PromptTokensDetails(sum(d.cached_tokens for d in details), audio or UNSET)
+        if details
+        else None,
     )

@@ -1,7 +1,7 @@
 """Messages of a chat request as the chat template reads them, and the media they hold.
 
-Content becomes a list of parts: {"type": "text", "text": …}, {"type": "image"} and
-{"type": "video"}; a message that came with a string keeps it.
+Content becomes a list of parts: {"type": "text", "text": …} and those of media, as `media_part` has
+them; a message that came with a string keeps it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from msgspec import UNSET
 
 from protocol.ec_params import MAX_NAME_CHARS
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatMessage, ContentPart, FunctionCall, MediaURL, ToolCall
+from protocol.openai import ChatMessage, ContentPart, FunctionCall, InputAudio, MediaURL, ToolCall
 from protocol.types import Modality
-from services.frontend.template import Message
+from services.frontend.audio.formats import check_said
+from services.frontend.base64_data import beginning
+from services.frontend.template import Message, media_part
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MEDIA: Mapping[str, Modality] = MappingProxyType(
@@ -29,15 +31,17 @@ _MEDIA: Mapping[str, Modality] = MappingProxyType(
         "video_embeds": "video",
         "audio_url": "audio",
         "input_audio": "audio",
+        "audio_embeds": "audio",
     }
 )
-_READ = ("image", "video")
-_NOUNS: Mapping[str, str] = MappingProxyType({"image": "picture", "video": "clip"})
+_NOUNS: Mapping[str, str] = MappingProxyType(
+    {"image": "picture", "video": "clip", "audio": "piece of audio"}
+)
 
 
 @dataclass(frozen=True)
 class MediaPart:
-    """One picture or clip of a request, in prompt order.
+    """One picture, clip or piece of audio of a request, in prompt order.
 
     Exactly one of: `url` (to fetch), `metadata` (embeddings exist already, which `uuid` names), or
     neither, which refers to one sent before under `uuid`. `param` names its field.
@@ -143,10 +147,8 @@ def _part(
     if modality is None:
         raise InvalidRequest(f"unknown content type '{part.type}'", param=f"{where}.type")
     _require(modality, modalities, where)
-    if modality not in _READ:
-        raise _unsupported(f"{part.type} is not supported by this server", where)
     media.append(_medium(part, modality, where))
-    return {**_others(part, where), "type": modality}
+    return {**_others(part, where), **media_part(modality)}
 
 
 def _others(part: ContentPart, where: str) -> dict[str, Any]:
@@ -193,8 +195,18 @@ def _medium(part: ContentPart, modality: Modality, where: str) -> MediaPart:
         return MediaPart(where, uuid=part.uuid, modality=modality)
     if isinstance(source, MediaURL):
         return MediaPart(f"{where}.url", url=source.url, uuid=part.uuid, modality=modality)
+    if isinstance(source, InputAudio):
+        url = _data_url(source, where)
+        return MediaPart(f"{where}.data", url=url, uuid=part.uuid, modality=modality)
     assert isinstance(source, str)
     return MediaPart(where, url=source, uuid=part.uuid, modality=modality)
+
+
+def _data_url(source: InputAudio, where: str) -> str:
+    """The audio as other media come. `InvalidRequest` if its format is another than it says."""
+    url = f"data:;base64,{source.data}"
+    check_said(source.format, beginning(url), f"{where}.format")
+    return url
 
 
 def _reference(part: ContentPart, modality: Modality, where: str) -> MediaPart:

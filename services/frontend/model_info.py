@@ -54,6 +54,10 @@ class ModelInfo:
         return str(self.config.get("model_type", ""))
 
     @property
+    def has_pictures(self) -> bool:
+        return "vision_config" in self.config
+
+    @property
     def has_media(self) -> bool:
         return any(f"{part}_config" in self.config for part in ("vision", "audio"))
 
@@ -124,8 +128,10 @@ def _name(path: Path) -> str:
 
 
 def _image_processor(path: Path, around: Json, overrides: Mapping[str, Any]) -> Json | None:
-    """Its options; transformers lets the nested form win over the file of its own."""
-    options = around.get("image_processor") or _read(path / "preprocessor_config.json")
+    """Its options, or those of an audio model's feature extractor; transformers lets the nested
+    form win over the file of its own."""
+    nested = around.get("image_processor") or around.get("feature_extractor")
+    options = nested or _read(path / "preprocessor_config.json")
     return {**options, **overrides} if options else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from protocol.openai_answers import PromptTokensDetails, Usage
 from protocol.types import FinishReason, PositionLogprobs, RequestOutput
 from services.frontend.parsing.heard import CallPiece, Heard
@@ -86,7 +88,8 @@ class OutputAssembler:
         completion = sum(choice.num_tokens for choice in self._choices)
         details = None
         if self._cached_tokens is not None:
-            details = PromptTokensDetails(self._cached_tokens)
+            audio = self.spec.audio_tokens or UNSET
+            details = PromptTokensDetails(self._cached_tokens, audio)
         return Usage(prompt, completion, prompt + completion, details)
 
     def usage_of(self, index: int) -> Usage:

@@ -22,6 +22,7 @@ class OutputSpec:
     model: str  # shown to the client
     chat: bool  # chat completion, or text completion
     prompt_token_ids: Sequence[int]  # for usage, and for echoes of the prompt's ids
+    audio_tokens: int = 0  # of the prompt, those that stand for audio
     n: int = 1  # choices that are computed
     kept: int = 0  # choices that are answered, the best of those; 0 for all
     answer_id: str = ""  # shown to the client; "" for `request_id`
@@ -68,6 +69,7 @@ def describe_output(
         model=generate.model,
         chat=isinstance(request, ChatCompletionRequest),
         prompt_token_ids=generate.token_ids,
+        audio_tokens=sum(i.length for i in generate.mm_items if i.modality == "audio"),
         n=sampling.n,
         kept=1 if request.n is None else request.n,
         answer_id=answer_id,

@@ -22,7 +22,13 @@ from protocol.errors import ConfigError, InvalidRequest
 Message = dict[str, Any]
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _PROBE = "triptych probe"
-_KINDS = ("image", "video")
+_KINDS = ("image", "video", "audio")
+
+
+def media_part(kind: str) -> dict[str, Any]:
+    """The part of a message that stands for a medium. Qwen2-Audio's published template knows it by
+    the member with its URL, which it does not write."""
+    return {"type": kind, "audio_url": ""} if kind == "audio" else {"type": kind}
 
 
 class _Generation(Extension):
@@ -134,7 +140,7 @@ class ChatTemplate:
 
     def _adds(self, kind: str, text: str) -> bool:
         """Whether a part of this type changes what became of one with text."""
-        return self._probe([{"type": kind}, {"type": "text", "text": _PROBE}]) != text
+        return self._probe([media_part(kind), {"type": "text", "text": _PROBE}]) != text
 
     def _probe(self, content: Any) -> str:
         try:

@@ -154,9 +154,7 @@ def _source(value: Any) -> bytes | None:
     """A URL or inline data, as bytes."""
     if isinstance(value, str):
         return value.encode() or None
-    found = getattr(value, "url", None)
-    if isinstance(value, dict):
-        found = value.get("url") or value.get("data")
+    found = getattr(value, "url", None) or getattr(value, "data", None)
     return found.encode() if isinstance(found, str) and found else None
 
 

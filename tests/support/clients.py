@@ -20,6 +20,9 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     if part["type"] == "video":
         data = base64.b64encode(part["video"].data).decode()
         return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+    if part["type"] == "audio":
+        data = base64.b64encode(part["audio"].data).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
     return part
 
 

@@ -1,10 +1,12 @@
-"""Conversations with drawn pictures and clips, in the form `tests.support.reference` takes them."""
+"""Conversations with drawn pictures and clips and made-up sound, in the form that
+`tests.support.reference` and `audio_reference` take them."""
 
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from tests.support.audio_files import AudioFile, audio_file
 from tests.support.clips import DrawnClip, clip
 from tests.support.reference import Messages
 
@@ -16,7 +18,7 @@ def picture(seed: int, width: int = 224, height: int = 224) -> Image.Image:
 
 
 def asking(*content: Any) -> Messages:
-    """One user turn of texts, pictures and clips."""
+    """One user turn of texts, pictures, clips and sound."""
     parts = [_part(item) for item in content]
     return [{"role": "user", "content": parts}]
 
@@ -26,6 +28,8 @@ def _part(item: Any) -> dict[str, Any]:
         return {"type": "text", "text": item}
     if isinstance(item, DrawnClip):
         return {"type": "video", "video": item}
+    if isinstance(item, AudioFile):
+        return {"type": "audio", "audio": item}
     return {"type": "image", "image": item}
 
 
@@ -56,4 +60,18 @@ def clip_cases() -> list[Messages]:
         asking(picture(1), "First this,", clip(3, size=(80, 120)), "then", picture(2, 160, 90)),
         asking(clip(4, frames=9, rate=2), "and", clip(5, frames=30, rate=30), "Compare."),
         asking(clip(6, frames=3), "A picture?"),
+    ]
+
+
+def audio_cases() -> list[Messages]:
+    """None, one, one as long as the window, two of which one is hardly heard, and the same one
+    twice beside text that it is not told apart from by its length."""
+    return [
+        asking("Hello"),
+        asking(audio_file(1), "What do you hear?"),
+        asking("Listen:", audio_file(2, seconds=2.0)),
+        asking(
+            audio_file(3, seconds=0.05), "first this,", audio_file(4, seconds=1.3), "then that."
+        ),
+        asking(audio_file(5), "and again", audio_file(5), "the same?"),
     ]

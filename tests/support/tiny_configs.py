@@ -184,6 +184,24 @@ def _gemma3(ids: Ids) -> Json:
     }
 
 
+def _qwen2_audio(ids: Ids) -> Json:
+    audio = {
+        "model_type": "qwen2_audio_encoder",
+        "num_mel_bins": 16,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 96,
+        "d_model": 64,
+        "max_source_positions": 100,
+    }
+    return {
+        "text_config": {"model_type": "qwen2", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "audio_config": audio,
+        "audio_token_index": ids("<|AUDIO|>"),
+        "tie_word_embeddings": False,
+    }
+
+
 def _llama(ids: Ids) -> Json:
     rope = {
         "rope_type": "llama3",
@@ -283,6 +301,25 @@ def _llava15_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor}
 
 
+def _audio_files() -> dict[str, Json]:
+    """A window of two seconds, as 50 tokens."""
+    preprocessor = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "Qwen2AudioProcessor",
+        "feature_size": 16,
+        "chunk_length": 2,
+        "hop_length": 160,
+        "n_fft": 400,
+        "n_samples": 32000,
+        "nb_max_frames": 200,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+        "sampling_rate": 16000,
+    }
+    return {"preprocessor_config.json": preprocessor}
+
+
 def _gemma_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "Gemma3ImageProcessor",
@@ -317,6 +354,12 @@ SPECS = MappingProxyType(
             _gemma_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
+        ),
+        "qwen2_audio": Family(
+            tiny_text.QWEN2_AUDIO,
+            "Qwen2AudioForConditionalGeneration",
+            _qwen2_audio,
+            _audio_files,
         ),
         "llama": Family(tiny_text.LLAMA, "LlamaForCausalLM", _llama),
         "qwen3": Family(tiny_text.CHATML_TEXT, "Qwen3ForCausalLM", _qwen3),

@@ -26,6 +26,7 @@ VISION_FAMILIES = (
 )  # fmt: skip
 TEXT_FAMILIES = ("llama", "qwen3")
 FAMILIES = VISION_FAMILIES + TEXT_FAMILIES
+AUDIO_FAMILY = "qwen2_audio"
 PLUGIN_FAMILY = "llava"  # which examples/plugin brings
 STATEFUL_FAMILY = "qwen3_next"  # linear attention beside full attention: the engine refuses it
 
@@ -40,7 +41,7 @@ def build(family: str, path: Path, seed: int = 0) -> Path:
     """Writes the model directory `path` (created if missing) and returns it.
 
     Raises:
-        KeyError: `family` is neither in FAMILIES nor PLUGIN_FAMILY nor STATEFUL_FAMILY.
+        KeyError: `family` is none of those named above.
     """
     spec = SPECS[family]
     path.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 A byte-level BPE is trained on a fixed text, so token ids are the same everywhere. Templates render
 what each family's published template renders for roles, text, pictures and the generation prompt
-(no tools), and clips where it takes them.
+(no tools), and clips or audio where it takes them.
 """
 
 import json
@@ -104,6 +104,24 @@ _LLAMA = (
     "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}"
 )
 
+_QWEN_AUDIO = (
+    "{%- set heard = namespace(count=0) -%}"
+    "{%- for message in messages -%}"
+    "{%- if loop.first and message['role'] != 'system' -%}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif -%}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['content'] is string -%}{{ message['content'] }}"
+    "{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if 'audio' in part or 'audio_url' in part -%}"
+    "{%- set heard.count = heard.count + 1 -%}"
+    "{{ 'Audio ' ~ heard.count ~ ': <|audio_bos|><|AUDIO|><|audio_eos|>\\n' }}"
+    "{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{ '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _QWEN_VOCAB_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -166,6 +184,12 @@ INTERNVL = TextSide(
         ("context_image_token", "<IMG_CONTEXT>"),
         ("video_token", "<video>"),
     ),
+)
+QWEN2_AUDIO = TextSide(
+    template=_QWEN_AUDIO,
+    eos=("<|im_end|>", "<|endoftext|>"),
+    pad="<|endoftext|>",
+    tail=(*_QWEN_SPECIAL, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
 )
 GEMMA3 = TextSide(
     template=_GEMMA,

@@ -26,7 +26,7 @@ from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.fused_layers import FusedLayers, FusedOps
 from services.engine.model.loader import (
     LANGUAGE_MODEL,
-    has_vision,
+    has_media,
     load_part,
     parameter_bytes,
     read_config,
@@ -90,9 +90,9 @@ class LanguageModel:
         self.fused_layers = 0
         self._kv_codes = kv_codes
         self._model = load_part(model_dir, "language", dtype, device)
-        self._vision_language = has_vision(self.config)
+        self.takes_media = has_media(self.config)
         self._text_model: Any = (
-            getattr(self._model.model, LANGUAGE_MODEL) if self._vision_language else self._model
+            getattr(self._model.model, LANGUAGE_MODEL) if self.takes_media else self._model
         )
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
         layers = adaptable_layers(self._text_model) if max_loras else {}
@@ -134,10 +134,6 @@ class LanguageModel:
         return getattr(self.config.vision_config, "tokens_per_second", None)
 
     @property
-    def takes_media(self) -> bool:
-        return self._vision_language
-
-    @property
     def bidirectional_media(self) -> bool:
         """True if the tokens of a picture see one another in both directions."""
         return bool(self.config.model_type == "gemma3")
@@ -163,7 +159,7 @@ class LanguageModel:
             "use_cache": False,
             "paged": paged,
         }
-        if not self._vision_language:
+        if not self.takes_media:
             output = self._text_model(**keywords, logits_to_keep=inputs.rows)
             return output.logits[0].float()  # type: ignore[no-any-return]
         if inputs.deepstack and inputs.media_mask is not None:
@@ -248,7 +244,7 @@ class LanguageModel:
         output = self._text_model(input_ids=ids[None], use_cache=False)
         return (
             self._logits(output.last_hidden_state[0])
-            if self._vision_language
+            if self.takes_media
             else (output.logits[0].float())
         )
 

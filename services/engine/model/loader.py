@@ -1,4 +1,4 @@
-"""Load one part of a transformers model: its language part or its vision part, nothing else.
+"""Load one part of a transformers model: its language part, or what encodes media; nothing else.
 
 The unwanted submodules are dropped from the skeleton (built without memory) before the weights
 are read, so they are neither read from disk nor ever allocated.
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
 )
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -39,6 +39,15 @@ def has_vision(config: PreTrainedConfig) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
+def has_audio(config: PreTrainedConfig) -> bool:
+    return getattr(config, "audio_config", None) is not None
+
+
+def has_media(config: PreTrainedConfig) -> bool:
+    """Whether there is a part that encodes media, which is called "vision" whatever they are."""
+    return has_vision(config) or has_audio(config)
+
+
 def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """The model of `model_dir` with only the weights of `part`, in evaluation mode.
 
@@ -46,14 +55,14 @@ def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> P
     part, or has no such part.
     """
     config = read_config(model_dir)
-    if part == "vision" and not has_vision(config):
+    if part == "vision" and not has_media(config):
         raise ConfigError(
             f"--model: model type '{config.model_type}' of {model_dir} has no vision part"
         )
     partial = _partial_class(_model_class(config), part)
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     model = _with_weights(partial, model_dir, config, dtype)
-    if part == "language" and has_vision(config):
+    if part == "language" and has_media(config):
         # Initialization touches them (LLaVA-OneVision's image_newline), so they go last.
         model.model._parameters.clear()
     return _moved(model, device).eval().requires_grad_(False)
@@ -106,9 +115,7 @@ def _moved(model: PreTrainedModel, device: str) -> Any:
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     mapping = (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        if has_vision(config)
-        else (MODEL_FOR_CAUSAL_LM_MAPPING)
+        MODEL_FOR_MULTIMODAL_LM_MAPPING if has_media(config) else (MODEL_FOR_CAUSAL_LM_MAPPING)
     )
     if type(config) not in mapping:
         raise ConfigError(f"--model: model type '{config.model_type}' does not generate text")
@@ -126,7 +133,7 @@ def _partial_class(cls: type[PreTrainedModel], part: Part) -> type[PreTrainedMod
         cls.__init__(self, config)
         if part == "vision":
             _drop_language(self)
-        elif has_vision(config):
+        elif has_media(config):
             _drop_vision(self)
 
     body = {

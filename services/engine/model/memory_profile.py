@@ -20,6 +20,7 @@ from services.engine.model.language import LanguageModel
 from services.engine.model.vision import VisionModel
 from services.engine.model.warm_up import WarmStep, run_step
 from services.engine.sampling.draw import draw
+from services.engine.scheduling.seams import Prepared
 
 _PATCH = 14  # pixels a side, in most families
 
@@ -84,11 +85,18 @@ def step_peak(
 
 
 def encode_peak(vision: VisionModel, memory: Memory, patches: int, max_pixels: int) -> int:
-    """Bytes that a run over a picture of about `patches` patches takes."""
+    """Bytes that a run over a picture of about `patches` patches takes, or over as much audio."""
+    silence = vision.silence()
+    batch = [_picture(vision, patches, max_pixels)] if silence is None else [silence]
+    if silence is not None:
+        batch *= max(1, patches // silence.patches)
+    memory.begin()
+    vision.encode(batch)
+    return memory.peak()
+
+
+def _picture(vision: VisionModel, patches: int, max_pixels: int) -> Prepared:
     side = math.isqrt(min(patches * _PATCH**2, max_pixels))
     data = io.BytesIO()
     Image.new("RGB", (side, side)).save(data, "PNG")
-    prepared = vision.prepare(EncodeItem("profile", "image", 1, data=data.getvalue()))
-    memory.begin()
-    vision.encode([prepared])
-    return memory.peak()
+    return vision.prepare(EncodeItem("profile", "image", 1, data=data.getvalue()))

@@ -1,4 +1,5 @@
-"""The vision part of a model: pictures and clips in, embeddings out, several a run."""
+"""The vision part of a model, or the part that hears: pictures, clips or audio in, embeddings out,
+several a run."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from protocol.plugins import find_plugin
 from protocol.types import EncodeItem
 from services.engine.attention import segments
 from services.engine.containment import contained
+from services.engine.model.audio import AudioProcessor, encode_qwen2_audio, positions_of
 from services.engine.model.clip_processor import ClipProcessor
 from services.engine.model.embedding_layout import deepstack_name
-from services.engine.model.loader import load_part, parameter_bytes
+from services.engine.model.loader import has_audio, has_vision, load_part, parameter_bytes
 from services.engine.model.packed_linear import InputsSeen, pack, packing
 from services.engine.model.patch_product import multiply_patches
 from services.engine.model.picture_processor import picture_processor
@@ -50,9 +52,11 @@ class VisionModel:
         self._max_pixels = max_pixels
         self._model = load_part(model_dir, "vision", dtype, device)
         self.parameter_bytes = parameter_bytes(self._model)
-        self._processor = picture_processor(model_dir)
+        config = self._model.config
+        self._processor: Any = picture_processor(model_dir) if has_vision(config) else None
+        self._audio = AudioProcessor(model_dir) if has_audio(config) else None
         self._device = device
-        kind = self._model.config.model_type
+        kind = config.model_type
         encoder = _ENCODERS.get(kind) or find_plugin("encoders", kind)
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
@@ -88,7 +92,8 @@ class VisionModel:
         return self._model  # type: ignore[no-any-return]
 
     def prepare(self, item: EncodeItem) -> Prepared:
-        """Decode and resize one picture or clip; safe to call from several threads at once.
+        """Decode one picture, clip or piece of audio, and resize it, or make its spectrum; safe to
+        call from several threads at once.
 
         `InvalidRequest` if the bytes are none or the processor refuses them.
         """
@@ -96,11 +101,20 @@ class VisionModel:
             raise InvalidRequest(f"a picture must not become larger than {self._max_pixels} pixels")
         if item.modality == "video" and self._clips is not None and item.data is not None:
             pixels = self._clips.patches(item)
-        elif item.modality == "image" and item.data is not None:
+        elif item.modality == "audio" and self._audio is not None and item.data is not None:
+            pixels = self._audio.spectrum(item)
+        elif item.modality == "image" and self._processor is not None and item.data is not None:
             pixels = self._picture(item, item.data)
         else:
             raise InvalidRequest(f"this encoder encodes no {item.modality}")
         return Prepared(item, pixels, _patches(pixels))
+
+    def silence(self) -> Prepared | None:
+        """The longest audio; None for a model without."""
+        if self._audio is None:
+            return None
+        spectrum = self._audio.silence()
+        return Prepared(EncodeItem("silence", "audio", 1), spectrum, _patches(spectrum))
 
     def _picture(self, item: EncodeItem, data: bytes) -> Pixels:
         image = load_rgb(data, max_pixels=self._max_pixels)
@@ -136,6 +150,8 @@ def _size(item: EncodeItem) -> dict[str, Any]:
 
 
 def _patches(pixels: Pixels) -> int:
+    if "input_features" in pixels:
+        return positions_of(pixels)
     grid = pixels.get("image_grid_thw")
     if grid is not None:
         return int(grid.prod())
@@ -195,6 +211,10 @@ def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
 
 
+def _encode_qwen2_audio(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    return [{EC_TENSOR: embeds} for embeds in encode_qwen2_audio(model, batch)]
+
+
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
 """What a family's whole processor tells that of pictures, whatever the model directory says."""
 
@@ -205,5 +225,6 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
     "internvl": _encode_internvl,
+    "qwen2_audio": _encode_qwen2_audio,
     "llava_onevision": _encode_llava_onevision,
 }

@@ -1,6 +1,6 @@
 """Model families, one file each behind `base.Family`.
 
-base             the interface: from a picture's or clip's size to its tokens
+base             the interface: from a picture's, clip's or audio's size to its tokens
 qwen_vl          Qwen2-VL, Qwen2.5-VL, Qwen3-VL and its mixture of experts
 qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
 timed_clips      clips for Qwen3-VL
@@ -8,6 +8,7 @@ qwen_size        to which size their pictures and frames are resized
 gemma3           Gemma 3
 internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
+qwen2_audio      Qwen2-Audio
 text             every model without media
 """
 
@@ -18,10 +19,11 @@ from types import MappingProxyType
 
 from protocol.errors import ConfigError
 from protocol.plugins import find_class
-from services.frontend.families.base import Clips, Extent, Family, Placeholder
+from services.frontend.families.base import Audio, Clips, Extent, Family, Placeholder
 from services.frontend.families.gemma3 import Gemma3
 from services.frontend.families.internvl import InternVL
 from services.frontend.families.llava_onevision import LlavaOnevision
+from services.frontend.families.qwen2_audio import Qwen2Audio
 from services.frontend.families.qwen_vl import QwenVL
 from services.frontend.families.text import Text
 from services.frontend.model_info import ModelInfo
@@ -33,6 +35,7 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
         "qwen2_5_vl": QwenVL,
         "qwen3_vl": QwenVL,
         "qwen3_vl_moe": QwenVL,
+        "qwen2_audio": Qwen2Audio,
         "gemma3": Gemma3,
         "internvl": InternVL,
         "llava_onevision": LlavaOnevision,
@@ -54,4 +57,4 @@ def load_family(info: ModelInfo, tokenizer: Tokenizer) -> Family:
     )
 
 
-__all__ = ["FAMILIES", "Clips", "Extent", "Family", "Placeholder", "load_family"]
+__all__ = ["FAMILIES", "Audio", "Clips", "Extent", "Family", "Placeholder", "load_family"]

@@ -1,4 +1,4 @@
-"""What the frontend knows of a model family: how a picture or clip becomes tokens."""
+"""What the frontend knows of a model family: how a picture, clip or audio becomes tokens."""
 
 from __future__ import annotations
 
@@ -71,6 +71,28 @@ class Clips(ABC):
         """Tokens of a clip known by the metadata its encoder reported, without its bytes."""
 
 
+class Audio(ABC):
+    """How a family takes audio; as with pictures, it must agree with transformers' own processor.
+
+    `rate`: samples a second that the model hears.
+    """
+
+    rate: int
+
+    @property
+    @abstractmethod
+    def processor(self) -> dict[str, Any]:
+        """Everything the embedding depends on besides weights and bytes."""
+
+    @abstractmethod
+    def measure(self, samples: int) -> Extent:
+        """Tokens of so many samples at `rate`; `InvalidRequest` if they are too few or too many."""
+
+    @abstractmethod
+    def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
+        """Tokens of audio known by the metadata its encoder reported, without its bytes."""
+
+
 class Family(ABC):
     """One file per family implements this; it must agree with transformers' own processor.
 
@@ -83,6 +105,11 @@ class Family(ABC):
     @abstractmethod
     def processor(self) -> dict[str, Any]:
         """Everything the embedding depends on besides weights and bytes; goes into `mm_hash`."""
+
+    @property
+    def audio(self) -> Audio | None:
+        """How audio is taken; None if the family takes none."""
+        return None
 
     @property
     def bounds(self) -> PixelBounds | None:

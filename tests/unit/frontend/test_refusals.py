@@ -30,6 +30,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> Fronts:
 
 BROKEN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 EMBEDS = {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 4, 4]}, "uuid": "ab"}
+SOUND = {"data": "AAAA", "format": "wav"}
 PART = "messages[0].content[0]"
 CLIP = f"{PART}.video_url.url"
 REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
@@ -45,7 +46,12 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"messages": user({"type": "video_url", "video_url": {"url": "x"}})}, 400, CLIP),
     ({"messages": user({"type": "video_url"})}, 400, f"{PART}.video_url"),
     ({"messages": user({"type": "video_embeds", "video_embeds": {}})}, 400, f"{PART}.uuid"),
-    ({"messages": user({"type": "input_audio", "input_audio": {}})}, 400, PART),
+    (
+        {"messages": user({"type": "input_audio", "input_audio": {}})},
+        400,
+        f"{PART}.input_audio.data",
+    ),
+    ({"messages": user({"type": "input_audio", "input_audio": SOUND})}, 400, PART),
     ({"messages": user({"type": "image_url"})}, 400, f"{PART}.image_url"),
     ({"messages": user({"type": "image_url", "image_url": None})}, 400, f"{PART}.image_url"),
     (
