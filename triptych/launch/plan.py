@@ -14,6 +14,7 @@ import triptych
 from protocol.errors import ConfigError
 from services.frontend.config import FrontendConfig
 from services.frontend.model_folder import find_model
+from services.frontend.model_info import ModelInfo
 from services.frontend.render import Frontend
 from triptych.launch.options import ServeConfig
 
@@ -55,20 +56,29 @@ class Role:
         return self.devices[number % len(self.devices)]
 
 
+def takes_media(folder: Path) -> bool:
+    """Whether the model has something to encode; errors as of `takes_pictures`."""
+    return _info_of(folder).has_media
+
+
 def takes_pictures(folder: Path) -> bool:
     """Whether the model does; `ConfigError` if it cannot be served at all."""
-    has_media = Frontend.load(FrontendConfig(model=folder)).info.has_media
+    return _info_of(folder).has_pictures
+
+
+def _info_of(folder: Path) -> ModelInfo:
+    info = Frontend.load(FrontendConfig(model=folder)).info
     if not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
         raise ConfigError(f"--model: {folder} has no weights ({', '.join(_WEIGHTS)})")
-    return has_media
+    return info
 
 
-def roles(config: ServeConfig, *, pictures: bool) -> dict[str, Role]:
+def roles(config: ServeConfig, *, media: bool) -> dict[str, Role]:
     """Encode, prefill, decode and any, in this order; a role may have no workers."""
     split = not config.num_any
     return {
         "encode": Role(
-            "encode", "services.encoder", split * config.num_e * pictures, config.encode_port,
+            "encode", "services.encoder", split * config.num_e * media, config.encode_port,
             _listed(config.gpu_e), config.gpu_memory_e,
         ),
         "prefill": Role(

@@ -54,9 +54,9 @@ def _say(line: str) -> None:
 
 def _checked_roles(config: ServeConfig) -> dict[str, Role]:
     """What to start; `ConfigError` for all that can be known before anything is started."""
-    pictures = plan.takes_pictures(find_model(config.model))
-    if not pictures:
-        _say(f"{config.model} takes no pictures: no encode worker is started.")
+    media = plan.takes_media(find_model(config.model))
+    if not media:
+        _say(f"{config.model} takes no media: no encode worker is started.")
     if config.num_any and not config.master:
         raise ConfigError("--num-any: needs a master, which says what each worker serves")
     if config.num_any and config.engine == "vllm":
@@ -67,7 +67,7 @@ def _checked_roles(config: ServeConfig) -> dict[str, Role]:
         vllm.check(config)
     elif config.engine == "triptych" and (missing := missing_for_workers()):
         raise ConfigError(missing)
-    return plan.roles(config, pictures=pictures)
+    return plan.roles(config, media=media)
 
 
 def _log_folder(config: ServeConfig) -> Path:

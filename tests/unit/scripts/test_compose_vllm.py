@@ -40,7 +40,7 @@ def test_our_commands_and_variables_are_taken() -> None:
 
 def test_workers_have_the_flags_of_triptych_serve() -> None:
     config = ServeConfig(engine="vllm")
-    parts = roles(config, pictures=True)
+    parts = roles(config, media=True)
     ours = {service.name: service.command for service in vllm_workers(config, parts)}
     for name in WORKERS:
         words, theirs = ours[f"{name}-0"], vllm_flags(name)

@@ -6,9 +6,17 @@ import pytest
 
 from protocol.errors import ConfigError
 from tests.conftest import ModelDir
-from tests.support.tiny_models import TEXT_FAMILIES, VISION_FAMILIES
+from tests.support.tiny_models import AUDIO_FAMILY, TEXT_FAMILIES, VISION_FAMILIES
 from triptych.launch.options import ServeConfig
-from triptych.launch.plan import Service, mock_workers, proxy, roles, takes_pictures, workers
+from triptych.launch.plan import (
+    Service,
+    mock_workers,
+    proxy,
+    roles,
+    takes_media,
+    takes_pictures,
+    workers,
+)
 from triptych.launch.serve import main as serve
 from triptych.launch.vllm import listings, vllm_workers
 
@@ -17,9 +25,11 @@ def value(service: Service, flag: str) -> str:
     return service.command[service.command.index(flag) + 1]
 
 
-@pytest.mark.parametrize("family", [*VISION_FAMILIES, *TEXT_FAMILIES])
+@pytest.mark.parametrize("family", [*VISION_FAMILIES, *TEXT_FAMILIES, AUDIO_FAMILY])
 def test_the_kind_of_a_model(family: str, model_dir: ModelDir) -> None:
+    """One that takes audio has encoders, and is asked nothing about pictures."""
     assert takes_pictures(model_dir(family)) == (family in VISION_FAMILIES)
+    assert takes_media(model_dir(family)) == (family not in TEXT_FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +54,7 @@ def test_a_folder_that_is_no_model_is_told_in_one_line(
 
 def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> None:
     config = ServeConfig(num_d=3, gpu_d="4,6", decode_port=2000, worker_flags="--dtype 'float32'")
-    parts = roles(config, pictures=True)
+    parts = roles(config, media=True)
     decode = [s for s in workers(config, parts) if s.name.startswith("decode")]
     urls = [f"http://127.0.0.1:{port}" for port in (2000, 2001, 2002)]
     assert [service.url for service in decode] == urls
@@ -55,21 +65,21 @@ def test_workers_have_ports_and_devices_in_turn_and_the_proxy_lists_them() -> No
 
 def test_another_variable_may_give_workers_their_devices() -> None:
     config = ServeConfig(gpu_d="4", device_platform="xpu", device_affinity_env="MY_DEVICES")
-    decode = [s for s in workers(config, roles(config, pictures=True)) if "decode" in s.name]
+    decode = [s for s in workers(config, roles(config, media=True)) if "decode" in s.name]
     assert [s.environment["MY_DEVICES"] for s in decode] == ["4"]
     assert "ZE_AFFINITY_MASK" not in decode[0].environment
 
 
 def test_a_text_model_gets_no_encode_worker() -> None:
     config = ServeConfig(num_e=2)
-    parts = roles(config, pictures=False)
+    parts = roles(config, media=False)
     assert parts["encode"].count == 0
     assert value(proxy(config, parts, "admin"), "--encode-servers-urls") == ""
 
 
 def test_without_prefill_workers_those_that_decode_do_both() -> None:
     config = ServeConfig(num_p=0, vllm="python3")
-    parts = roles(config, pictures=True)
+    parts = roles(config, media=True)
     mocked = {s.name: value(s, "--role") for s in mock_workers(config, parts)}
     assert mocked == {"encode-0": "encode", "decode-0": "prefill_decode"}
     assert [entry["role"] for entry in listings(config, parts)] == ["encode", "prefill_decode"]
@@ -79,7 +89,7 @@ def test_without_prefill_workers_those_that_decode_do_both() -> None:
 
 def test_vllm_workers_tell_of_their_events_where_the_master_listens() -> None:
     config = ServeConfig(vllm="python3", events_port=3000)
-    parts = roles(config, pictures=True)
+    parts = roles(config, media=True)
     encode, prefill, decode = vllm_workers(config, parts)
     told = listings(config, parts)
     assert [entry["url"] for entry in told] == [encode.url, prefill.url, decode.url]
@@ -95,7 +105,7 @@ def test_vllm_workers_tell_of_their_events_where_the_master_listens() -> None:
 def test_workers_of_the_role_any_stand_in_the_place_of_all_others() -> None:
     """The proxy hears of them from the master, which says what they serve."""
     config = ServeConfig(num_any=2, any_port=2000)
-    parts = roles(config, pictures=True)
+    parts = roles(config, media=True)
     started = list(workers(config, parts))
     assert [service.name for service in started] == ["any-0", "any-1"]
     assert {"services.pdfusion.any"} < set(started[0].command)
