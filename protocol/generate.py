@@ -1,10 +1,9 @@
 """Wire form of the token-in token-out call, `POST /inference/v1/generate`, and of `/encode`.
 
-The body is vLLM's (`--enable-scale-out`), with three additions: `emitted`, `deadline_s` and
-`adapter_revision`. A media
-item's grid travels where vLLM's EPD protocol has it: in `ec_transfer_params[mm_hash].metadata`; so
-do the seconds between frames of a clip, and how many tokens audio becomes, under transformers'
-names.
+The body is vLLM's (`--enable-scale-out`), with four additions: `emitted`, `deadline_s`,
+`adapter_revision` and `pooling`. A media item's grid travels where vLLM's EPD protocol has it: in
+`ec_transfer_params[mm_hash].metadata`; so do the seconds between frames of a clip, and how many
+tokens audio becomes, under transformers' names.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from protocol.bounds import (
 )
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest, ModelNotFound, TriptychError, Unavailable
+from protocol.pooling import PoolingParams
 from protocol.types import (
     EncodeItem,
     EncodeRequest,
@@ -87,6 +87,7 @@ class GenerateBody(msgspec.Struct, omit_defaults=True):
     # handle of KV on another worker, or a request to keep it
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
+    pooling: PoolingParams | None = None  # a vector or a score is wanted, and no tokens
 
 
 class AbortBody(msgspec.Struct):
@@ -169,6 +170,7 @@ def encode_generate(request: GenerateRequest, *, stream: bool) -> bytes:
         deadline_s=request.deadline_s,
         kv_transfer_params=request.kv_transfer_params,
         ec_transfer_params=params,
+        pooling=request.pooling,
     )
     return msgspec.json.encode(body)
 
@@ -209,6 +211,7 @@ def decode_generate(data: bytes) -> tuple[GenerateRequest, bool]:
         cache_salt=body.cache_salt,
         kv_transfer_params=body.kv_transfer_params,
         ec_transfer_params=body.ec_transfer_params,
+        pooling=body.pooling,
     )
     return request, body.stream
 

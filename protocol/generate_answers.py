@@ -26,6 +26,7 @@ class ChoiceBody(msgspec.Struct, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: LogprobsBody | None = None
+    pooled: bytes = b""  # as base64
 
 
 class UsageBody(msgspec.Struct):
@@ -62,6 +63,7 @@ def answer_of(outputs: list[RequestOutput], usage: UsageBody | None = None) -> G
             out.finish_reason,
             out.stop_reason,
             LogprobsBody(out.logprobs) if out.logprobs is not None else None,
+            out.pooled,
         )
         for out in outputs
     ]
@@ -111,6 +113,7 @@ def whole_answer(request: GenerateRequest, outputs: list[RequestOutput]) -> Gene
         choice.token_ids += output.token_ids
         choice.finish_reason = output.finish_reason or choice.finish_reason
         choice.stop_reason = output.stop_reason
+        choice.pooled = output.pooled or choice.pooled
         if output.logprobs:
             choice.logprobs = choice.logprobs or LogprobsBody([])
             choice.logprobs.content += output.logprobs

@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from protocol.errors import InvalidRequest
 
-Route = Literal["chat", "completions", "responses", "messages"]
+Route = Literal[
+    "chat", "completions", "responses", "messages", "embeddings", "scores", "rerank",
+    "classes", "similarity",
+]  # fmt: skip
 State = Literal["works", "refused", "harmless"]
 BOTH: tuple[Route, ...] = ("chat", "completions")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.agent_fields import AGENT_FIELDS
+from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_fields import RequestField, Route, harmless, refused, works
 
 _CHAT: tuple[Route, ...] = ("chat",)
@@ -269,4 +270,4 @@ HARMLESS = (
 
 FIELDS: tuple[RequestField, ...] = (*WORKS, *REFUSED, *HARMLESS)
 """Of chats and completions."""
-ALL_FIELDS = (*FIELDS, *AGENT_FIELDS)
+ALL_FIELDS = (*FIELDS, *AGENT_FIELDS, *POOLING_FIELDS)

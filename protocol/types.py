@@ -29,6 +29,7 @@ from protocol.bounds import (
     TopP,
 )
 from protocol.errors import ErrorInfo
+from protocol.pooling import PoolingParams
 
 Modality = Literal["image", "video", "audio"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -148,6 +149,7 @@ class GenerateRequest(msgspec.Struct, omit_defaults=True):
     # handle of KV on another worker, or a request to keep it (`protocol.refs`)
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None  # mm_hash → handle of its embeddings
+    pooling: PoolingParams | None = None  # what is wanted in place of tokens, None for tokens
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -181,6 +183,7 @@ class RequestOutput(msgspec.Struct, omit_defaults=True):
     error: ErrorInfo | None = None  # why the choice failed
     # of the prompt's tokens but the first; with the request's first output, if asked for
     prompt_logprobs: list[PositionLogprobs] | None = None
+    pooled: bytes = b""  # float32: what a pooling request is answered, see `protocol.pooling`
 
 
 class EncodeItem(msgspec.Struct, omit_defaults=True):

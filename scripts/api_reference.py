@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from protocol.agent_fields import MESSAGES, RESPONSES
+from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
@@ -16,10 +17,22 @@ _ROUTES: dict[Route, str] = {
     "completions": "completions",
     "responses": "responses",
     "messages": "messages",
+    "embeddings": "embeddings",
+    "scores": "scores",
+    "rerank": "rerank",
+    "classes": "classes",
+    "similarity": "similarity",
 }
 _AGENTS = (
     ("`POST /v1/responses`", RESPONSES),
     ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES),
+)
+_POOLING: tuple[tuple[str, Route], ...] = (
+    ("`POST /v1/embeddings`, `/v1/embeddings/dense` and `/pooling`", "embeddings"),
+    ("`POST /score` and `/v1/score`", "scores"),
+    ("`POST /rerank`, `/v1/rerank`, `/v2/rerank` and `/v1/reranker`", "rerank"),
+    ("`POST /classify` and `/v1/classifier`", "classes"),
+    ("`POST /v1/embeddings/similarity`", "similarity"),
 )
 _SECTIONS: dict[State, tuple[str, str]] = {
     "works": ("Honoured", "What it does"),
@@ -35,9 +48,10 @@ _HEAD = """\
 <!-- Made by `python -m scripts.api_reference` from protocol/request_table.py: do not edit. -->
 
 What becomes of every field of `POST /v1/chat/completions` and `POST /v1/completions`, those of
-OpenAI and of vLLM; further down of `/v1/responses` and `/v1/messages`. No field is ignored in
-silence. One that stands in none of its request's tables is refused as OpenAI does it: 400, code
-`unknown_parameter`, the field in `param`. `null` is as good as leaving a field out.
+OpenAI and of vLLM; further down of `/v1/responses` and `/v1/messages`, and of the routes of models
+that answer vectors, scores or classes instead of text ([pooling.md](pooling.md)). No field is
+ignored in silence. One that stands in none of its request's tables is refused as OpenAI does it:
+400, code `unknown_parameter`, the field in `param`. `null` is as good as leaving a field out.
 
 That is what our own workers and a proxy that renders requests do (dialect `tokens`). A proxy that
 relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the
@@ -60,6 +74,9 @@ _PASSED = """\
 A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
+
+Vectors, scores and classes of Triptych's own workers are answered by a proxy that renders (dialect
+`tokens` or `auto`), as the tables above say.
 
 Where a master knows workers of several models, a request goes to those of its `model` (a `GET`: of
 the parameter `model`), and `/v1/models` lists all models, aliases and LoRA adapters.
@@ -88,6 +105,7 @@ def render() -> str:
             _HEAD,
             *sections,
             *(_agents(title, rows) for title, rows in _AGENTS),
+            *(_agents(title, _rows_of(route)) for title, route in _POOLING),
             _PASSED,
             *_rows(PASSED),
             "",
@@ -99,6 +117,10 @@ def render() -> str:
             "",
         ]
     )
+
+
+def _rows_of(route: Route) -> list[RequestField]:
+    return [row for row in POOLING_FIELDS if route in row.routes]
 
 
 def _rows(routes: Iterable[PassedRoute]) -> list[str]:

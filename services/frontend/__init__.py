@@ -4,6 +4,7 @@ In:
 config       settings: where media may come from, limits
 render       `Frontend`: request → `RenderedRequest` (token ids, media spans, sampling, media bytes)
 model_info   what a model directory says: lengths, EOS, defaults, templates, processor options
+pooler       what it says of vectors, scores or classes that are answered instead of text
 messages     chat messages checked and sorted into template input and media
 items        media fetched, measured and named by content
 kinds        kinds of media: how a picture, a clip or audio is checked, measured and named
@@ -19,6 +20,8 @@ families     per model family: how many tokens a picture or clip becomes
 template     chat templates, as transformers renders them
 guard        special tokens in a client's text stay plain text
 chat_text    template and guard together: a request to its prompt as text
+pair_template  a query and a document as a reranker is asked about them
+pooling      requests for vectors, scores and classes to prompts
 prompt       the prompt's text to token ids, placeholders expanded
 tool_use     which tools are shown, may be called, or must be
 grammar      what an output must match; json_schema: schemas; call_grammar: calls that are forced

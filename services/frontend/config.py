@@ -91,6 +91,7 @@ class FrontendConfig:
     max_video_tokens: int = 32_768  # tokens of one clip at most
     tool_call_parser: str = AUTO  # how tool calls are read, a name of `parsing.choosing`
     reasoning_parser: str = AUTO  # how reasoning is read
+    task: str = "auto"  # what the model does, one of `protocol.pooling.TASKS`
     show_tokenizer: bool = False  # whether clients may see the tokenizer's configuration
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from protocol.keys import model_revision
+from protocol.pooling import Pooler
 
 NAMED_TOKENS = (
     "bos_token",
@@ -48,6 +49,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]  # tokens that end an output
     vocab_size: int  # token ids lie below it
     max_model_len: int  # tokens, prompt and output together
+    pooler: Pooler | None = None  # what it answers instead of text, None if it generates
 
     @property
     def model_type(self) -> str:

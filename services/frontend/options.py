@@ -7,6 +7,7 @@ from pathlib import Path
 
 from protocol.bounds import MOST_RATE
 from protocol.options import count, option, seconds, size
+from protocol.pooling import TASKS
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.model_folder import find_model
 from services.frontend.parsing.choosing import AUTO, THINKING_NAMES, TOOL_NAMES
@@ -30,6 +31,14 @@ class FrontendOptions:
         "Comma-separated names by which clients may call the model; the first one is shown in"
         " answers. Empty: the value of --model.",
         "names",
+    )
+    task: str = option(
+        "auto",
+        "What the model does. generate: text. embed: a vector for each input. score: how well a"
+        " document answers a query, by the logits of yes and no after the last token, or by an"
+        " encoder's head. classify: how likely each label of an encoder's head is. auto: as"
+        " modules.json of Sentence Transformers and the head say, text without them.",
+        choices=TASKS,
     )
     max_model_len: int = count(
         0,
@@ -199,6 +208,7 @@ class FrontendOptions:
             min_priority=self.min_priority,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
+            task=self.task,
             show_tokenizer=self.enable_tokenizer_info_endpoint,
             media=MediaConfig(
                 allow_private=self.allow_private_media,

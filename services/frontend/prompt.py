@@ -67,7 +67,10 @@ class PromptMaker:
         *,
         room: int,
         vocab_size: int,
+        answers: bool = True,
     ) -> None:
+        """`answers`: a prompt leaves room for a token of an answer."""
+        self._answers = answers
         self._tokenizer = tokenizer
         self._placeholders = placeholders
         self._room = room
@@ -75,11 +78,12 @@ class PromptMaker:
 
     def room_beside(self, num_tokens: int, param: str) -> int:
         """How many tokens are left for the answer. `InvalidRequest` if there are none."""
-        room = self._room - num_tokens
+        room = self._room - num_tokens + (not self._answers)
         if room < 1:
+            both = " for prompt and answer together" if self._answers else ""
             raise InvalidRequest(
                 f"the prompt has {num_tokens} tokens or more, the model's limit is "
-                f"{self._room} for prompt and answer together",
+                f"{self._room}{both}",
                 param=param,
                 code="context_length_exceeded",
             )

@@ -23,6 +23,8 @@ from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
+from services.frontend.pooler import with_pooler
+from services.frontend.pooling import PoolingInputs
 from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
@@ -67,19 +69,27 @@ class Frontend:
         self.tokenizer = tokenizer
         self.family = family
         placeholders = family.placeholders
+        guard = Guard([*tokenizer.special, *(p.pad for p in placeholders.values())])
         self._chat_text = ChatText(
             {name: ChatTemplate(t, info.special_tokens) for name, t in info.templates.items()},
             RequestTemplates(info.special_tokens, trusted=config.trust_request_chat_template),
-            Guard([*tokenizer.special, *(p.pad for p in placeholders.values())]),
+            guard,
             placeholders,
             Parsers(config.tool_call_parser, config.reasoning_parser),
         )
         self._items = ItemLoader(config, info, family)
         self._prompts = PromptMaker(
-            tokenizer, placeholders, room=info.max_model_len, vocab_size=info.vocab_size
+            tokenizer,
+            placeholders,
+            room=info.max_model_len,
+            vocab_size=info.vocab_size,
+            answers=info.pooler is None,
         )
         self._raw = RawPrompts(
             self._items, self._prompts, placeholders.get("image"), self._checked, self._generate
+        )
+        self.pooling = PoolingInputs(
+            info, tokenizer, self._prompts, guard, self._checked, self._generate
         )
         self.served = ServedNames(config, info.max_model_len)
         self._fingerprint = "fp_" + blake3(f"{info.name} {info.revision}".encode()).hexdigest(5)
@@ -95,6 +105,7 @@ class Frontend:
             generation_defaults=config.generation_defaults,
         )
         tokenizer = Tokenizer.load(info)
+        info = with_pooler(info, tokenizer, config.task)
         return Frontend(config, info, tokenizer, load_family(info, tokenizer))
 
     async def close(self) -> None:

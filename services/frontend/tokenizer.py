@@ -57,6 +57,13 @@ class Tokenizer:
             encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoded[0].ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts with the tokenizer's own tokens around them, and of which text
+        each is: 0 or 1. `InvalidRequest` as of `encode`."""
+        with _refusing_panics():
+            encoded = self._backend.encode(first, second)
+        return encoded.ids, encoded.type_ids
+
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool = False) -> Encoding:
         """As `encode`, with `char_to_token`: from a character's offset to its token's index."""
         with _refusing_panics():

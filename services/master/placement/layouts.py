@@ -3,6 +3,7 @@ one worker, or the little that a decode worker has not of a prompt there."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -187,6 +188,9 @@ class Layouts:
         worker. Decode workers do both where there is nobody else who fits."""
         pools = job.fleet.pools
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
+        if job.request.pooling:
+            found = (pool for pool in (prefill, combined, decode) if able(pool, job.avoid))
+            return [*itertools.islice(found, 1)]
         parts = able(prefill, job.avoid), able(decode, job.avoid)
         if self._config.enforce_disagg:
             return [None] if all(parts) and not apart(prefill, decode) else []

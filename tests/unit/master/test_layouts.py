@@ -132,3 +132,16 @@ def test_a_full_decode_worker_does_not_keep_a_prompt_to_itself() -> None:
 @pytest.mark.parametrize("policy", ["kv", "round_robin"])
 def test_other_policies_keep_prefill_apart(policy: str) -> None:
     assert place(knowing("d3", policy=policy), asking("a")).prefill is not None
+
+
+def test_what_is_not_decoded_goes_to_a_worker_that_prefills() -> None:
+    """Alone, if there is one; then to one that does both, or decodes."""
+    for roles, chosen in (
+        (("prefill", "decode", "prefill_decode"), "p0"),
+        (("decode", "prefill_decode"), "p1"),
+        (("prefill",), "p0"),
+        (("decode",), "d0"),
+    ):
+        placement = place(master(*roles), asking("a", max_tokens=1, pooling=True))
+        assert placement.prefill is None
+        assert placement.decode.instance_id == chosen

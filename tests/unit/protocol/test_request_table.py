@@ -15,6 +15,18 @@ from protocol.openai import (
     decode_chat,
     decode_completion,
 )
+from protocol.pooling_requests import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    SimilarityRequest,
+    decode_classify,
+    decode_embedding,
+    decode_rerank,
+    decode_score,
+    decode_similarity,
+)
 from protocol.request_fields import RequestField, Route
 from protocol.request_table import ALL_FIELDS
 from protocol.responses import ResponsesRequest, decode_responses
@@ -25,18 +37,33 @@ BODIES: dict[Route, dict[str, Any]] = {
     "completions": {"prompt": "x"},
     "responses": {"input": "x"},
     "messages": {"messages": TURNS, "max_tokens": 4},
+    "embeddings": {"input": "x"},
+    "classes": {"input": "x"},
+    "scores": {"text_1": "x", "text_2": "y"},
+    "rerank": {"query": "x", "documents": ["y"]},
+    "similarity": {"left": ["x"], "right": ["y"]},
 }
 STRUCTS: dict[Route, type[msgspec.Struct]] = {
     "chat": ChatCompletionRequest,
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
     "messages": MessagesRequest,
+    "embeddings": EmbeddingRequest,
+    "classes": ClassifyRequest,
+    "scores": ScoreRequest,
+    "rerank": RerankRequest,
+    "similarity": SimilarityRequest,
 }
 DECODERS: dict[Route, Callable[[bytes], msgspec.Struct]] = {
     "chat": decode_chat,
     "completions": decode_completion,
     "responses": decode_responses,
     "messages": decode_messages,
+    "embeddings": lambda data: decode_embedding(data)[0],
+    "classes": lambda data: decode_classify(data)[0],
+    "scores": lambda data: decode_score(data)[0],
+    "rerank": decode_rerank,
+    "similarity": decode_similarity,
 }
 
 

@@ -1,0 +1,187 @@
+"""Requests for vectors and scores as prompts: one for each text, or for each pair of texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatCompletionRequest, CompletionRequest
+from protocol.pooling import PoolingParams, check_task
+from protocol.pooling_requests import EmbeddingRequest, PairFields, PoolingFields, TextFields
+from protocol.types import GenerateRequest, SamplingParams
+from services.frontend.guard import Guard
+from services.frontend.model_info import ModelInfo
+from services.frontend.pair_template import PairTemplate
+from services.frontend.prompt import PromptMaker
+from services.frontend.tokenizer import Tokenizer
+
+Checked = Callable[[ChatCompletionRequest | CompletionRequest], Awaitable[SamplingParams]]
+Generate = Callable[
+    [ChatCompletionRequest | CompletionRequest, str, list[int], SamplingParams, str],
+    GenerateRequest,
+]
+_TRUNCATE = "truncate_prompt_tokens"
+
+
+class PoolingInputs:
+    """The inputs of one frontend, whose parts these are."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        prompts: PromptMaker,
+        guard: Guard,
+        checked: Checked,
+        generate: Generate,
+    ) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._pairs: PairTemplate | None = None
+        if info.pooler is not None and info.pooler.score_tokens:
+            self._pairs = PairTemplate(info.templates, info.special_tokens, guard)
+        self._checked = checked
+        self._generate = generate
+
+    def params(self, request: TextFields) -> PoolingParams:
+        """What is wanted of the pooler; `InvalidRequest` if the model does something else."""
+        if not isinstance(request, EmbeddingRequest):
+            return self._params(PoolingParams("classify"))
+        normalize = request.normalize if request.use_activation is None else request.use_activation
+        return self._params(PoolingParams("embed", request.dimensions, normalize))
+
+    def _params(self, wanted: PoolingParams) -> PoolingParams:
+        """With the width of the answer, by which a worker's is checked."""
+        pooler = self._info.pooler
+        check_task(wanted, pooler)
+        assert pooler is not None
+        return msgspec.structs.replace(wanted, dimensions=wanted.dimensions or pooler.width)
+
+    async def texts(
+        self,
+        request: TextFields,
+        wanted: PoolingParams,
+        given: Sequence[str | list[int]],
+        request_id: str,
+        param: str = "input",
+    ) -> list[GenerateRequest]:
+        """One prompt for each text or token list, in order; `param` is the field they come from.
+        `InvalidRequest` names the one at fault."""
+        plain = _plain(request)
+        sampling = await self._checked(plain)
+        several = len(given) > 1
+        made = []
+        for index, one in enumerate(given):
+            where = f"{param}[{index}]" if several else param
+            ids = await self._tokens(request, one, where)
+            name = f"{request_id}-{index}" if several else request_id
+            made.append(self._generate(plain, name, ids, sampling, where))
+            made[-1].pooling = wanted
+            await asyncio.sleep(0)  # thousands of texts: others have their turn between two
+        return made
+
+    async def pairs(
+        self, request: PairFields, pairs: Sequence[tuple[str, str]], request_id: str, param: str
+    ) -> list[GenerateRequest]:
+        """One prompt for each (query, document), in order; `param` is the field of the documents.
+        `InvalidRequest` if the model does not score."""
+        wanted, plain = self._params(PoolingParams("score")), _plain(request)
+        sampling = await self._checked(plain)
+        made = []
+        for index, (query, document) in enumerate(pairs):
+            ids, second = await self._pair(query, document, request.instruction, param)
+            made.append(self._generate(plain, f"{request_id}-{index}", ids, sampling, param))
+            made[-1].pooling = msgspec.structs.replace(wanted, second=second)
+            await asyncio.sleep(0)
+        return made
+
+    async def _pair(
+        self, query: str, document: str, instruction: str | None, param: str
+    ) -> tuple[list[int], int]:
+        """(tokens, the one with which the second text begins if the model is to be told)."""
+        num_chars = len(query) + len(document)
+        try:
+            if self._pairs is None:
+                self._prompts.room_beside(num_chars // (4 * self._tokenizer.longest), param)
+                return self._joined(query, document, instruction)
+            text = partial(self._pairs.render, query, document, instruction)
+            prompt = await self._prompts.of_chat(text, num_chars, (), add_special_tokens=False)
+        except InvalidRequest as error:
+            error.param = error.param if error.param == "instruction" else param
+            raise
+        return prompt.token_ids, 0
+
+    def _joined(self, query: str, document: str, instruction: str | None) -> tuple[list[int], int]:
+        """As a cross-encoder's tokenizer puts two texts together."""
+        if instruction is not None:
+            raise InvalidRequest("instruction: this model takes none", param="instruction")
+        ids, types = self._tokenizer.encode_pair(query, document)
+        return ids, types.index(1) if 1 in types else 0
+
+    async def _tokens(self, request: TextFields, given: str | list[int], param: str) -> list[int]:
+        kept = self._kept(request)
+        special = request.add_special_tokens is not False
+        if kept is not None and isinstance(given, str):
+            # What lies beyond is not worth tokenizing.
+            given = _cut(given, kept * self._tokenizer.longest, request.truncation_side)
+        ids = await self._prompts.of_completion(given, param, add_special_tokens=special)
+        if kept is None or len(ids) <= kept:
+            return ids
+        added = self._added() if special and isinstance(given, str) else ([], [])
+        return _shortened(ids, added, kept, request.truncation_side)
+
+    def _kept(self, request: TextFields) -> int | None:
+        """Tokens of an input that are kept, None for all."""
+        wanted, limit = request.truncate_prompt_tokens, self._info.max_model_len
+        if wanted is None:
+            if request.truncation_side is not None:
+                raise InvalidRequest(f"truncation_side needs {_TRUNCATE}", param="truncation_side")
+            return None
+        if wanted == 0 or wanted > limit:
+            raise InvalidRequest(
+                f"{_TRUNCATE} is {wanted}, it must be -1 or from 1 to the model's limit of {limit}",
+                param=_TRUNCATE,
+            )
+        return limit if wanted < 0 else wanted
+
+    def _added(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and behind every text."""
+        bare = self._tokenizer.encode("a")
+        ids = self._tokenizer.encode("a", add_special_tokens=True)
+        for start in range(len(ids) - len(bare) + 1):
+            if ids[start : start + len(bare)] == bare:
+                return ids[:start], ids[start + len(bare) :]
+        return [], []
+
+
+def _plain(request: PoolingFields) -> CompletionRequest:
+    """A completion of nothing, with what the request says to all of its prompts."""
+    return CompletionRequest(
+        prompt="",
+        model=request.model,
+        max_tokens=1,
+        temperature=0.0,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _cut(text: str, chars: int, side: str | None) -> str:
+    return text[-chars:] if side == "left" else text[:chars]
+
+
+def _shortened(
+    ids: list[int], added: tuple[list[int], list[int]], kept: int, side: str | None
+) -> list[int]:
+    """`kept` of the tokens, those that the tokenizer has `added` before and behind among them."""
+    before, behind = added
+    room = kept - len(before) - len(behind)
+    if room < 1:
+        return ids[-kept:] if side == "left" else ids[:kept]
+    text = ids[len(before) : len(ids) - len(behind)]
+    return [*before, *(text[-room:] if side == "left" else text[:room]), *behind]
