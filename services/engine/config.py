@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from connectors.config import ECConfig, KVConfig
+from protocol.pooling import Pooler
 from services.engine.speculation import Speculation
 from services.frontend.clips.limits import ClipLimits
 from services.membership.config import EventsConfig
@@ -21,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # name of the model in content keys
     revision: str  # name of the weights in content keys
     parts: tuple[Part, ...]  # parts of the model to load
+    pooler: Pooler | None = None  # what it answers instead of tokens, None if it generates
     # of weights and KV cache; auto: bfloat16 on a GPU or a CPU with instructions for it, or float32
     dtype: str = "auto"
     device: str = "auto"  # auto, cpu, cuda or cuda:N

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,12 @@ from services.engine.model.language import LanguageModel
 from services.engine.model.memory_profile import Memory, encode_peak, memory_of, step_peak
 from services.engine.model.runner import Runner
 from services.engine.model.sliced_vision import SlicedVision
+from services.engine.model.text_encoder import EncoderRunner, TextEncoder, encoder_config
 from services.engine.model.vision import VisionModel
 from services.engine.model.vouching import check_positions
 from services.engine.model.warm_up import warm_up
 from services.engine.sampling.grammar import Grammars
+from services.engine.sampling.pooler import VectorPooler
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.block_manager import BlockManager
 from services.engine.scheduling.decode_delay import DecodeDelay
@@ -52,7 +54,7 @@ from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.image_prefetch import ImagePrefetch, tokens_ahead
 from services.engine.scheduling.limits import Limits
 from services.engine.scheduling.scheduler import Scheduler
-from services.engine.scheduling.seams import Clock, Meter
+from services.engine.scheduling.seams import Clock, Drafter, Meter
 from services.engine.tier_stores import tier_stores
 from services.engine.transfers.kv_fetches import KVFetches
 from services.engine.transfers.kv_tiers import KVTiers
@@ -101,11 +103,15 @@ class VisionPart:
 def language_part(shared: Surroundings, changed: Changed, activations: int = 0) -> LanguagePart:
     """Load the model and allocate its KV pool, which leaves `activations` bytes to others.
     `changed` is told what the cache of embeddings gains and loses."""
+    if shared.config.pooler is not None and shared.config.pooler.encoder:
+        shared = replace(shared, config=encoder_config(shared.config))
     config = shared.config
     model, draft = _language_model(config), draft_language_model(config)
     shared.watch(model.module)
     layout = model.kv_layout(config.block_size)
-    capture = capture_on(config.device, enforce_eager=config.enforce_eager)
+    # What is pooled never decodes.
+    eager = config.enforce_eager or config.pooler is not None
+    capture = capture_on(config.device, enforce_eager=eager)
     num_blocks, max_model_len = _pool_size(config, model, draft, capture, activations)
     with contextlib.ExitStack() as opened:
         compatibility = _compatibility(config, layout)
@@ -133,7 +139,7 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
             msgspec.structs.replace(config, max_model_len=max_model_len),
             ModelAdmission(model, grammars, config.served_names),
             scheduler,
-            Runner(model, cache, embeddings, Sampler(config.eos_token_ids), graphs, drafter),
+            _runner(config, model, cache, embeddings, graphs, drafter),
             KVFetches(
                 kv,
                 scheduler,
@@ -161,8 +167,26 @@ def language_part(shared: Surroundings, changed: Changed, activations: int = 0) 
     )
 
 
-def _language_model(config: EngineConfig) -> LanguageModel:
+def _runner(
+    config: EngineConfig,
+    model: LanguageModel | TextEncoder,
+    cache: KVCache,
+    embeddings: EmbeddingCache,
+    graphs: DecodeGraphs | None,
+    drafter: Drafter | None,
+) -> Runner | EncoderRunner:
+    pooler = VectorPooler(config.pooler) if config.pooler is not None else None
+    if isinstance(model, TextEncoder):
+        assert pooler is not None
+        return EncoderRunner(model, pooler)
+    sampler = pooler or Sampler(config.eos_token_ids)
+    return Runner(model, cache, embeddings, sampler, graphs, drafter)
+
+
+def _language_model(config: EngineConfig) -> LanguageModel | TextEncoder:
     dtype = DTYPES[config.dtype]
+    if config.pooler is not None and config.pooler.encoder:
+        return TextEncoder(Path(config.model_dir), dtype, config.device, config.pooler)
     return LanguageModel(
         Path(config.model_dir),
         dtype,
@@ -173,12 +197,13 @@ def _language_model(config: EngineConfig) -> LanguageModel:
         max_lora_rank=config.max_lora_rank,
         quantization=config.quantization,
         kv_codes=kv_codes_of(config),
+        pooler=config.pooler,
     )
 
 
 def _pool_size(
     config: EngineConfig,
-    model: LanguageModel,
+    model: LanguageModel | TextEncoder,
     draft: LanguageModel | None,
     capture: Capture | None,
     activations: int,
@@ -193,10 +218,12 @@ def _pool_size(
     return num_blocks, max_model_len
 
 
-def _step_bytes(config: EngineConfig, model: LanguageModel, capture: Capture | None) -> int:
+def _step_bytes(
+    config: EngineConfig, model: LanguageModel | TextEncoder, capture: Capture | None
+) -> int:
     """What the largest steps take beside the weights, 0 where it is not measured."""
     memory = _profiled(config)
-    if memory is None:
+    if memory is None or isinstance(model, TextEncoder):
         return 0
     size, requests = config.block_size, config.max_num_seqs
     taken = step_peak(model, memory, size, config.max_num_batched_tokens, requests)
@@ -208,7 +235,7 @@ def _step_bytes(config: EngineConfig, model: LanguageModel, capture: Capture | N
 
 
 def _prepared(
-    model: LanguageModel,
+    model: LanguageModel | TextEncoder,
     cache: KVCache,
     capture: Capture | None,
     reserved: int,
@@ -216,6 +243,8 @@ def _prepared(
     longest: int,
 ) -> DecodeGraphs | None:
     """Compile kernels, and record decode steps of up to `most` rows, in block `reserved`."""
+    if isinstance(model, TextEncoder):
+        return None
     if model.device != "cpu":
         warm_up(model, cache, reserved, longest)
     else:
@@ -229,7 +258,7 @@ def _scheduler(
     shared: Surroundings,
     num_blocks: int,
     embeddings: EmbeddingCache,
-    model: LanguageModel,
+    model: LanguageModel | TextEncoder,
     idle: IdleBlocks,
 ) -> Scheduler:
     config = shared.config
@@ -248,6 +277,7 @@ def _scheduler(
         config.max_prefill_beside_decode,
         drafted_tokens=guesses.num_speculative_tokens if guesses else 0,
         most_drafted_for=guesses.disable_by_batch_size if guesses else 0,
+        whole_prompts=isinstance(model, TextEncoder),
     )
     return Scheduler(blocks, embeddings, limits, log=shared.log)
 

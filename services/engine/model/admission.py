@@ -8,6 +8,7 @@ from protocol.types import GenerateRequest, SamplingParams
 from services.engine.model.adapters import Adapter
 from services.engine.model.language import LanguageModel
 from services.engine.model.positions import Positions, mrope_positions, text_positions
+from services.engine.model.text_encoder import TextEncoder
 from services.engine.sampling.grammar import Grammars
 from services.engine.sampling.token_rules import restricted
 from services.engine.scheduling.request import Constraint
@@ -16,7 +17,9 @@ from services.engine.scheduling.request import Constraint
 class ModelAdmission:
     """`services.engine.scheduling.seams.Admission` of a model that is loaded."""
 
-    def __init__(self, model: LanguageModel, grammars: Grammars, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: LanguageModel | TextEncoder, grammars: Grammars, names: Sequence[str] = ()
+    ) -> None:
         """`names`: those of the model itself."""
         self._model = model
         self._names = names
@@ -26,7 +29,7 @@ class ModelAdmission:
     def positions(self, source: GenerateRequest) -> tuple[Positions, int]:
         """See `mrope_positions`; 0 for a model with one dimension."""
         length = len(source.token_ids)
-        if self._model.uses_mrope:
+        if not isinstance(self._model, TextEncoder) and self._model.uses_mrope:
             merge, per_second = self._model.merge_size, self._model.tokens_per_second
             return mrope_positions(length, source.mm_items, merge, per_second)
         return text_positions(length), 0

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from protocol.errors import ConfigError
+from protocol.pooling import Pooler
 from protocol.refs import KVGroup, KVLayout
 from services.engine.attention import paged
 from services.engine.attention.batch import PagedBatch
@@ -34,6 +35,7 @@ from services.engine.model.loader import (
 from services.engine.model.packed_linear import InputsSeen, Product, pack, packing
 from services.engine.model.probe import LayerShape, Recording
 from services.engine.model.quantization import quantize
+from services.engine.model.score_head import taken_score_head
 from services.engine.model.trial import TOLERANCE, check_codes, prompts, worst_error
 from services.engine.model.vouching import refused_by_name
 
@@ -75,12 +77,14 @@ class LanguageModel:
         max_lora_rank: int = 16,
         quantization: str = "",
         kv_codes: str = "",
+        pooler: Pooler | None = None,
     ) -> None:
         """`weight_layout`: plain, packed or auto, see `packed_linear.packing`. `fused`: layers use
         these kernels where they suit. `max_loras`: LoRA adapters
         that may be loaded, of up to `max_lora_rank`. `quantization`: see `quantize`, "" for none;
         quantized weights are not packed. `kv_codes`: what the KV cache holds, a name of
-        `kv_codes.NUMBERS`, "" for elements of `dtype`."""
+        `kv_codes.NUMBERS`, "" for elements of `dtype`. `pooler`: what is answered instead of
+        tokens: rows of `forward` are hidden states then, or logits of `score_tokens` alone."""
         paged.register()
         self.config = read_config(model_dir)
         self.text_config = self.config.get_text_config()
@@ -89,11 +93,20 @@ class LanguageModel:
         self.dtype = dtype
         self.fused_layers = 0
         self._kv_codes = kv_codes
-        self._model = load_part(model_dir, "language", dtype, device)
         self.takes_media = has_media(self.config)
-        self._text_model: Any = (
-            getattr(self._model.model, LANGUAGE_MODEL) if self.takes_media else self._model
+        self._pooler = pooler
+        self._model = load_part(
+            model_dir, "language", dtype, device, head=pooler is None or pooler.task == "score"
         )
+        # Whether what runs ends with hidden states, to which the head is applied here.
+        self._headless = self.takes_media or pooler is not None
+        self._text_model: Any = self._model
+        if self.takes_media:
+            self._text_model = getattr(self._model.model, LANGUAGE_MODEL)
+        elif self._headless:
+            self._text_model = self._model.base_model
+        score_head = taken_score_head(self._model, pooler) if pooler is not None else None
+        self._score_head: torch.nn.Module | None = None
         self._softcap = getattr(self.text_config, "final_logit_softcapping", None)
         layers = adaptable_layers(self._text_model) if max_loras else {}
         if quantization:
@@ -112,6 +125,7 @@ class LanguageModel:
             self.adapters = Adapters(layers, max_loras, max_lora_rank, dtype, device)
         with refused_by_name(self.config.model_type):
             self._try(fused)
+        self._score_head = score_head  # not before: two logits may both be near 0
 
     @property
     def module(self) -> torch.nn.Module:
@@ -159,7 +173,7 @@ class LanguageModel:
             "use_cache": False,
             "paged": paged,
         }
-        if not self.takes_media:
+        if not self._headless:
             output = self._text_model(**keywords, logits_to_keep=inputs.rows)
             return output.logits[0].float()  # type: ignore[no-any-return]
         if inputs.deepstack and inputs.media_mask is not None:
@@ -169,8 +183,12 @@ class LanguageModel:
         return self._logits(hidden[inputs.rows])
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, hidden] → float[S, vocabulary], for a model whose language part has no head."""
-        logits = self._model.lm_head(hidden).float()
+        """[S, hidden] → float[S, vocabulary], for a model whose language part has no head; where it
+        pools, float[S, hidden] or logits of the tokens that score."""
+        head = self._model.lm_head if self._pooler is None else self._score_head
+        if head is None:
+            return hidden.float()
+        logits = head(hidden).float()
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits  # type: ignore[no-any-return]
@@ -244,7 +262,7 @@ class LanguageModel:
         output = self._text_model(input_ids=ids[None], use_cache=False)
         return (
             self._logits(output.last_hidden_state[0])
-            if self.takes_media
+            if self._headless
             else (output.logits[0].float())
         )
 

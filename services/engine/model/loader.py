@@ -16,6 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
 )
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -48,8 +50,11 @@ def has_media(config: PreTrainedConfig) -> bool:
     return has_vision(config) or has_audio(config)
 
 
-def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The model of `model_dir` with only the weights of `part`, in evaluation mode.
+def load_part(
+    model_dir: Path, part: Part, dtype: torch.dtype, device: str, *, head: bool = True
+) -> PreTrainedModel:
+    """The model of `model_dir` with only the weights of `part`, in evaluation mode; a language
+    model without its head unless there is to be a `head`.
 
     `ConfigError` if the directory holds no model that transformers knows, lacks weights of the
     part, or has no such part.
@@ -59,12 +64,27 @@ def load_part(model_dir: Path, part: Part, dtype: torch.dtype, device: str) -> P
         raise ConfigError(
             f"--model: model type '{config.model_type}' of {model_dir} has no vision part"
         )
-    partial = _partial_class(_model_class(config), part)
+    partial = _partial_class(_model_class(config), part, head=head)
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     model = _with_weights(partial, model_dir, config, dtype)
     if part == "language" and has_media(config):
         # Initialization touches them (LLaVA-OneVision's image_newline), so they go last.
         model.model._parameters.clear()
+    return _moved(model, device).eval().requires_grad_(False)
+
+
+def load_text_encoder(
+    model_dir: Path, config: PreTrainedConfig, dtype: torch.dtype, device: str, *, head: bool
+) -> PreTrainedModel:
+    """A model that generates nothing, with its `head` for sequences or without any; `ConfigError`
+    as of `load_part`."""
+    mapping = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING if head else MODEL_MAPPING
+    if type(config) not in mapping:
+        raise ConfigError(f"--model: model type '{config.model_type}' has no such head")
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    # BERT's own pooler is not stored with models of vectors, and not asked for.
+    optional = () if head else ("pooler.",)
+    model = _with_weights(mapping[type(config)], model_dir, config, dtype, optional)
     return _moved(model, device).eval().requires_grad_(False)
 
 
@@ -77,8 +97,13 @@ def _quantized_by(config: PreTrainedConfig) -> str:
 
 
 def _with_weights(
-    cls: type[PreTrainedModel], model_dir: Path, config: PreTrainedConfig, dtype: torch.dtype
+    cls: type[PreTrainedModel],
+    model_dir: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    optional: tuple[str, ...] = (),
 ) -> PreTrainedModel:
+    """`optional`: how names of weights begin that may be missing."""
     method = _quantized_by(config)
     if method and not any(known.startswith(method) for known in AUTO_QUANTIZER_MAPPING):
         raise ConfigError(
@@ -96,8 +121,8 @@ def _with_weights(
         reason = str(error).strip().partition("\n")[0]
         form = f" are quantized by '{method}'" if method else " cannot be read"
         raise ConfigError(f"--model: the weights in {model_dir}{form}: {reason}") from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(optional))
+    if missing:
         raise ConfigError(
             f"--model: {model_dir} lacks {len(missing)} weights, the first is {missing[0]}"
         )
@@ -122,8 +147,10 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return mapping[type(config)]  # type: ignore[no-any-return]
 
 
-def _partial_class(cls: type[PreTrainedModel], part: Part) -> type[PreTrainedModel]:
-    """A subclass of `cls` whose instances lack the other part.
+def _partial_class(
+    cls: type[PreTrainedModel], part: Part, *, head: bool = True
+) -> type[PreTrainedModel]:
+    """A subclass of `cls` whose instances lack the other part, and the head unless it is wanted.
 
     It takes the name and module of `cls`, because transformers finds a checkpoint's key
     conversions by them.
@@ -135,6 +162,8 @@ def _partial_class(cls: type[PreTrainedModel], part: Part) -> type[PreTrainedMod
             _drop_language(self)
         elif has_media(config):
             _drop_vision(self)
+        if not head:
+            _drop_head(self)
 
     body = {
         "__init__": __init__,
@@ -146,6 +175,10 @@ def _partial_class(cls: type[PreTrainedModel], part: Part) -> type[PreTrainedMod
 
 def _drop_language(model: Any) -> None:
     setattr(model.model, LANGUAGE_MODEL, None)
+    _drop_head(model)
+
+
+def _drop_head(model: Any) -> None:
     model.lm_head = None
     model.all_tied_weights_keys = {}
 

@@ -30,6 +30,7 @@ from services.engine.model.step_tokens import (
 )
 from services.engine.model.step_upload import upload
 from services.engine.sampling.drafts import checked
+from services.engine.sampling.pooler import VectorPooler
 from services.engine.sampling.prompt_logprobs import score_prompts, scored_rows
 from services.engine.sampling.sampler import Sampler
 from services.engine.scheduling.chunks import Chunk
@@ -49,7 +50,7 @@ class Runner:
         model: LanguageModel,
         cache: KVCache,
         embeddings: EmbeddingCache,
-        sampler: Sampler,
+        sampler: Sampler | VectorPooler,
         graphs: DecodeGraphs | None = None,
         drafter: Drafter | None = None,
     ) -> None:
@@ -67,7 +68,7 @@ class Runner:
     def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
         """Compute the chunks' tokens; one sampled token for each choice that reached its end, and a
         failure for each choice of a chunk that cannot be computed."""
-        return contained(self._run, chunks, _failed)
+        return contained(self._run, chunks, failed_chunk)
 
     def fence(self) -> Fence | None:
         """See `services.engine.scheduling.seams.Runner`."""
@@ -186,7 +187,8 @@ def _groups(
     )
 
 
-def _failed(chunk: Chunk, error: TriptychError) -> list[Sampled]:
+def failed_chunk(chunk: Chunk, error: TriptychError) -> list[Sampled]:
+    """For each choice that the chunk would have served."""
     choices = dict.fromkeys((chunk.request, *chunk.samplers))
     return [Sampled(choice, [], failure=error) for choice in choices]
 

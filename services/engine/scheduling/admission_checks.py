@@ -8,6 +8,7 @@ from collections.abc import Callable
 from protocol.errors import InvalidRequest
 from protocol.generate_answers import check_spans
 from protocol.keys import BlockKeyChain, root_key
+from protocol.pooling import check_task
 from protocol.refs import KVRef, has_remote_prefill, wants_remote_decode
 from protocol.types import GenerateRequest
 from protocol.vocabulary import check_request
@@ -57,8 +58,16 @@ class AdmissionChecks:
 
     def _check_tokens(self, source: GenerateRequest) -> None:
         check_request(source, self._model.vocabulary)
+        check_task(source.pooling, self._config.pooler)
         limit = self._config.max_model_len
-        if len(source.token_ids) + source.sampling.max_tokens > limit:
+        if source.pooling is not None:
+            if len(source.token_ids) > limit:
+                raise InvalidRequest(
+                    f"input of {len(source.token_ids)} tokens exceeds the limit of {limit} tokens",
+                    param="token_ids",
+                    code="context_length_exceeded",
+                )
+        elif len(source.token_ids) + source.sampling.max_tokens > limit:
             raise InvalidRequest(
                 f"prompt of {len(source.token_ids)} tokens and max_tokens "
                 f"{source.sampling.max_tokens} exceed the limit of {limit} tokens",

@@ -265,6 +265,7 @@ class GenerateCore:
             logprobs[:count] if logprobs else None,
             reason,
             stop,
+            pooled=sampled.pooled,
         )
         if first:
             self._count_prompt(request, output)

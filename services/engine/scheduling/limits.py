@@ -35,6 +35,8 @@ class Limits:
     is 0.6 MB for a vocabulary of 150,000 tokens."""
     drafted_tokens: int = 0
     """Tokens that may be guessed for a request in a step in which it decodes."""
+    whole_prompts: bool = False
+    """A prompt runs in one chunk (its tokens see one another in both directions)."""
     most_drafted_for: int = 0
     """Requests in a step beyond which none are guessed: the step is busy with them."""
 

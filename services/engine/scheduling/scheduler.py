@@ -184,6 +184,8 @@ class Scheduler:
         start = request.num_computed
         known = len(request.tokens) - (not request.may_sample)
         end = min(known, start + budget)
+        if self.limits.whole_prompts and end < known:
+            return 0
         for item in request.items_in(start, end):
             if not self.embeddings.ready(item.mm_hash):
                 end = max(start, item.offset)

@@ -29,13 +29,15 @@ Clock = Callable[[], float]
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The tokens one choice gained in a step, one for each step that its chunk stands for, and
-    those of `drafted` guessed ones that were right; with a `failure`, why it cannot gain any."""
+    those of `drafted` guessed ones that were right; with a `failure`, why it cannot gain any.
+    `pooled`: the answer to a request that wants no tokens, see `protocol.pooling`."""
 
     request: Request
     token_ids: list[int]
     logprobs: list[PositionLogprobs] | None = None
     failure: TriptychError | None = None
     drafted: int = 0
+    pooled: bytes = b""
 
 
 class Runner(Protocol):

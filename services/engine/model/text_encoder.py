@@ -1,0 +1,148 @@
+"""Encoders such as BERT: whole texts at once, in both directions, without a KV cache.
+
+The engine's books are kept as for any other model, over blocks that hold next to nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from connectors.kv.base import Fence
+from protocol.errors import ConfigError
+from protocol.pooling import Pooler
+from protocol.refs import KVGroup, KVLayout
+from services.engine.config import EngineConfig
+from services.engine.containment import contained
+from services.engine.model.embedding_layout import EmbeddingLayout
+from services.engine.model.loader import load_text_encoder, parameter_bytes, read_config
+from services.engine.model.runner import failed_chunk
+from services.engine.model.step_fence import fence_on
+from services.engine.sampling.pooler import VectorPooler
+from services.engine.scheduling.chunks import Chunk
+from services.engine.scheduling.seams import Sampled
+
+_UNLIKE = 2  # a text that is so many times shorter is not padded to another's length
+_TYPES = "token_type_ids"
+
+
+def encoder_config(config: EngineConfig) -> EngineConfig:
+    """With steps that take any whole input, and nothing kept of one. `ConfigError` names a flag
+    that such a model does not take."""
+    if config.quantization:
+        raise ConfigError("--quantization: not for encoders of text")
+    blocks = -(-config.max_model_len // config.block_size) * config.max_num_seqs
+    return msgspec.structs.replace(
+        config,
+        prefix_caching=False,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_model_len),
+        num_blocks=blocks,
+        kv_host_bytes=0,
+        kv_disk_bytes=0,
+        kv_cache_dtype="auto",
+    )
+
+
+class TextEncoder:
+    """Weights, and what the engine asks of a model."""
+
+    uses_mrope = takes_media = bidirectional_media = False
+    adapters = None
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, pooler: Pooler) -> None:
+        """`ConfigError` if the directory holds no such model."""
+        self.config = read_config(model_dir)
+        self.text_config = self.config.get_text_config()
+        self.device, self.dtype = device, dtype
+        self._pooler = pooler
+        headed = pooler.task != "embed"
+        self._model: Any = load_text_encoder(model_dir, self.config, dtype, device, head=headed)
+        self._typed = _TYPES in inspect.signature(self._model.forward).parameters
+        self._padding = int(getattr(self.config, "pad_token_id", 0) or 0)
+        self.parameter_bytes = parameter_bytes(self._model)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._model  # type: ignore[no-any-return]
+
+    @property
+    def embedding_layout(self) -> EmbeddingLayout:
+        """Of pictures, which there are none of."""
+        return EmbeddingLayout(1, 0, self.dtype, self.device)
+
+    def kv_layout(self, block_size: int) -> KVLayout:
+        """Of blocks that are only counted."""
+        name = str(self.dtype).removeprefix("torch.")
+        return KVLayout((KVGroup((0,), 1, 1, 1, 0),), block_size, name)
+
+    def rows(self, inputs: Sequence[Sequence[int]], seconds: Sequence[int]) -> torch.Tensor:
+        """float[B, hidden], or logits of the head, of each input. `seconds`: with which token the
+        second text of a pair begins, 0 for none."""
+        lengths = torch.tensor([len(one) for one in inputs])
+        width = int(lengths.max())
+        ids = torch.tensor([[*one, *[self._padding] * (width - len(one))] for one in inputs])
+        place = torch.arange(width).expand(len(inputs), width)
+        mask = place < lengths[:, None]
+        keywords = {"input_ids": ids.to(self.device), "attention_mask": mask.long().to(self.device)}
+        if self._typed:
+            starts = torch.tensor(seconds)[:, None]
+            types = (starts > 0) & (place >= starts) & mask
+            keywords[_TYPES] = types.long().to(self.device)
+        output = self._model(**keywords)
+        if self._pooler.task != "embed":
+            return output.logits  # type: ignore[no-any-return]
+        return self._pooled(output.last_hidden_state.float(), mask.to(self.device))
+
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """hidden [B, T, H], mask bool[B, T] → [B, H]."""
+        if self._pooler.pooling == "cls":
+            return hidden[:, 0]
+        weights = mask[..., None].to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1)
+
+
+class EncoderRunner:
+    """`services.engine.scheduling.seams.Runner` whose chunks are whole inputs."""
+
+    def __init__(self, model: TextEncoder, pooler: VectorPooler) -> None:
+        self._model = model
+        self._pooler = pooler
+
+    def run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """An answer for each chunk, or its failure."""
+        return contained(self._run, chunks, failed_chunk)
+
+    def fence(self) -> Fence | None:
+        """See `services.engine.scheduling.seams.Runner`."""
+        return fence_on(self._model.device)
+
+    @torch.inference_mode()
+    def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        made: list[Sampled] = []
+        for group in _alike(chunks):
+            seconds = [_second(chunk) for chunk in group]
+            rows = self._model.rows([chunk.token_ids for chunk in group], seconds)
+            made += self._pooler.sample(rows.float(), [chunk.request for chunk in group])
+        return made
+
+
+def _second(chunk: Chunk) -> int:
+    wanted = chunk.request.source.pooling
+    return wanted.second if wanted is not None else 0
+
+
+def _alike(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Groups of about one length, so that little is computed for padding."""
+    group: list[Chunk] = []
+    for chunk in sorted(chunks, key=lambda one: -one.count):
+        if group and group[0].count > _UNLIKE * chunk.count:
+            yield group
+            group = []
+        group.append(chunk)
+    if group:
+        yield group

@@ -1,0 +1,50 @@
+"""From what a model's last layer says of the last token to a vector or a score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from protocol.errors import InternalError
+from protocol.pooling import Pooler, PoolingParams, packed
+from services.engine.scheduling.request import Request
+from services.engine.scheduling.seams import Sampled
+
+
+class VectorPooler:
+    """Stands where a model that generates has its `Sampler`."""
+
+    def __init__(self, pooler: Pooler) -> None:
+        self._pooler = pooler
+
+    def sample(
+        self, rows: torch.Tensor, requests: Sequence[Request], ahead: Sequence[int] = ()
+    ) -> list[Sampled]:
+        """rows float32[S, width of the head], one for each request: hidden states after the last
+        norm for vectors, else logits of the head. One that is not finite is a failure."""
+        made = self._activated(rows.float()).cpu()
+        return [self._answered(request, row) for request, row in zip(requests, made, strict=True)]
+
+    def _activated(self, rows: torch.Tensor) -> torch.Tensor:
+        """float[S, width of the head] → float[S, width of the answer]."""
+        pooler = self._pooler
+        if pooler.score_tokens:
+            return torch.softmax(rows, dim=-1)[:, :1]  # how likely yes is of the two
+        if pooler.activation == "softmax":
+            return torch.softmax(rows, dim=-1)
+        return torch.sigmoid(rows) if pooler.activation == "sigmoid" else rows
+
+    def _answered(self, request: Request, row: torch.Tensor) -> Sampled:
+        wanted = request.source.pooling
+        assert wanted is not None
+        vector = row[: wanted.dimensions]
+        if self._normalizes(wanted):
+            vector = torch.nn.functional.normalize(vector, dim=0)
+        if not bool(torch.isfinite(vector).all()):
+            error = InternalError("the model's answer to this input is not a finite number")
+            return Sampled(request, [], failure=error)
+        return Sampled(request, [], pooled=packed(vector.tolist()))
+
+    def _normalizes(self, wanted: PoolingParams) -> bool:
+        return self._pooler.normalize if wanted.normalize is None else wanted.normalize
