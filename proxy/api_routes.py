@@ -15,7 +15,7 @@ from proxy.fleet.admin_api import NamedWorker
 from proxy.page import routes as page
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 from services.http.api_bodies import OBJECT, Bodies, Table
-from services.http.api_routes import GENERATING, INFORMING, SERVING
+from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 
 
 class RelayedCompletion(msgspec.Struct):
@@ -89,8 +89,10 @@ _RELAYED: Table = MappingProxyType(
 )
 
 
-def bodies_of(*, renders: bool) -> Table:
-    """Of a proxy that renders requests, or of one that relays them all."""
+def bodies_of(*, renders: bool, pools: bool = False) -> Table:
+    """Of a proxy that renders requests, those for vectors and scores too if it `pools`, or of one
+    that relays them all."""
     if renders:
-        return {**_RELAYED, **GENERATING, **INFORMING, **_OWN}
+        passed = {**_RELAYED, **POOLING} if pools else {**POOLING, **_RELAYED}
+        return {**passed, **GENERATING, **INFORMING, **_OWN}
     return {**_RELAYED, **_OWN}

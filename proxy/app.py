@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import RequestAborted, TriptychError
 from protocol.openai import BATCH_PATH, CHAT_PATH, COMPLETIONS_PATH
+from protocol.pooling_requests import POOLING_PATHS
 from protocol.responses import RESPONSES_PATH
 from protocol.rtp_requests import RAW_PATH
 from proxy.api_routes import bodies_of
@@ -35,6 +36,7 @@ from services.http.anthropic import messaging
 from services.http.api_docs import described
 from services.http.browsers import for_browsers
 from services.http.openai import Service, generating
+from services.http.pooling import pooling
 from services.http.records import Recorded
 from services.http.responses import responding
 from services.http.rtp_frontend import ALIAS_PATH, rtp_frontend
@@ -66,7 +68,7 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         async with gateway.beside():
             yield
 
-    bodies = bodies_of(renders=gateway.frontend is not None)
+    bodies = bodies_of(renders=gateway.frontend is not None, pools=pools(gateway))
     app = described("Triptych proxy", version(), bodies, lifespan)
     if gateway.frontend is not None:
         service = service_of(gateway, gateway.frontend)
@@ -74,6 +76,8 @@ def create_app(gateway: Gateway, siblings: Siblings | None = None) -> FastAPI:
         app.include_router(messaging(service))
         app.include_router(responding(service, gateway.config.response_store_bytes))
         app.include_router(rtp_frontend(service))
+        if pools(gateway):
+            app.include_router(pooling(service))
         app.include_router(informing(gateway.frontend, gateway.in_flight.counted, gateway.bodies))
     else:
         app.include_router(passthrough.relayed())
@@ -105,7 +109,8 @@ def served(gateway: Gateway, access: Access, siblings: Siblings | None = None) -
     """The application behind its keys and the rules for browsers; whatever it answers, refusals
     too, has an id and is recorded."""
     app = for_browsers(gated(create_app(gateway, siblings), access), gateway.config)
-    return errors.RequestIdHeader(Recorded(app, GENERATING_PATHS, gateway.over, gateway.begun))
+    paths = (*GENERATING_PATHS, *(POOLING_PATHS if pools(gateway) else ()))
+    return errors.RequestIdHeader(Recorded(app, paths, gateway.over, gateway.begun))
 
 
 def service_of(gateway: Gateway, frontend: Frontend) -> Service:
@@ -118,6 +123,15 @@ def service_of(gateway: Gateway, frontend: Frontend) -> Service:
         bodies=gateway.bodies,
         timeout_s=gateway.config.request_timeout,
     )
+
+
+def pools(gateway: Gateway) -> bool:
+    """Whether vectors and scores are answered here: by a model that has them, or with an error by
+    one whose workers are none of another engine, which may have others."""
+    frontend = gateway.frontend
+    if frontend is None:
+        return False
+    return frontend.info.pooler is not None or gateway.config.dialect == "tokens"
 
 
 def able(gateway: Gateway) -> bool:

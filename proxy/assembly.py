@@ -45,7 +45,8 @@ def make_gateway(
     config: ProxyConfig, frontend: Frontend | None, client: UpstreamClient, masters: UpstreamClient
 ) -> Gateway:
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
-    fleet = make_fleet(config)
+    pools = frontend is not None and frontend.info.pooler is not None
+    fleet = make_fleet(config, pools=pools)
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
     if frontend is not None:
@@ -151,8 +152,9 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
     return OwnView(fleet, admission)
 
 
-def make_fleet(config: ProxyConfig) -> Fleet:
-    """`ConfigError` if nobody decodes, and nobody could tell of anybody."""
+def make_fleet(config: ProxyConfig, *, pools: bool = False) -> Fleet:
+    """`ConfigError` if nobody decodes, and nobody could tell of anybody. A model that `pools` needs
+    only workers that prefill."""
     fleet = Fleet.from_urls(
         config.encode_servers_urls,
         config.prefill_servers_urls,
@@ -162,6 +164,8 @@ def make_fleet(config: ProxyConfig) -> Fleet:
     name_consumers(fleet, config)
     fleet.force_dialect(config.dialect)
     named = fleet.decode or any(name.role == "decode" for name in names_of(config))
+    if pools:
+        named = named or fleet.prefill or any(name.role == "prefill" for name in names_of(config))
     if not named and not config.master_url and not config.admin_api_key:
         raise ConfigError(
             "--decode-servers-urls: at least one worker is needed, or --master-url, or an "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from protocol.generate import check_ec_params
+from protocol.pooling import check_task
 from protocol.request_record import RequestRecord
 from protocol.types import GenerateRequest, RequestOutput
 from proxy.admission import InFlight
@@ -66,7 +67,10 @@ class Gateway:
         self.bodies = Bodies(self.config.max_body_bytes, self.config.max_received_bytes)
 
     def run(self, rendered: RenderedRequest) -> AsyncGenerator[list[RequestOutput], None]:
-        """Outputs of a rendered request; closing the generator ends all its stages."""
+        """Outputs of a rendered request; closing the generator ends all its stages.
+        `InvalidRequest` if the model does not do what it asks for."""
+        if self.frontend is not None:
+            check_task(rendered.generate.pooling, self.frontend.info.pooler)
         request, output = self._allowed(rendered.generate), rendered.output
         record = rendered.record
         record.streamed = output.stream

@@ -66,7 +66,9 @@ class MasterPlanner:
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load(self._fleet, need.max_tokens, state.avoid, need.wanted_model)
+        return by_load(
+            self._fleet, need.max_tokens, state.avoid, need.wanted_model, pooling=need.pooling
+        )
 
     def _names_no_model(self, error: TriptychError) -> bool:
         """Whether the request is wrong; of one model the workers may know further names."""
@@ -100,6 +102,7 @@ class MasterPlanner:
             avoid=list({i.instance_id for i in state.avoid if i.instance_id}),
             debug=state.record.explained,
             predicted=need.predicted,
+            pooling=need.pooling,
         )
 
     def _block_size(self) -> int:

@@ -54,4 +54,5 @@ def need_of(wanted: GenerateRequest, names: ModelNames) -> Need:
         keys,
         wanted.model if adapted else names.served,
         adapted=adapted,
+        pooling=wanted.pooling is not None,
     )

@@ -27,7 +27,9 @@ class OwnView:
         self.admission = admission
 
     async def place(self, state: RequestState, need: Need) -> Plan:
-        return by_load(self._fleet, need.max_tokens, state.avoid, need.wanted_model)
+        return by_load(
+            self._fleet, need.max_tokens, state.avoid, need.wanted_model, pooling=need.pooling
+        )
 
     def stage_over(
         self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
@@ -42,16 +44,22 @@ class OwnView:
 
 
 def by_load(
-    fleet: Fleet, max_tokens: int, avoid: Sequence[Instance], model: str | None = None
+    fleet: Fleet,
+    max_tokens: int,
+    avoid: Sequence[Instance],
+    model: str | None = None,
+    *,
+    pooling: bool = False,
 ) -> Plan:
     """The least loaded workers, of which one can take the other's KV; if all of one stage are down,
     or have failed the request, or none fits, those of the other do both. `model`: as a request
-    names it, where the fleet may have several."""
+    names it, where the fleet may have several. With `pooling` nothing is decoded: prefill workers
+    come first."""
     decoding, prefilling = (fleet.usable(role, avoid, model) for role in _COMPUTING)
     if not (decoding or prefilling):
         raise fleet.no_worker("decode", model)
     fresh = [one for one in prefilling if one not in avoid]
-    if not decoding or (fresh and all(one in avoid for one in decoding)):
+    if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
         return Plan(fleet.lightest(fresh or prefilling))
     decode = fleet.lightest(decoding)
     if max_tokens == 1:

@@ -24,6 +24,7 @@ class Need:
     `keys`: short keys of the prompt's full blocks, given the block size in tokens.
     `model`: the name that clients use, for masters that serve several.
     `adapted`: `model` is a LoRA adapter.
+    `pooling`: the answer has no tokens, so that nothing is decoded.
     `predicted`: keys are over message parts, since this proxy cannot render the prompt.
     """
 
@@ -35,6 +36,7 @@ class Need:
     model: str = ""
     predicted: bool = False
     adapted: bool = False
+    pooling: bool = False
 
     @property
     def wanted_model(self) -> str | None:

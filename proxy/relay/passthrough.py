@@ -14,6 +14,8 @@ from fastapi import APIRouter, Request, Response
 from protocol.anthropic import MESSAGES_PATH
 from protocol.errors import InvalidRequest, RequestAborted, TriptychError
 from protocol.openai import CHAT_PATH, COMPLETIONS_PATH
+from protocol.pooling import PoolingParams, check_task
+from protocol.pooling_requests import POOLING_PATHS
 from protocol.responses import RESPONSES_PATH
 from proxy.fleet.worker import Instance
 from proxy.gateway import Gateway
@@ -66,6 +68,14 @@ class Passing:
                 return await self._answer(request, passed, deadline)
             except Refused as refused:
                 return self._refused(refused)
+            except NoRoute:
+                self._check_pools(route)
+                raise
+
+    def _check_pools(self, route: PassedRoute) -> None:
+        """`InvalidRequest` for vectors and scores where the model that is served here has none."""
+        if route.path in POOLING_PATHS and self._gateway.frontend is not None:
+            check_task(PoolingParams(), self._gateway.frontend.info.pooler)
 
     async def answer_stored(self, route: PassedRoute, request: Request) -> Response:
         """What the worker that has a stored response says. One that this proxy does not remember

@@ -41,6 +41,8 @@ class TokensStages:
     def run(self, attempt: Attempt) -> Steps:
         """Outputs that the client has not had. Closing the generator ends every stage."""
         plan = attempt.plan
+        if attempt.wanted.pooling is not None:
+            return self._pooled(attempt, plan.prefill or plan.decode)
         if plan.prefill is None:
             return self._aggregated(attempt, plan.decode)
         return self._split(attempt, plan.prefill, plan.decode)
@@ -54,6 +56,12 @@ class TokensStages:
             while outputs:
                 yield outputs
                 outputs = await anext(steps, [])
+
+    async def _pooled(self, attempt: Attempt, worker: Instance) -> Steps:
+        """E+P: the answer is what one worker makes of the prompt."""
+        async with self._encoding(attempt) as encoding:
+            outputs = await unless_failed(self._calls.pooled(attempt, worker), encoding)
+        yield outputs
 
     async def _split(self, attempt: Attempt, prefill: Instance, decode: Instance) -> Steps:
         """E+P+D: the first token comes from prefill, the rest from decode."""

@@ -103,16 +103,36 @@ class WorkerCalls:
             emitted={},
             deadline_s=attempt.state.left_s,
         )
-        body = encode_generate(wanted, stream=False)
-        patience = self._patience(attempt, worker, self._times.prefill_s)
         call = self._dispatch.calling(attempt.state, worker, "prefill")
         with call:
-            headers = traced(_JSON, attempt.state.record)
-            data = await self._client.post(worker.url + GENERATE_PATH, body, headers, patience)
-            answer = _parsed(data, worker, wanted)
+            answer = await self._whole(attempt, worker, wanted)
             outputs = self._prefilled(attempt, worker, wanted, answer)
         attempt.prefill_s = call.elapsed_s
         return outputs, answer.kv_transfer_params
+
+    async def pooled(self, attempt: Attempt, worker: Instance) -> list[RequestOutput]:
+        """The answer to a request that wants no tokens."""
+        wanted = msgspec.structs.replace(attempt.wanted, deadline_s=attempt.state.left_s)
+        assert wanted.pooling is not None
+        with self._dispatch.calling(attempt.state, worker, "prefill"):
+            outputs = _outputs_of(await self._whole(attempt, worker, wanted))
+            choices = attempt.state.choices(wanted)
+            choices.most = 0
+            choices.take(outputs)
+            size = 4 * (wanted.pooling.dimensions or 1)
+            if not choices.complete or any(len(one.pooled) != size for one in outputs):
+                raise UpstreamError(f"{worker.url} did not answer the vector that was asked for")
+        return outputs
+
+    async def _whole(
+        self, attempt: Attempt, worker: Instance, wanted: GenerateRequest
+    ) -> GenerateAnswer:
+        """An answer that is not streamed, within the time of a prefill."""
+        body = encode_generate(wanted, stream=False)
+        patience = self._patience(attempt, worker, self._times.prefill_s)
+        headers = traced(_JSON, attempt.state.record)
+        data = await self._client.post(worker.url + GENERATE_PATH, body, headers, patience)
+        return _parsed(data, worker, wanted)
 
     def _prefilled(
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, answer: GenerateAnswer
@@ -198,6 +218,7 @@ def _outputs_of(answer: GenerateAnswer) -> list[RequestOutput]:
             choice.finish_reason,
             choice.stop_reason,
             cached,
+            pooled=choice.pooled,
         )
         for choice in answer.choices
     ]

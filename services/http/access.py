@@ -32,7 +32,7 @@ _FLEET_HEADER = HEADER.encode()
 _DETAILS = ("/health", "/metrics")
 _FOR_CLIENTS = (
     "/", "/chat/completions", "/chat/render", "/tokenizer/encode", "/tokenize", "/detokenize",
-    "/tokenizer_info", *_DETAILS,
+    "/tokenizer_info", "/pooling", "/classify", "/score", "/rerank", "/v2/rerank", *_DETAILS,
 )  # fmt: skip
 LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _FOR_OPERATORS = (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)

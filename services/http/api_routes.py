@@ -22,6 +22,31 @@ from protocol.openai_answers import (
     ModelList,
     TextCompletion,
 )
+from protocol.pooling_answers import (
+    ClassList,
+    EmbeddingList,
+    PooledList,
+    RankedDocuments,
+    RtpClasses,
+    RtpRankedDocuments,
+    ScoreList,
+    Similarity,
+)
+from protocol.pooling_requests import (
+    CLASSIFY_BODY,
+    CLASSIFY_PATH,
+    EMBEDDING_BODY,
+    EMBEDDINGS_PATHS,
+    POOLING_PATH,
+    RERANK_BODY,
+    RERANK_PATHS,
+    RTP_CLASSIFY_PATH,
+    RTP_RERANK_PATH,
+    SCORE_BODY,
+    SCORE_PATHS,
+    SIMILARITY_BODY,
+    SIMILARITY_PATH,
+)
 from protocol.responses import RESPONSES_BODY, RESPONSES_PATH
 from protocol.responses_answers import DeletedResponse, InputItems, ResponseAnswer, ResponseEvent
 from protocol.rtp_requests import RAW_PATH
@@ -65,6 +90,25 @@ GENERATING: Table = MappingProxyType(
     }
 )
 """Routes that need a model that generates."""
+POOLING: Table = MappingProxyType(
+    {
+        **{
+            f"POST {path}": Bodies(EmbeddingList, EMBEDDING_BODY, fields="embeddings")
+            for path in EMBEDDINGS_PATHS
+        },
+        f"POST {POOLING_PATH}": Bodies(PooledList, EMBEDDING_BODY, fields="embeddings"),
+        f"POST {CLASSIFY_PATH}": Bodies(ClassList, CLASSIFY_BODY, fields="classes"),
+        f"POST {RTP_CLASSIFY_PATH}": Bodies(RtpClasses, CLASSIFY_BODY, fields="classes"),
+        f"POST {RTP_RERANK_PATH}": Bodies(RtpRankedDocuments, RERANK_BODY, fields="rerank"),
+        f"POST {SIMILARITY_PATH}": Bodies(Similarity, SIMILARITY_BODY, fields="similarity"),
+        **{f"POST {path}": Bodies(ScoreList, SCORE_BODY, fields="scores") for path in SCORE_PATHS},
+        **{
+            f"POST {path}": Bodies(RankedDocuments, RERANK_BODY, fields="rerank")
+            for path in RERANK_PATHS
+        },
+    }
+)
+"""Routes that need a model of vectors or scores."""
 INFORMING: Table = MappingProxyType(
     {
         "GET /v1/models": Bodies(ModelList),

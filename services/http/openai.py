@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -35,6 +36,7 @@ from services.http.streams import EventStream, while_connected
 
 JSON = "application/json"
 _PROMPTS_AT_ONCE = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Service:
         """A chat request, read, checked and rendered; `RequestAborted` if the client has left.
         `decode`: the chat in the request's body."""
         deadline = deadline_of(request.headers, self.timeout_s)
-        async with self._body(request, deadline) as body:
+        async with self.body(request, deadline) as body:
             wanted = decode(body)
             name = request_id(request, wanted.request_id)
             render = self.frontend.render_chat(wanted, request_id=name, caller=caller_of(request))
@@ -69,7 +71,7 @@ class Service:
     async def rendered_batch(self, request: Request) -> list[RenderedRequest]:
         """The chats of a batch."""
         deadline = deadline_of(request.headers, self.timeout_s)
-        async with self._body(request, deadline) as body:
+        async with self.body(request, deadline) as body:
             wanted, caller = decode_batch(body), caller_of(request)
             name = request_id(request, wanted[0].request_id)
             with record_of(request.scope).during("render"):
@@ -85,7 +87,7 @@ class Service:
 
     async def rendered_completion(self, request: Request) -> list[RenderedRequest]:
         deadline = deadline_of(request.headers, self.timeout_s)
-        async with self._body(request, deadline) as body:
+        async with self.body(request, deadline) as body:
             wanted = decode_completion(body)
             name = request_id(request, wanted.request_id)
             render = self.frontend.render_completion(wanted, request_id=name)
@@ -94,7 +96,7 @@ class Service:
         return [with_caller(prompt, request, deadline) for prompt in prompts]
 
     @contextlib.asynccontextmanager
-    async def _body(self, request: Request, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+    async def body(self, request: Request, deadline: Deadline) -> AsyncGenerator[bytes, None]:
         """The request's body, counted until it has been rendered."""
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -140,21 +142,7 @@ class Service:
         return EventStream(_after(first, events), deadline=deadline)
 
     async def _wholes(self, prompts: list[RenderedRequest], deadline: Deadline) -> list[Answer]:
-        """A few at once; the first failure ends them all."""
-        room = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-
-        async def work(prompt: RenderedRequest) -> Answer:
-            async with room:
-                return await self._whole(
-                    replace(prompt, generate=deadline.bounding(prompt.generate))
-                )
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(work(prompt)) for prompt in prompts]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await at_once(prompts, self._whole, deadline, _PROMPTS_AT_ONCE)
 
     async def _whole(self, rendered: RenderedRequest) -> Answer:
         return await self.answering(rendered).whole(self.run(rendered))
@@ -166,6 +154,27 @@ class Service:
             self.frontend.tokenizer,
             stop_choice=lambda index: self.stop_choice(rendered, index),
         )
+
+
+async def at_once(
+    prompts: Sequence[RenderedRequest],
+    work: Callable[[RenderedRequest], Awaitable[_T]],
+    deadline: Deadline,
+    most: int,
+) -> list[_T]:
+    """What `work` makes of each prompt, `most` at a time; the first failure ends them all."""
+    room = asyncio.Semaphore(most)
+
+    async def one(prompt: RenderedRequest) -> _T:
+        async with room:
+            return await work(replace(prompt, generate=deadline.bounding(prompt.generate)))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in prompts]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def generating(service: Service) -> APIRouter:

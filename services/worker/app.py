@@ -16,7 +16,7 @@ from services.http import errors
 from services.http.admin import log_levels
 from services.http.api_bodies import OBJECT, Bodies, Table
 from services.http.api_docs import described
-from services.http.api_routes import GENERATING, INFORMING, SERVING
+from services.http.api_routes import GENERATING, INFORMING, POOLING, SERVING
 from services.http.bodies import read_body
 from services.http.process_state import process_state
 from services.http.rtp_health import rtp_health
@@ -31,6 +31,7 @@ _MAX_CONTROL_BODY = 16 << 20
 _BODIES: Table = MappingProxyType(
     {
         **GENERATING,
+        **POOLING,
         **INFORMING,
         **SERVING,
         f"POST {GENERATE_PATH}": Bodies(GenerateAnswer, GenerateBody, GenerateAnswer),

@@ -24,6 +24,7 @@ from services.frontend.render import RenderedRequest
 from services.http.anthropic import messaging
 from services.http.counting import counted
 from services.http.openai import JSON, Service, generating
+from services.http.pooling import pooling
 from services.http.responses import responding
 from services.http.rtp_frontend import rtp_frontend
 from services.http.streams import EventStream, while_connected
@@ -31,12 +32,13 @@ from services.worker.worker import Worker
 
 
 def router(worker: Worker) -> APIRouter:
-    """Chat, completions and responses of a worker that generates."""
+    """Chat, completions and responses of a worker that generates; vectors and scores of another."""
     service = service_of(worker)
     routes = generating(service)
     routes.include_router(messaging(service))
     routes.include_router(responding(service, worker.config.response_store_bytes))
     routes.include_router(rtp_frontend(service))
+    routes.include_router(pooling(service))
     return routes
 
 

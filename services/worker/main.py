@@ -164,18 +164,21 @@ def _quantization(role: RoleSpec, config: WorkerConfig) -> str:
     return config.quantization
 
 
-def _speculation(role: RoleSpec, config: WorkerConfig) -> Speculation | None:
-    """A worker that puts out one token of a request has nothing to guess."""
-    return None if role.name == "prefill" else parse_speculation(config.speculative_config)
+def _speculation(role: RoleSpec, config: WorkerConfig, *, pools: bool) -> Speculation | None:
+    """A worker that puts out one token of a request, or none, has nothing to guess."""
+    idle = role.name == "prefill" or pools
+    return None if idle else parse_speculation(config.speculative_config)
 
 
-def _lora(role: RoleSpec, config: WorkerConfig) -> dict[str, Any]:
+def _lora(role: RoleSpec, config: WorkerConfig, *, pools: bool) -> dict[str, Any]:
     """Adapters are the language model's: an encode worker takes the flags and loads none."""
     modules = parse_modules(config.lora_modules)
     if modules and not config.enable_lora:
         raise ConfigError("--lora-modules: needs --enable-lora")
     if taken := next((name for name in modules if name in config.to_config().names), ""):
         raise ConfigError(f"--lora-modules: '{taken}' is the model's own name")
+    if config.enable_lora and pools:
+        raise ConfigError("--enable-lora: not for a model that answers vectors or scores")
     if not config.enable_lora or "language" not in role.parts:
         return {}
     return {
@@ -198,6 +201,7 @@ def engine_config(
         model=info.name,
         revision=info.revision,
         parts=role.parts if info.has_media else ("language",),
+        pooler=info.pooler,
         dtype=config.dtype,
         device=config.device,
         enforce_eager=config.enforce_eager,
@@ -218,9 +222,9 @@ def engine_config(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_beside_decode=config.max_prefill_beside_decode,
         max_decode_delay_s=config.max_decode_delay,
-        speculation=_speculation(role, config),
+        speculation=_speculation(role, config, pools=info.pooler is not None),
         served_names=frontend.config.names,
-        **_lora(role, config),
+        **_lora(role, config, pools=info.pooler is not None),
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         clips=frontend.config.media.clips,

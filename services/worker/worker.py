@@ -16,6 +16,7 @@ from fastapi import APIRouter
 from protocol.draining import held_only
 from protocol.errors import InvalidRequest, NotServing, Unavailable
 from protocol.generate import not_served
+from protocol.pooling import check_task
 from protocol.refs import wants_remote_decode
 from protocol.registry import StageRole
 from protocol.request_record import RequestRecord
@@ -180,6 +181,7 @@ class Worker:
         if "language" not in self.role.parts:
             raise InvalidRequest(f"a worker with the role {self.role.name} generates no tokens")
         check_request(request, self.frontend.info.vocab_size)
+        check_task(request.pooling, self.frontend.info.pooler)
         handed = wants_remote_decode(request.kv_transfer_params)
         if handed:
             request = prompt_of_beams(request)

@@ -1,0 +1,217 @@
+"""Pooling requests from body to vectors: rendered, run as any other prompt, put together."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from fastapi import Request
+
+from protocol.errors import InternalError, from_info
+from protocol.openai import ChatCompletionRequest
+from protocol.openai_answers import PromptTokensDetails
+from protocol.pooling import PoolingParams, unpacked
+from protocol.pooling_answers import PoolingUsage, Vector
+from protocol.pooling_requests import (
+    EmbeddingRequest,
+    PairFields,
+    PoolingFields,
+    TextFields,
+    decode_similarity,
+    inputs_of,
+)
+from protocol.types import GenerateRequest
+from services.frontend.render import RenderedRequest
+from services.frontend.spec import OutputSpec
+from services.http.callers import caller_of, deadline_of, with_caller
+from services.http.deadline import Deadline
+from services.http.openai import Service, at_once, request_id
+from services.http.records import record_of
+from services.http.streams import while_connected
+
+_INPUTS_AT_ONCE = 32
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=TextFields)
+Pairs = Sequence[tuple[str, str]]
+
+
+class Answered:
+    """What the inputs of one request were answered, in their order."""
+
+    def __init__(self, request_id: str, model: str, created: int) -> None:
+        self.id, self.model, self.created = request_id, model, created
+        self.vectors: list[bytes] = []
+        self._prompt = self._cached = 0
+
+    def add(self, vector: bytes, prompt_tokens: int, cached_tokens: int) -> None:
+        self.vectors.append(vector)
+        self._prompt += prompt_tokens
+        self._cached += cached_tokens
+
+    @property
+    def usage(self) -> PoolingUsage:
+        details = PromptTokensDetails(self._cached) if self._cached else None
+        return PoolingUsage(self._prompt, self._prompt, details)
+
+    def numbers(self) -> list[list[float]]:
+        return [unpacked(vector) for vector in self.vectors]
+
+    def encoded(self, encoding_format: str) -> list[Vector]:
+        if encoding_format == "base64":
+            return [base64.b64encode(vector).decode() for vector in self.vectors]
+        return [*self.numbers()]
+
+
+class Pooling:
+    """Answers pooling requests by a service's own way of running prompts."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._frontend = service.frontend
+
+    async def vectors(
+        self,
+        request: Request,
+        decode: Callable[[bytes], tuple[_F, ChatCompletionRequest | None]],
+    ) -> tuple[_F, Answered]:
+        """An answer for each input."""
+        deadline = deadline_of(request.headers, self._service.timeout_s)
+        async with self._service.body(request, deadline) as body:
+            wanted, chat = decode(body)
+            name = request_id(request, wanted.request_id)
+            pooling = self._frontend.pooling
+            params = pooling.params(wanted)
+            if chat is None:
+                given = inputs_of(wanted)
+                prompts = await self._rendered(
+                    request, deadline, lambda: pooling.texts(wanted, params, given, name)
+                )
+            else:
+                prompts = [await self._rendered_chat(request, deadline, chat, name, params)]
+        return wanted, await self._pooled(request, name, prompts, deadline)
+
+    async def scores(
+        self,
+        request: Request,
+        decode: Callable[[bytes], tuple[_T, PairFields, Pairs]],
+        param: str,
+    ) -> tuple[_T, list[float], Answered]:
+        """(what was decoded, a score for each pair, the answers behind them). A model of vectors
+        scores by their cosine, as vLLM has it."""
+        deadline = deadline_of(request.headers, self._service.timeout_s)
+        pooling, pooler = self._frontend.pooling, self._frontend.info.pooler
+        by_vectors = pooler is not None and pooler.task == "embed"
+        async with self._service.body(request, deadline) as body:
+            wanted, fields, pairs = decode(body)
+            name = request_id(request, fields.request_id)
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            prompts = await self._rendered(
+                request,
+                deadline,
+                lambda: (
+                    self._units(fields, texts, name, param)
+                    if by_vectors
+                    else pooling.pairs(fields, pairs, name, param)
+                ),
+            )
+        answered = await self._pooled(request, name, prompts, deadline)
+        found = answered.numbers()
+        if not by_vectors:
+            return wanted, [score for (score,) in found], answered
+        of = dict(zip(texts, found, strict=True))
+        return wanted, [_cosine(of[one], of[other]) for one, other in pairs], answered
+
+    async def similarities(self, request: Request) -> tuple[list[list[float]], Answered]:
+        """For each text of the left side its cosine with each of the right."""
+        deadline = deadline_of(request.headers, self._service.timeout_s)
+        async with self._service.body(request, deadline) as body:
+            wanted = decode_similarity(body)
+            name = request_id(request, wanted.request_id)
+            texts = list(dict.fromkeys((*wanted.left, *wanted.right)))
+            prompts = await self._rendered(
+                request, deadline, lambda: self._units(wanted, texts, name, "left")
+            )
+        answered = await self._pooled(request, name, prompts, deadline)
+        of = dict(zip(texts, answered.numbers(), strict=True))
+        found = [[_cosine(of[one], of[other]) for other in wanted.right] for one in wanted.left]
+        return found, answered
+
+    async def _units(
+        self, fields: PoolingFields, texts: list[str], name: str, param: str
+    ) -> list[GenerateRequest]:
+        """Requests for the texts' vectors, of length 1."""
+        alone = EmbeddingRequest(
+            model=fields.model,
+            priority=fields.priority,
+            cache_salt=fields.cache_salt,
+            normalize=True,
+        )
+        pooling = self._frontend.pooling
+        return await pooling.texts(alone, pooling.params(alone), texts, name, param)
+
+    async def _rendered_chat(
+        self,
+        request: Request,
+        deadline: Deadline,
+        chat: ChatCompletionRequest,
+        name: str,
+        params: PoolingParams,
+    ) -> RenderedRequest:
+        render = self._frontend.render_chat(chat, request_id=name, caller=caller_of(request))
+        with record_of(request.scope).during("render"):
+            rendered = await while_connected(request, render, deadline)
+        rendered.generate.pooling = params
+        return with_caller(rendered, request, deadline)
+
+    async def _rendered(
+        self,
+        request: Request,
+        deadline: Deadline,
+        render: Callable[[], Awaitable[list[GenerateRequest]]],
+    ) -> list[RenderedRequest]:
+        with record_of(request.scope).during("render"):
+            made = await while_connected(request, render(), deadline)
+        return [with_caller(_vectorized(one), request, deadline) for one in made]
+
+    async def _pooled(
+        self, request: Request, name: str, prompts: list[RenderedRequest], deadline: Deadline
+    ) -> Answered:
+        found = await while_connected(
+            request, at_once(prompts, self._one, deadline, _INPUTS_AT_ONCE), deadline
+        )
+        model = prompts[0].generate.model
+        answered = Answered(name, model, int(time.time()))
+        for prompt, (vector, cached) in zip(prompts, found, strict=True):
+            answered.add(vector, len(prompt.generate.token_ids), cached)
+        return answered
+
+    async def _one(self, prompt: RenderedRequest) -> tuple[bytes, int]:
+        """(the vector, prompt tokens that were cached)."""
+        vector, cached = b"", 0
+        async with contextlib.aclosing(self._service.run(prompt)) as steps:
+            async for outputs in steps:
+                for output in outputs:
+                    if output.error is not None:
+                        raise from_info(output.error)
+                    vector = output.pooled or vector
+                    cached = max(cached, output.cached_tokens or 0)
+        if not vector:
+            raise InternalError("the engine has answered without a vector")
+        return vector, cached
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of vectors of length 1."""
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+def _vectorized(generate: GenerateRequest) -> RenderedRequest:
+    """A request whose answer has no text."""
+    output = OutputSpec(
+        generate.request_id, generate.model, chat=False, prompt_token_ids=generate.token_ids
+    )
+    return RenderedRequest(generate, {}, output)

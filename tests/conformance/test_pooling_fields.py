@@ -1,0 +1,321 @@
+"""docs/api.md for routes of vectors, scores and classes, row by row: each field does what its row
+says."""
+
+import base64
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from protocol.pooling_fields import HARMLESS, REFUSED, WORKS
+from protocol.request_fields import RequestField, Route
+from tests.conformance.asking import Json
+from tests.conftest import ModelDir
+from tests.support.pooling_models import embedding_model, reranker
+from tests.support.stack import call, idle, proxy, running
+from tests.support.tiny_encoders import LABELS, build_encoder
+
+QUERY, TEXT, OTHER = "How many circles?", "There are three circles.", "A blue square."
+PATHS: dict[Route, str] = {
+    "embeddings": "/v1/embeddings", "scores": "/score", "rerank": "/rerank", "classes": "/classify",
+    "similarity": "/v1/embeddings/similarity",
+}  # fmt: skip
+BASES: dict[Route, Json] = {
+    "embeddings": {"input": TEXT},
+    "scores": {"text_1": QUERY, "text_2": [TEXT, OTHER]},
+    "rerank": {"query": QUERY, "documents": [TEXT, OTHER]},
+    "classes": {"input": TEXT},
+    "similarity": {"left": [QUERY], "right": [TEXT, OTHER]},
+}
+CHAT = {"input": ..., "messages": [{"role": "user", "content": TEXT}]}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether answers are equal but for rounding, which depends on what was cached."""
+    return _numbers(one) == pytest.approx(_numbers(other), rel=1e-4, abs=1e-5)
+
+
+def _numbers(answer: Any) -> list[float]:
+    if isinstance(answer, list | tuple):
+        return [number for part in answer for number in _numbers(part)]
+    return [float(answer)]
+
+
+@dataclass
+class Poolers:
+    """A proxy for each route, whose model answers there."""
+
+    urls: dict[Route, str]
+
+    def post(self, route: Route, **fields: Any) -> tuple[int, Any]:
+        body = {name: value for name, value in {**BASES[route], **fields}.items()
+                if value is not ...}  # fmt: skip
+        return call(self.urls[route] + PATHS[route], body)
+
+    def ask(self, route: Route, **fields: Any) -> Any:
+        """What the route answers of its inputs; anything but a 200 fails."""
+        status, answer = self.post(route, **fields)
+        assert status == 200, answer
+        if route == "rerank":
+            return [(e["index"], e["relevance_score"]) for e in answer["results"]]
+        if route == "similarity":
+            return answer["similarity"]
+        name = {"embeddings": "embedding", "scores": "score", "classes": "probs"}[route]
+        return [entry[name] for entry in answer["data"]]
+
+    def tokens(self, route: Route, **fields: Any) -> int:
+        """Of the prompts."""
+        return int(self.post(route, **fields)[1]["usage"]["prompt_tokens"])
+
+    def refused(self, route: Route, param: str, **fields: Any) -> None:
+        status, answer = self.post(route, **fields)
+        assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+@pytest.fixture(scope="module")
+def poolers(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poolers]:
+    root, urls = tmp_path_factory.mktemp("poolers"), dict[Route, str]()
+    folders: dict[Route, Any] = {
+        "embeddings": embedding_model(model_dir("qwen3"), root / "vectors"),
+        "rerank": reranker(model_dir("qwen3"), root / "scores"),
+        "classes": build_encoder(root / "classes", labels=LABELS),
+    }
+    with running(folders["embeddings"]) as stack:
+        workers = []
+        for route, folder in folders.items():
+            stack.model = folder
+            flags = ("--trust-request-chat-template", "--min-priority", "-5")
+            worker = stack.start("services.prefill", *flags)
+            worker.wait_ready()
+            workers.append(worker)
+            urls[route] = proxy(stack, [], [worker], [], *flags).url
+        urls["scores"], urls["similarity"] = urls["rerank"], urls["embeddings"]
+        yield Poolers(urls)
+        for worker in workers:
+            idle(worker)
+
+
+def same_as(route: Route, name: str, value: Any) -> Callable[[Poolers], None]:
+    """The field is another's name."""
+
+    def probe(poolers: Poolers) -> None:
+        other = {"text_1": ("queries", "data_1"), "text_2": ("documents", "data_2")}
+        first = next(base for base, names in other.items() if name in (base, *names))
+        answer = poolers.ask(route, **{first: ..., name: value})
+        assert same(answer, poolers.ask(route, **{first: value}))
+        assert not same(answer, poolers.ask(route))
+
+    return probe
+
+
+def texts(poolers: Poolers, route: Route) -> None:
+    (first,), both = poolers.ask(route), poolers.ask(route, input=[TEXT, OTHER])
+    assert same(both[0], first) and not same(both[1], first)
+    assert len(poolers.ask(route, input=[[5, 6], [7]])) == 2
+    poolers.refused(route, "input", input=[])
+
+
+def messages(poolers: Poolers, route: Route) -> None:
+    assert not same(poolers.ask(route, **CHAT), poolers.ask(route))
+    poolers.refused(route, "input", messages=CHAT["messages"])
+
+
+def model(poolers: Poolers, route: Route) -> None:
+    assert poolers.post(route, model="tiny")[1]["model"] == "tiny"
+    assert poolers.post(route, model="other")[0] == 404
+
+
+def encoding_format(poolers: Poolers, route: Route) -> None:
+    (text,) = poolers.ask(route, encoding_format="base64")
+    assert same(array("f", base64.b64decode(text)).tolist(), poolers.ask(route)[0])
+
+
+def dimensions(poolers: Poolers, route: Route) -> None:
+    (cut,), (whole,) = poolers.ask(route, dimensions=8), poolers.ask(route)
+    length = sum(x * x for x in whole[:8]) ** 0.5
+    assert cut == pytest.approx([x / length for x in whole[:8]], rel=1e-4)
+    poolers.refused(route, "dimensions", dimensions=65)
+
+
+def normalize(poolers: Poolers, route: Route) -> None:
+    (raw,) = poolers.ask(route, normalize=False)
+    assert sum(x * x for x in raw) > 2.0
+    (unit,) = poolers.ask(route, use_activation=True, normalize=False)
+    assert sum(x * x for x in unit) == pytest.approx(1.0, rel=1e-4)
+
+
+def truncate(poolers: Poolers, route: Route) -> None:
+    assert poolers.tokens(route, truncate_prompt_tokens=3) == 3 < poolers.tokens(route)
+    poolers.refused(route, "truncate_prompt_tokens", truncate_prompt_tokens=0)
+
+
+def truncation_side(poolers: Poolers, route: Route) -> None:
+    right = poolers.ask(route, truncate_prompt_tokens=3)
+    left = poolers.ask(route, truncate_prompt_tokens=3, truncation_side="left")
+    assert not same(left, right)
+    poolers.refused(route, "truncation_side", truncation_side="left")
+
+
+def add_special_tokens(poolers: Poolers, route: Route) -> None:
+    added = poolers.tokens(route) - poolers.tokens(route, add_special_tokens=False)
+    assert added == (2 if route == "classes" else 0)  # the causal model's tokenizer adds none
+
+
+def of_chats(**fields: Any) -> Callable[[Poolers, Route], None]:
+    """The field changes the vector of a chat."""
+
+    def probe(poolers: Poolers, route: Route) -> None:
+        assert not same(poolers.ask(route, **CHAT, **fields), poolers.ask(route, **CHAT))
+
+    return probe
+
+
+def chat_template_kwargs(poolers: Poolers, route: Route) -> None:
+    template = {"chat_template": "{{ a }}{{ messages[0].content }}"}
+    first, second = (poolers.ask(route, **CHAT, **template, chat_template_kwargs={"a": a})
+                     for a in "xy")  # fmt: skip
+    assert not same(first, second)
+
+
+def mm_processor_kwargs(poolers: Poolers, route: Route) -> None:
+    poolers.refused(route, "mm_processor_kwargs", **CHAT, mm_processor_kwargs={"max_pixels": 9})
+
+
+def query(poolers: Poolers, route: Route) -> None:
+    assert not same(poolers.ask(route, query=OTHER), poolers.ask(route))
+
+
+def documents(poolers: Poolers, route: Route) -> None:
+    objects = [{"text": TEXT}, {"text": OTHER}]
+    assert same(poolers.ask(route, documents=objects), poolers.ask(route))
+    poolers.refused(route, "documents", documents=[])
+
+
+def top_n(poolers: Poolers, route: Route) -> None:
+    assert same(poolers.ask(route, top_n=1), poolers.ask(route)[:1])
+    assert len(poolers.ask(route, top_n=0)) == 2
+
+
+def top_k(poolers: Poolers, route: Route) -> None:
+    assert same(poolers.ask(route, top_k=1), poolers.ask(route)[:1])
+    assert len(poolers.ask(route, top_k=1, top_n=2)) == 2
+
+
+def unsorted(poolers: Poolers, route: Route) -> None:
+    assert [index for index, _ in poolers.ask(route, sorted=False)] == [0, 1]
+    assert [index for index, _ in poolers.ask(route, sorted=False, query=OTHER)] == [0, 1]
+
+
+def side(poolers: Poolers, route: Route) -> None:
+    assert not same(poolers.ask(route, left=[OTHER]), poolers.ask(route))
+    assert len(poolers.ask(route, right=[TEXT])[0]) == 1
+    poolers.refused(route, "left", left=[])
+
+
+def return_documents(poolers: Poolers, route: Route) -> None:
+    for wanted in (True, False):
+        entry = poolers.post(route, return_documents=wanted)[1]["results"][0]
+        assert ("document" in entry) == wanted
+
+
+def instruction(poolers: Poolers, route: Route) -> None:
+    other = poolers.ask(route, instruction="Find what rhymes")
+    assert not same(other, poolers.ask(route))
+
+
+def priority(poolers: Poolers, route: Route) -> None:
+    assert poolers.ask(route, priority=-5)
+    poolers.refused(route, "priority", priority=-6)
+
+
+def cache_salt(poolers: Poolers, route: Route) -> None:
+    if route == "similarity":  # its answer has no usage
+        assert same(poolers.ask(route, cache_salt="s"), poolers.ask(route))
+        return
+
+    """Nothing cached for others is used: the second time there is something of its own."""
+
+    def cached() -> int:
+        usage = poolers.post(route, cache_salt=f"salt of {route}")[1]["usage"]
+        return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
+
+    assert cached() == 0
+    if route in ("scores", "rerank"):  # the other routes' prompts have no whole block
+        assert cached() > 0
+
+
+def request_id(poolers: Poolers, route: Route) -> None:
+    if route == "similarity":  # its answer has no id
+        assert poolers.ask(route, request_id="mine")
+        return
+    assert "mine" in poolers.post(route, request_id="mine")[1]["id"]
+
+
+PROBES: dict[str, Callable[[Poolers, Route], None]] = {
+    "input": texts,
+    "messages": messages,
+    "model": model,
+    "encoding_format": encoding_format,
+    "dimensions": dimensions,
+    "normalize": normalize,
+    "use_activation": normalize,
+    "truncate_prompt_tokens": truncate,
+    "truncation_side": truncation_side,
+    "add_special_tokens": add_special_tokens,
+    "add_generation_prompt": of_chats(add_generation_prompt=True),
+    "continue_final_message": of_chats(continue_final_message=True),
+    "chat_template": of_chats(chat_template="{{ messages[0].content }}!"),
+    "chat_template_kwargs": chat_template_kwargs,
+    "mm_processor_kwargs": mm_processor_kwargs,
+    "query": query,
+    "top_n": top_n,
+    "top_k": top_k,
+    "sorted": unsorted,
+    "left": side,
+    "right": side,
+    "return_documents": return_documents,
+    "instruction": instruction,
+    "priority": priority,
+    "cache_salt": cache_salt,
+    "request_id": request_id,
+}
+
+
+def probe_of(row: RequestField, route: Route) -> Callable[[Poolers, Route], None]:
+    if row.name in PROBES:
+        return PROBES[row.name]
+    if route == "rerank":
+        return {"documents": documents}[row.name]
+    value = OTHER if row.name in ("text_1", "queries", "data_1") else [OTHER]
+    return lambda poolers, route: same_as(route, row.name, value)(poolers)
+
+
+def rows(fields: tuple[RequestField, ...]) -> list[Any]:
+    return [pytest.param(row, r, id=f"{row.name}-{r}") for row in fields for r in row.routes]
+
+
+@pytest.mark.parametrize(("row", "route"), rows(WORKS))
+def test_what_works_has_its_effect(row: RequestField, route: Any, poolers: Poolers) -> None:
+    probe_of(row, route)(poolers, route)
+
+
+@pytest.mark.parametrize(("row", "route"), rows(REFUSED))
+def test_what_is_refused_is_named(row: RequestField, route: Any, poolers: Poolers) -> None:
+    status, answer = poolers.post(route, **{row.name: row.example})
+    error = answer["error"]
+    assert (status, error["param"], error["code"]) == (400, row.name, "unsupported_parameter")
+    for neutral in row.neutral:
+        assert poolers.post(route, **{row.name: neutral})[0] == 200
+
+
+@pytest.mark.parametrize(("row", "route"), rows(HARMLESS))
+def test_what_is_harmless_changes_nothing(row: RequestField, route: Any, poolers: Poolers) -> None:
+    assert same(poolers.ask(route, **{row.name: row.example}), poolers.ask(route))
+
+
+@pytest.mark.parametrize("route", PATHS)
+def test_an_unknown_field_is_refused(route: Any, poolers: Poolers) -> None:
+    status, answer = poolers.post(route, temprature=1)
+    assert (status, answer["error"]["param"]) == (400, "temprature")
