@@ -20,7 +20,7 @@ class Sounds(Kind):
     def __init__(self, audio: Audio) -> None:
         self._audio = audio
 
-    def wanted(self, kwargs: Mapping[str, Any]) -> Wanted:
+    def wanted(self, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Wanted:
         return Wanted()
 
     def refuse_other_formats(self, start: bytes, param: str) -> None:
