@@ -56,7 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_encoder_patches: int = 16384  # patches of one encoder run
     max_media_pixels: int = 64_000_000  # pixels of the largest picture
     clips: ClipLimits = ClipLimits()  # of one clip
-    clip_readers: int = 2  # clips that are read at a time
+    clip_readers: int = 2  # clips that are read at a time, 0: FFmpeg is not used
     embedding_cache_bytes: int = 256 << 20  # bytes of the embeddings beside the engine
     prefix_caching: bool = True  # whether KV is reused
     eos_token_ids: tuple[int, ...] = ()  # tokens that end an output

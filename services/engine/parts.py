@@ -298,7 +298,7 @@ def vision_part(shared: Surroundings, wake: Callable[[], None]) -> VisionPart:
         config.device,
         config.max_media_pixels,
         config.weight_layout,
-        ClipReaders(config.clips, config.clip_readers),
+        ClipReaders(config.clips, config.clip_readers) if config.clip_readers else None,
     )
     shared.watch(vision.module)
     patches = config.max_encoder_patches

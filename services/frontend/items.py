@@ -75,7 +75,7 @@ class ItemLoader:
             self._why_no_clips = f": {family.why_no_clips}"
         self.store = MediaStore(config.media.memory_bytes, config.media.spill_folder)
         if family.audio is not None:
-            self._kinds["audio"] = Sounds(family.audio)
+            self._kinds["audio"] = Sounds(config, family.audio)
 
     async def close(self) -> None:
         await self._fetcher.close()

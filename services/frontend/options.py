@@ -89,7 +89,9 @@ class FrontendOptions:
         "pixels",
     )
     allow_clips: bool = option(
-        True, "Take clips (video_url), if the model has them and the extra video is installed."
+        True,
+        "Take clips (video_url) and compressed audio, if the model has them and the extra video is"
+        " installed. FFmpeg reads both; without this flag it is not used.",
     )
     video_fps: float = option(
         2.0,

@@ -228,7 +228,7 @@ def engine_config(
         max_encoder_patches=config.max_encoder_patches,
         max_media_pixels=config.max_media_pixels,
         clips=frontend.config.media.clips,
-        clip_readers=config.video_readers,
+        clip_readers=config.video_readers if frontend.config.allow_clips else 0,
         embedding_cache_bytes=config.embedding_cache_bytes,
         prefix_caching=config.enable_prefix_caching,
         eos_token_ids=info.eos_token_ids,

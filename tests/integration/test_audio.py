@@ -1,6 +1,7 @@
 """Audio through the real processes: the tokens of transformers' `generate()` in each topology."""
 
 import base64
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from services.frontend.audio.compressed import read_sound
+from services.frontend.audio.resampling import resampled
 from tests.conftest import ModelDir
-from tests.support.audio_files import audio_file
+from tests.support.audio_files import RATE, AudioFile, audio_file, encoded
 from tests.support.audio_reference import audio_inputs, generate_from_audio
 from tests.support.clients import all_tokens, body_of, complete
 from tests.support.conversations import LONG, asking, audio_cases
@@ -101,9 +104,31 @@ def test_audio_by_url(topology: str, topologies: Topologies) -> None:
     assert shown == answer["choices"][0]["message"]["content"]
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_compressed_audio(topology: str, topologies: Topologies) -> None:
+    """The samples are those that FFmpeg decodes, at the model's rate."""
+    server, path = topologies.proxies[topology], topologies.stack.model
+    for form, codec, rate in (("mp3", "libmp3lame", 16_000), ("flac", "flac", 44_100)):
+        data = encoded(form, codec, rate, 2)
+        samples = resampled(read_sound(io.BytesIO(data), 2.0)[1], rate, RATE)
+        expected = generate_from_audio(
+            path, asking(AudioFile(data, samples), "What do you hear?"), TOKENS
+        )
+        body = body_of(asking("What do you hear?"), **ASKED)
+        body["messages"][0]["content"].insert(0, _part_of(data, form))
+        status, answer = call(server.url + CHAT, body)
+        assert status == 200, answer
+        assert answer["choices"][0]["token_ids"] == expected
+
+
 def _asking_with(audio: Any) -> dict[str, Any]:
     part = {"type": "input_audio", "input_audio": audio}
     return {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+
+
+def _part_of(data: bytes, form: str) -> dict[str, Any]:
+    audio = {"data": base64.b64encode(data).decode(), "format": form}
+    return {"type": "input_audio", "input_audio": audio}
 
 
 def _inline(data: bytes, form: str = "wav") -> dict[str, Any]:
@@ -113,7 +138,7 @@ def _inline(data: bytes, form: str = "wav") -> dict[str, Any]:
 BAD = {
     "cut short": (_inline(HEARD[:9000]), 400, DATA, "invalid_audio"),
     "no audio": (_inline(b"hello, world" * 9), 400, DATA, "invalid_audio"),
-    "another format": (_inline(b"fLaC" + bytes(99), "flac"), 400, DATA, "invalid_audio"),
+    "broken FLAC": (_inline(b"fLaC" + bytes(99), "flac"), 400, DATA, "invalid_audio"),
     "too long": (_inline(audio_file(1, 2.1).data), 400, DATA, "invalid_audio"),
     "too short": (_inline(audio_file(1, 0.01).data), 400, DATA, "invalid_audio"),
     "too many bytes": (_inline(HEARD + bytes(300_000)), 413, DATA, None),

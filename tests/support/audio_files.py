@@ -4,7 +4,9 @@ import io
 import struct
 import wave
 from dataclasses import dataclass
+from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,3 +64,21 @@ def raw_wav(
     chunks = other + b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size)
     body = b"WAVE" + chunks + content
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def encoded(
+    form: str, codec: str, rate: int = 16_000, channels: int = 1, seconds: float = 1.0
+) -> bytes:
+    """The tones of `tones(1)` as a file."""
+    file = io.BytesIO()
+    layout = "mono" if channels == 1 else "stereo"
+    with av.open(file, "w", format=form) as container:
+        stream: Any = container.add_stream(codec, rate=rate, layout=layout)
+        heard = np.repeat(tones(1, seconds, rate)[None], channels, axis=0)
+        resampler = av.AudioResampler(stream.format.name, layout, rate, stream.frame_size or 1024)
+        frame = av.AudioFrame.from_ndarray(heard, format="fltp", layout=layout)
+        frame.sample_rate = rate
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            container.mux(stream.encode(piece))
+        container.mux(stream.encode())
+    return file.getvalue()

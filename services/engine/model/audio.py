@@ -12,8 +12,9 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from protocol.errors import InvalidRequest
 from protocol.types import EncodeItem
-from services.frontend.audio.resampling import check_rate, resampled, resampled_length
-from services.frontend.audio.wav import Samples, read_header, read_samples
+from services.frontend.audio.reading import AudioReader
+from services.frontend.audio.wav import Samples
+from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.qwen2_audio import AudioWindow
 
 Spectrum = dict[str, torch.Tensor]
@@ -22,26 +23,25 @@ Spectrum = dict[str, torch.Tensor]
 class AudioProcessor:
     """Audio of one model directory. Safe to use from several threads at once."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, readers: ClipReaders | None) -> None:
+        """`readers`: of other files than WAV; None: these are refused."""
         self._extractor = AutoFeatureExtractor.from_pretrained(model_dir)
         self._window = AudioWindow(self._extractor.to_dict())
+        self._reader = AudioReader(self._window, readers)
 
     def spectrum(self, item: EncodeItem) -> Spectrum:
         """As `_spectrum`. `InvalidRequest` if the bytes are no audio, not all of it, or of another
         length than the item says."""
         data = item.data or b""
-        header = read_header(data)
-        check_rate(header.rate, self._window.rate)
-        count = resampled_length(header.frames, header.rate, self._window.rate)
-        length = self._window.measure(count).length
+        samples = self._reader.read(data)
+        length = self._window.measure(len(samples)).length
         if length != item.length:
             raise InvalidRequest(
                 f"media item {item.mm_hash[:16]}: the audio makes {length} embeddings, its"
                 f" placeholder span has {item.length} tokens",
                 code="embedding_length_mismatch",
             )
-        samples = read_samples(data, header)
-        return self._spectrum(resampled(samples, header.rate, self._window.rate))
+        return self._spectrum(samples)
 
     def silence(self) -> Spectrum:
         """A whole window of it."""

@@ -54,7 +54,6 @@ class VisionModel:
         self.parameter_bytes = parameter_bytes(self._model)
         config = self._model.config
         self._processor: Any = picture_processor(model_dir) if has_vision(config) else None
-        self._audio = AudioProcessor(model_dir) if has_audio(config) else None
         self._device = device
         kind = config.model_type
         encoder = _ENCODERS.get(kind) or find_plugin("encoders", kind)
@@ -64,6 +63,7 @@ class VisionModel:
         self._options = _OPTIONS.get(kind, {})
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
+        self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED

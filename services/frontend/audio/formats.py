@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from protocol.errors import InvalidRequest
 
-READ = "WAV"
+WAV = "WAV"
 _NAMES = MappingProxyType(
     {
         "wav": "WAV",
@@ -50,10 +50,9 @@ def check_said(said: str, start: bytes, param: str) -> None:
 
 def refuse_other_formats(start: bytes, param: str | None = None) -> None:
     """`InvalidRequest` if a file that begins so is not read here; 16 bytes do."""
-    found = format_of(start)
-    if found != READ:
-        said = f"audio is read as {READ} only, this is {found}" if found else "this is no audio"
-        raise refused(f"{said}; send a {READ} file (PCM or float samples)", param)
+    if not format_of(start):
+        known = ", ".join(sorted(set(_NAMES.values())))
+        raise refused(f"this is no audio of a known format ({known})", param)
 
 
 def refused(message: str, param: str | None = None) -> InvalidRequest:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from services.frontend.audio.formats import refuse_other_formats
-from services.frontend.audio.resampling import check_rate, resampled_length
-from services.frontend.audio.wav import has_float_samples, read_header, read_samples
+from services.frontend.audio.reading import AudioReader
+from services.frontend.bounded_threads import BoundedThreads
+from services.frontend.clips.readers import BUSY, ClipReaders
+from services.frontend.config import FrontendConfig
 from services.frontend.families import Audio, Extent
 from services.frontend.kinds import Kind, Wanted, naming
 
+_WAITING = 64  # audio items that wait to be measured
 _DECODING = "mean of channels, kaiser_best"  # what samples depend on besides the bytes
+
+
+T = TypeVar("T")
 
 
 class Sounds(Kind):
     noun = "audio item"
 
-    def __init__(self, audio: Audio) -> None:
+    def __init__(self, config: FrontendConfig, audio: Audio) -> None:
         self._audio = audio
+        media = config.media
+        self._readers = (
+            ClipReaders(media.clips, media.video_readers) if config.allow_clips else None
+        )
+        self._reader = AudioReader(audio, self._readers)
+        self._threads = BoundedThreads(media.video_readers, _WAITING, media.video_timeout_s, BUSY)
 
     def wanted(self, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Wanted:
         return Wanted()
@@ -27,13 +39,16 @@ class Sounds(Kind):
         refuse_other_formats(start, param)
 
     def measure(self, data: bytes, wanted: Wanted, param: str) -> Extent:
-        header = read_header(data, param)
-        check_rate(header.rate, self._audio.rate, param)
-        samples = resampled_length(header.frames, header.rate, self._audio.rate)
-        extent = naming(param, self._audio.measure, samples)
-        if has_float_samples(header):
-            read_samples(data, header, param)
-        return extent
+        return naming(param, self._audio.measure, self._reader.count(data, param))
+
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """Never in the threads of others: FFmpeg may take as long as `--video-timeout`."""
+        return await self._threads.run(work)
+
+    async def close(self) -> None:
+        if self._readers is not None:
+            self._readers.close()
+        self._threads.close()
 
     def processor(self, wanted: Wanted) -> dict[str, Any]:
         return {**self._audio.processor, "decoding": _DECODING}

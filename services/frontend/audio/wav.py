@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.frontend.audio.formats import refuse_other_formats, refused
+from services.frontend.audio.formats import WAV, format_of, refused
 
 MOST_CHANNELS = 8
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -47,7 +47,8 @@ class Header:
 
 def read_header(data: bytes, param: str | None = None) -> Header:
     """`InvalidRequest` (`param`) if this is no WAV file, not all of one, or one of another form."""
-    refuse_other_formats(bytes(data[:16]), param)
+    if format_of(bytes(data[:16])) != WAV:
+        raise refused("the audio is no WAV file", param)
     form: bytes | None = None
     for kind, start, size in _chunks(data):
         if kind == b"fmt ":

@@ -1,5 +1,6 @@
-"""A process in which FFmpeg reads clips, one after another: what it was given is the clip in a file
-in memory, and what it finds goes back by a socket, frames by another file in memory.
+"""A process in which FFmpeg reads clips and compressed audio, one after another: what it was given
+is the file in memory, and what it finds goes back by a socket, frames and samples by another file
+in memory.
 
 It may use so much memory and no more, knows no secret of its parent, and ends by itself if it takes
 too long or its parent has gone.
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 
 from protocol.errors import TriptychError, error_info
+from services.frontend.audio.compressed import read_sound
 from services.frontend.clips.limits import ClipLimits, refused
 from services.frontend.clips.messages import (
     MESSAGE_BYTES,
@@ -29,6 +31,8 @@ from services.frontend.clips.messages import (
     Asked,
     Failed,
     Frame,
+    Heard,
+    Listen,
     Open,
     Probe,
     Probed,
@@ -90,7 +94,7 @@ class Child:
 
     def _end(self, reason: str) -> None:
         size = f"{self._limits.memory_bytes / 2**20:.3g} MiB (--video-memory-bytes)"
-        error = refused(f"the clip takes more than {size}{reason}")
+        error = refused(f"the file takes more than {size}{reason}")
         self._send(Failed(error_info(error), last=True))
 
     def _next(self) -> Asked | None:
@@ -108,6 +112,13 @@ class Child:
                 self._send(Probed(probe_clip(file, self._limits)))
             elif isinstance(asked, Open):
                 self._frames(file, asked.clip)
+            elif isinstance(asked, Listen):
+                self._sound(file, asked.most_seconds)
+
+    def _sound(self, file: BinaryIO, most_seconds: float) -> None:
+        rate, samples = read_sound(file, most_seconds)
+        os.pwrite(self._frame, samples.data, 0)
+        self._send(Heard(rate, len(samples)))
 
     def _frames(self, file: BinaryIO, clip: Clip) -> None:
         indices: list[int] = []

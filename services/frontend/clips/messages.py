@@ -30,6 +30,19 @@ class Close(msgspec.Struct, tag=True):
     """No further frame of this clip."""
 
 
+class Listen(msgspec.Struct, tag=True):
+    """Decode the sound of the file, which may last so long; answered by `Heard` or `Failed`."""
+
+    most_seconds: float
+
+
+class Heard(msgspec.Struct, tag=True):
+    """Samples lie there as float32, in mono, so many of them at so many a second."""
+
+    rate: int
+    samples: int
+
+
 class Probed(msgspec.Struct, tag=True):
     clip: Clip
 
@@ -41,5 +54,5 @@ class Failed(msgspec.Struct, tag=True):
     last: bool = False
 
 
-Asked = Probe | Open | Frame | Close
-Answer = Probed | Frame | Failed
+Asked = Probe | Open | Frame | Close | Listen
+Answer = Probed | Frame | Heard | Failed

@@ -30,6 +30,8 @@ from services.frontend.clips.messages import (
     Close,
     Failed,
     Frame,
+    Heard,
+    Listen,
     Open,
     Probe,
     Probed,
@@ -115,6 +117,19 @@ class ClipReader:
                 self._send(Close() if following is None else Frame(following))
                 yield pixels
 
+    def sound(self, data: bytes, most_seconds: float) -> tuple[int, NDArray[np.float32]]:
+        """(samples a second, float32[n] in mono). `InvalidRequest` if this is no audio, or broken,
+        or longer."""
+        with self._holding(data):
+            self._send(Listen(most_seconds))
+            answer = self._answer()
+            if not isinstance(answer, Heard):
+                raise self._confused(answer)
+            samples = np.empty(answer.samples, np.float32)
+            if os.preadv(self._frame, [samples.data], 0) != samples.nbytes:
+                raise UpstreamError("the process that reads audio has lost samples")
+            return answer.rate, samples
+
     @contextlib.contextmanager
     def _holding(self, data: bytes) -> Iterator[None]:
         """The clip is in the child's file meanwhile. What ends this early ends the child, but for
@@ -160,7 +175,7 @@ class ClipReader:
 
     def _too_slow(self) -> Exception:
         return refused(
-            f"the clip cannot be read within {self._limits.read_s:g} s (--video-timeout)"
+            f"the file cannot be read within {self._limits.read_s:g} s (--video-timeout)"
         )
 
     def _ended(self) -> Exception:
@@ -174,7 +189,7 @@ class ClipReader:
             return Unavailable("the process that read the clip was ended")
         if status is None or status >= 0:
             return InternalError(f"the process that reads clips has ended with status {status}")
-        return refused(f"the clip cannot be read: FFmpeg has failed with signal {-status}")
+        return refused(f"the file cannot be read: FFmpeg has failed with signal {-status}")
 
     def _confused(self, answer: Answer) -> Exception:
         return UpstreamError(f"the process that reads clips has answered {type(answer).__name__}")

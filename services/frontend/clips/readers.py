@@ -17,8 +17,9 @@ from services.frontend.clips.reader import ClipReader
 from services.frontend.clips.sampling import Clip
 
 Image = NDArray[np.uint8]
+Samples = NDArray[np.float32]
 _NO_PYAV = (
-    "video_url: this server has no PyAV to decode clips with: install the extra 'video'"
+    "this server has no PyAV to decode clips and compressed audio with: install the extra 'video'"
     " (pip install 'triptych[video]') on proxies and encoders"
 )
 _OTHER_SYSTEM = "video_url: servers on this operating system take no clips; those on Linux do"
@@ -47,6 +48,19 @@ class ClipReaders:
         Errors as of `probe`."""
         with self._reader(None) as reader:
             yield from reader.frames(data, clip, wanted)
+
+    def sound(
+        self, data: bytes, most_seconds: float, param: str | None = None
+    ) -> tuple[int, Samples]:
+        """(samples a second, float32[n] in mono) of compressed audio. Errors as of `probe`, with a
+        code of their own, also if it lasts longer."""
+        try:
+            with self._reader(param) as reader:
+                return reader.sound(data, most_seconds)
+        except InvalidRequest as error:
+            if error.code == "invalid_video":  # of time and memory, which are bounded alike
+                error.code = "invalid_audio"
+            raise
 
     def close(self) -> None:
         with self._changed:

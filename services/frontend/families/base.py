@@ -74,10 +74,11 @@ class Clips(ABC):
 class Audio(ABC):
     """How a family takes audio; as with pictures, it must agree with transformers' own processor.
 
-    `rate`: samples a second that the model hears.
+    `rate`: samples a second that the model hears. `most_seconds`: of one item.
     """
 
     rate: int
+    most_seconds: float
 
     @property
     @abstractmethod

@@ -47,6 +47,7 @@ class AudioWindow(Audio):
 
         self.rate = option("sampling_rate")
         self.most = option("chunk_length") * self.rate
+        self.most_seconds = self.most / self.rate
         self.hop = option("hop_length")
         self._identity = identity or {}
 
@@ -63,7 +64,7 @@ class AudioWindow(Audio):
         if samples > self.most:
             raise refused(
                 f"the audio lasts {samples / self.rate:.2f} s, this model hears"
-                f" {self.most / self.rate:g} s at most; send it in parts",
+                f" {self.most_seconds:g} s at most; send it in parts",
                 _CODE,
             )
         if (length := self._tokens(-(-samples // self.hop))) < 1:

@@ -16,6 +16,8 @@ from services.engine.model.audio import AudioProcessor
 from services.engine.model.loader import load_part
 from services.engine.model.memory_profile import encode_peak
 from services.engine.model.vision import VisionModel
+from services.frontend.clips.limits import ClipLimits
+from services.frontend.clips.readers import ClipReaders
 from services.frontend.families.qwen2_audio import AudioWindow
 from tests.conftest import ModelDir
 from tests.support.audio_files import audio_file
@@ -28,6 +30,7 @@ from tests.support.reference import Messages
 from tests.support.tiny_models import AUDIO_FAMILY
 
 TOKENS = 12
+READERS = ClipReaders(ClipLimits(), 1)  # which starts nothing for WAV files
 PARTS: tuple[Part, ...] = ("language", "vision")
 
 
@@ -108,7 +111,9 @@ def test_the_spectrum_is_that_of_transformers(seconds: float, model: Path) -> No
     made = audio_file(7, seconds)
     truth = audio_inputs(model, asking(made))
     length = int((truth["input_ids"] == frontend(model).info.config["audio_token_index"]).sum())
-    found = AudioProcessor(model).spectrum(EncodeItem("ab" * 32, "audio", length, data=made.data))
+    found = AudioProcessor(model, READERS).spectrum(
+        EncodeItem("ab" * 32, "audio", length, data=made.data)
+    )
     assert torch.equal(found["input_features"], truth["input_features"])
     assert found["columns"].item() == truth["feature_attention_mask"].sum()
 
@@ -128,7 +133,7 @@ def test_each_length_of_a_window_of_thirty_seconds() -> None:
 
 
 def test_items_that_are_refused(model: Path) -> None:
-    vision = VisionModel(model, torch.float32, "cpu", 1 << 24)
+    vision = VisionModel(model, torch.float32, "cpu", 1 << 24, readers=READERS)
     made = audio_file(1)
     item = EncodeItem("ab" * 32, "audio", 25, data=made.data)
     assert vision.prepare(item).patches == 100
@@ -166,7 +171,7 @@ class _Memory:
 def test_as_much_audio_as_a_run_takes_is_measured(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vision = VisionModel(model, torch.float32, "cpu", 1 << 24)
+    vision = VisionModel(model, torch.float32, "cpu", 1 << 24, readers=READERS)
     runs: list[int] = []
     encode = vision.encode
     monkeypatch.setattr(vision, "encode", lambda batch: (runs.append(len(batch)), encode(batch)))

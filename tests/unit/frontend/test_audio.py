@@ -75,9 +75,8 @@ def test_broken_files() -> None:
     assert "of 32000 bytes of samples 15956 are there" in refusal(PLAIN[:16000])
     assert "has no samples" in refusal(PLAIN[:36])
     assert "has no samples" in refusal(raw_wav(b"", 1, 16))
-    assert "this is no audio" in refusal(b"hello, world")
-    assert "this is no audio" in refusal(b"")
-    assert "this is MP4" in refusal(sound())
+    for other in (b"hello, world", b"", sound()):
+        assert "no WAV file" in refusal(other)
     assert "format 6 with 8 bits" in refusal(raw_wav(bytes(100), 6, 8))
     assert "has 9 channels" in refusal(raw_wav(bytes(900), 1, 16, channels=9))
     assert "contradicts itself" in refusal(raw_wav(bytes(100), 1, 16, rate=0))

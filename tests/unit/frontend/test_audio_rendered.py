@@ -12,10 +12,9 @@ from protocol.errors import ConfigError, InvalidRequest, PayloadTooLarge
 from protocol.generate import item_metadata
 from protocol.types import EncodeItem
 from tests.support import tiny_models
-from tests.support.audio_files import audio_file, raw_wav, tones, wav
+from tests.support.audio_files import audio_file, encoded, raw_wav, tones, wav
 from tests.support.audio_reference import audio_inputs
 from tests.support.clients import openai_messages
-from tests.support.clips import sound
 from tests.support.conversations import audio_cases
 from tests.support.frontend_helpers import (
     Fronts,
@@ -106,7 +105,6 @@ def test_audio_that_is_refused_names_its_field(fronts: Fronts) -> None:
     assert "incomplete" in refusal(front, inline(HEARD.data[:9000]))
     assert "no audio" in refusal(front, inline(picture()))
     assert "no audio" in refusal(front, inline(bytes(2 << 20)))  # before all of it is decoded
-    assert "this is MP4" in refusal(front, inline(sound(), "m4a"))
     assert "lasts 2.01 s, this model hears 2 s" in refusal(front, inline(audio_file(1, 2.01).data))
     assert "too short" in refusal(front, inline(audio_file(1, 0.02).data))
     assert "44099 samples" in refusal(front, inline(wav(np.zeros(9, "<i2"), 44_099)))
@@ -115,6 +113,9 @@ def test_audio_that_is_refused_names_its_field(fronts: Fronts) -> None:
     said = f"{PART}.input_audio.format"
     assert "says 'mp3', but the data are WAV" in refusal(front, inline(HEARD.data, "mp3"), said)
     assert "format must be one of wav" in refusal(front, inline(HEARD.data, "x"), said)
+    mp3 = encoded("mp3", "libmp3lame", seconds=2.1)
+    assert "longer than the 2 s" in refusal(front, inline(mp3, "mp3"))
+    assert "WAV only" in refusal(fronts(allow_clips=False), inline(mp3, "mp3"))
     assert "incomplete" in refusal(front, linked(HEARD.data[:9000]), f"{PART}.audio_url.url")
 
 
