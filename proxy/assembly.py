@@ -167,8 +167,9 @@ def make_fleet(config: ProxyConfig, *, pools: bool = False) -> Fleet:
     if pools:
         named = named or fleet.prefill or any(name.role == "prefill" for name in names_of(config))
     if not named and not config.master_url and not config.admin_api_key:
+        flag = "--prefill-servers-urls" if pools else "--decode-servers-urls"
         raise ConfigError(
-            "--decode-servers-urls: at least one worker is needed, or --master-url, or an "
-            "--admin-api-key to add one with"
+            f"{flag}: at least one worker is needed, or --master-url, or an --admin-api-key to add"
+            " one with"
         )
     return fleet

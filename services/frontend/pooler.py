@@ -49,6 +49,11 @@ def _pooler(info: ModelInfo, tokenizer: Tokenizer, task: str) -> Pooler | None:
     modules = {module.name: module.config for module in _modules(info.path)}
     encodes = info.model_type in ENCODERS
     if task == "auto":
+        if _headed(info) and not encodes:
+            raise ConfigError(
+                f"--model: a model of type '{info.model_type}' with a head for sequences is not"
+                " served (--task generate or embed runs it without)"
+            )
         task = _task_of_encoder(info) if encodes else _task_of(modules)
     if task == "generate":
         if encodes:
@@ -69,9 +74,13 @@ def _task_of(modules: Mapping[str, Json]) -> str:
     return "embed" if "Pooling" in modules else "generate"
 
 
-def _task_of_encoder(info: ModelInfo) -> str:
+def _headed(info: ModelInfo) -> bool:
     names = [str(name) for name in info.config.get("architectures") or ()]
-    if not any(name.endswith("ForSequenceClassification") for name in names):
+    return any(name.endswith("ForSequenceClassification") for name in names)
+
+
+def _task_of_encoder(info: ModelInfo) -> str:
+    if not _headed(info):
         return "embed"
     return "score" if len(_labels(info)) == 1 else "classify"
 

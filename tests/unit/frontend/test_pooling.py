@@ -292,6 +292,13 @@ def test_an_encoders_head_scores_or_classifies(tmp_path: Path) -> None:
         pooler(tmp_path / "c", task="generate")
 
 
+def test_a_decoder_with_a_head_for_sequences_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_model("qwen3", tmp_path, architectures=["Qwen3ForSequenceClassification"])
+    with pytest.raises(ConfigError, match="'qwen3' with a head for sequences"):
+        pooler(path)
+    assert pooler(path, task="generate") is None
+
+
 def test_an_encoder_takes_no_more_than_it_has_positions(tmp_path: Path) -> None:
     assert frontend(encoder(tmp_path / "b")).info.max_model_len == 512
     roberta = encoder(tmp_path / "r", model_type="roberta", pad_token_id=1)

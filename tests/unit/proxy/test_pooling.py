@@ -170,5 +170,5 @@ def test_workers_that_prefill_are_enough_for_a_model_of_vectors() -> None:
     assert make_fleet(config, pools=True).prefill
     with pytest.raises(ConfigError, match="--decode-servers-urls"):
         make_fleet(config)
-    with pytest.raises(ConfigError, match="--decode-servers-urls"):
+    with pytest.raises(ConfigError, match="--prefill-servers-urls"):
         make_fleet(ProxyConfig(), pools=True)
