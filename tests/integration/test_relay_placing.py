@@ -110,12 +110,18 @@ def test_the_master_sees_what_is_under_way_and_what_is_over(site: Site) -> None:
     until(lambda: metric(site.master, "master:requests_in_flight") == 0)
 
 
-@pytest.mark.parametrize("kind", ["without", "with"])
-def test_a_route_that_no_worker_has_is_not_asked_for_again_and_again(site: Site, kind: str) -> None:
-    """A master places by role: it names a decode worker again, however many lack the route."""
+@pytest.mark.parametrize(
+    ("kind", "wanted", "said"),
+    [("without", 404, "no worker here has"), ("with", 400, "it generates text")],
+)
+def test_a_route_that_no_worker_has_is_not_asked_for_again_and_again(
+    site: Site, kind: str, wanted: int, said: str
+) -> None:
+    """A master places by role: it names a decode worker again, however many lack the route. A proxy
+    that knows the model says what that does instead."""
     url = f"{site.proxies[kind].url}/v1/embeddings"
     status, answer = call(url, {"model": "tiny", "input": "x"})
-    assert status == 404 and "no worker here has" in answer["error"]["message"]
+    assert status == wanted and said in answer["error"]["message"]
 
 
 def test_streams_are_placed_too(site: Site) -> None:
