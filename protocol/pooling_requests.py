@@ -122,6 +122,7 @@ class SimilarityRequest(PoolingFields, kw_only=True):
     right: list[str]
 
 
+_MOST_SIMILARITIES = 1 << 14  # more would be a table that nobody reads
 _EMBEDDING = RequestParser.of(EmbeddingRequest, POOLING_FIELDS, "embeddings")
 _CLASSIFY = RequestParser.of(ClassifyRequest, POOLING_FIELDS, "classes")
 _SCORE = RequestParser.of(ScoreRequest, POOLING_FIELDS, "scores")
@@ -219,4 +220,8 @@ def decode_similarity(data: bytes) -> SimilarityRequest:
     request = _SIMILARITY.parsed(data)
     check_count(request.left, "left", "texts")
     check_count(request.right, "right", "texts")
+    if (count := len(request.left) * len(request.right)) > _MOST_SIMILARITIES:
+        raise InvalidRequest(
+            f"left and right make {count} pairs, the most is {_MOST_SIMILARITIES}", param="right"
+        )
     return request

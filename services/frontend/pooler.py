@@ -89,6 +89,8 @@ def _embedding(info: ModelInfo, modules: Mapping[str, Json], *, encodes: bool) -
     others = sorted(set(modules) - {"Transformer", "Pooling", "Normalize"})
     if others:
         raise ConfigError(f"--model: modules.json: '{others[0]}' after pooling is not supported")
+    if not encodes and _sees_all(info.config.get("text_config") or info.config):
+        raise ConfigError("--model: its tokens see those behind them, which is not supported")
     return Pooler(
         "embed",
         _width(info),
@@ -97,6 +99,11 @@ def _embedding(info: ModelInfo, modules: Mapping[str, Json], *, encodes: bool) -
         encoder=encodes,
         pooling=_mode(modules.get("Pooling"), encodes=encodes),
     )
+
+
+def _sees_all(config: Mapping[str, Any]) -> bool:
+    """Whether a decoder was made to attend in both directions, as those of gte-Qwen2 were."""
+    return config.get("is_causal") is False or bool(config.get("use_bidirectional_attention"))
 
 
 def _mode(pooling: Json | None, *, encodes: bool) -> Kind:

@@ -16,7 +16,7 @@ from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.guard import Guard
 from services.frontend.model_info import ModelInfo
 from services.frontend.pair_template import PairTemplate
-from services.frontend.prompt import PromptMaker
+from services.frontend.prompt import OFFLOAD_CHARS, PromptMaker
 from services.frontend.tokenizer import Tokenizer
 
 Checked = Callable[[ChatCompletionRequest | CompletionRequest], Awaitable[SamplingParams]]
@@ -25,6 +25,7 @@ Generate = Callable[
     GenerateRequest,
 ]
 _TRUNCATE = "truncate_prompt_tokens"
+_MOST_TOKENS = 1 << 20  # of all inputs of a request, which are in memory together
 
 
 class PoolingInputs:
@@ -75,10 +76,12 @@ class PoolingInputs:
         plain = _plain(request)
         sampling = await self._checked(plain)
         several = len(given) > 1
-        made = []
+        made: list[GenerateRequest] = []
+        total = 0
         for index, one in enumerate(given):
             where = f"{param}[{index}]" if several else param
             ids = await self._tokens(request, one, where)
+            total = _added_up(total, ids, param)
             name = f"{request_id}-{index}" if several else request_id
             made.append(self._generate(plain, name, ids, sampling, where))
             made[-1].pooling = wanted
@@ -92,9 +95,11 @@ class PoolingInputs:
         `InvalidRequest` if the model does not score."""
         wanted, plain = self._params(PoolingParams("score")), _plain(request)
         sampling = await self._checked(plain)
-        made = []
+        made: list[GenerateRequest] = []
+        total = 0
         for index, (query, document) in enumerate(pairs):
             ids, second = await self._pair(query, document, request.instruction, param)
+            total = _added_up(total, ids, param)
             made.append(self._generate(plain, f"{request_id}-{index}", ids, sampling, param))
             made[-1].pooling = msgspec.structs.replace(wanted, second=second)
             await asyncio.sleep(0)
@@ -108,7 +113,8 @@ class PoolingInputs:
         try:
             if self._pairs is None:
                 self._prompts.room_beside(num_chars // (4 * self._tokenizer.longest), param)
-                return self._joined(query, document, instruction)
+                joined = partial(self._joined, query, document, instruction)
+                return await asyncio.to_thread(joined) if num_chars > OFFLOAD_CHARS else joined()
             text = partial(self._pairs.render, query, document, instruction)
             prompt = await self._prompts.of_chat(text, num_chars, (), add_special_tokens=False)
         except InvalidRequest as error:
@@ -157,6 +163,18 @@ class PoolingInputs:
             if ids[start : start + len(bare)] == bare:
                 return ids[:start], ids[start + len(bare) :]
         return [], []
+
+
+def _added_up(total: int, ids: Sequence[int], param: str) -> int:
+    """Tokens of a request so far; `InvalidRequest` if these are too many for one."""
+    total += len(ids)
+    if total > _MOST_TOKENS:
+        raise InvalidRequest(
+            f"the inputs have more than {_MOST_TOKENS} tokens together: send them in several"
+            " requests",
+            param=param,
+        )
+    return total
 
 
 def _plain(request: PoolingFields) -> CompletionRequest:

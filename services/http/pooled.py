@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from protocol.errors import InternalError, from_info
+from protocol.errors import InternalError, InvalidRequest, from_info
 from protocol.openai import ChatCompletionRequest
 from protocol.openai_answers import PromptTokensDetails
 from protocol.pooling import PoolingParams, unpacked
@@ -107,6 +107,8 @@ class Pooling:
         by_vectors = pooler is not None and pooler.task == "embed"
         async with self._service.body(request, deadline) as body:
             wanted, fields, pairs = decode(body)
+            if by_vectors and fields.instruction is not None:
+                raise InvalidRequest("instruction: this model takes none", param="instruction")
             name = request_id(request, fields.request_id)
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
             prompts = await self._rendered(

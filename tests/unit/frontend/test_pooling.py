@@ -13,6 +13,7 @@ from protocol.errors import ConfigError, InvalidRequest
 from protocol.pooling import Pooler, PoolingParams
 from protocol.pooling_requests import RerankRequest, decode_embedding, inputs_of
 from protocol.types import GenerateRequest
+from services.frontend import pooling
 from services.frontend.render import Frontend
 from tests.support.frontend_helpers import frontend, write_model
 
@@ -84,6 +85,12 @@ def test_other_pooling_is_refused_by_its_name(config: Any, said: str, tmp_path: 
 def test_a_layer_behind_the_pooling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'Dense' after pooling"):
         pooler(directory(tmp_path, POOLING, "sentence_transformers.models.Dense"))
+
+
+@pytest.mark.parametrize("said", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_a_decoder_that_sees_in_both_directions_is_refused(said: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="see those behind them"):
+        pooler(directory(tmp_path, POOLING, **said))
 
 
 def test_the_files_say_that_a_model_scores(tmp_path: Path) -> None:
@@ -227,6 +234,14 @@ def test_a_document_that_is_too_long_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         pairs(scorer(tmp_path), ("q", "a story " * 5000))
     assert (caught.value.param, caught.value.code) == ("documents", "context_length_exceeded")
+
+
+def test_inputs_of_a_request_are_bounded_together(
+    front: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling, "_MOST_TOKENS", 20)
+    assert len(texts(front, input=["a b"] * 3)) == 3
+    assert "more than 20 tokens together" in refusal(front, input=["a b"] * 21).message
 
 
 def test_each_model_is_asked_for_what_it_has(front: Frontend, tmp_path: Path) -> None:

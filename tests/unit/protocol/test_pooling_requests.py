@@ -8,7 +8,13 @@ import pytest
 from protocol.errors import InvalidRequest
 from protocol.generate import decode_generate, encode_generate
 from protocol.pooling import PoolingParams, packed, unpacked
-from protocol.pooling_requests import decode_embedding, decode_rerank, decode_score, inputs_of
+from protocol.pooling_requests import (
+    decode_embedding,
+    decode_rerank,
+    decode_score,
+    decode_similarity,
+    inputs_of,
+)
 from protocol.types import GenerateRequest, SamplingParams
 
 
@@ -109,3 +115,11 @@ def test_what_is_wanted_travels_with_the_call() -> None:
 def test_vectors_are_packed_as_little_endian_floats() -> None:
     assert packed([1.0, -2.0]) == b"\x00\x00\x80\x3f\x00\x00\x00\xc0"
     assert unpacked(packed([0.5, 0.25])) == [0.5, 0.25]
+
+
+def test_a_table_of_similarities_is_bounded() -> None:
+    body = {"model": "m", "left": ["a"] * 128, "right": ["b"] * 128}
+    assert len(decode_similarity(json.dumps(body).encode()).left) == 128
+    with pytest.raises(InvalidRequest, match="16512 pairs, the most is 16384") as refused:
+        decode_similarity(json.dumps({**body, "right": ["b"] * 129}).encode())
+    assert refused.value.param == "right"
