@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.frontend.audio.formats import format_of, refused
+from services.frontend.audio.wav import check_loudness
 
 CODECS = ("mp3", "flac", "vorbis", "opus", "aac")
 MOST_CHANNELS = 8
@@ -24,6 +25,8 @@ _DEMUXERS = MappingProxyType(
 )
 _MOST_STREAMS = 4
 _PICTURE = "1"  # pixels: covers that a file brings are not decoded
+_MP3_HEAD = 1 << 14  # bytes in which a count of frames stands, if there is one
+_MP3_COUNTS = (b"Xing", b"Info", b"VBRI")
 _SLACK_S = 0.3  # by how much audio may end before its container says
 
 Samples = NDArray[np.float32]
@@ -46,13 +49,28 @@ def read_sound(file: BinaryIO, most_seconds: float) -> tuple[int, Samples]:
                     f"the audio lasts longer than the {most_seconds:g} s that this model hears;"
                     " send it in parts"
                 )
-        said = (container.duration or 0) / 1e6
+        said = _said_seconds(file, container, stream)
         if not count or said - count / rate > _SLACK_S:
             raise refused(
                 f"the audio is incomplete: it says that it lasts {said:.1f} s, and"
                 f" {count / rate:.1f} s are there"
             )
-    return rate, np.concatenate(pieces)
+    sound = np.concatenate(pieces)
+    check_loudness(sound)
+    return rate, sound
+
+
+def _said_seconds(file: BinaryIO, container: Any, stream: Any) -> float:
+    """How long the file says that its sound lasts; 0.0 where it does not, as in MP3 without a count
+    of frames, of which FFmpeg guesses it by the size."""
+    if container.format.name == "mp3":
+        file.seek(0)
+        start = file.read(_MP3_HEAD)
+        if not any(name in start for name in _MP3_COUNTS):
+            return 0.0
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return 0.0 if container.streams.video else (container.duration or 0) / 1e6
 
 
 def _mono(frame: Any) -> Samples:

@@ -104,9 +104,14 @@ def read_samples(data: bytes, header: Header, param: str | None = None) -> Sampl
     values = _values(raw, header).reshape(header.frames, header.channels)
     with np.errstate(over="ignore", invalid="ignore"):  # of what is refused then
         mono: NDArray[np.float64] = values.mean(axis=1, dtype=np.float64)
-    if not np.abs(mono).max() < _LOUDEST:
-        raise refused("the audio has samples that are no finite numbers, or far too large", param)
+    check_loudness(mono, param)
     return (mono / _full_scale(header)).astype(np.float32)
+
+
+def check_loudness(samples: NDArray[np.floating[Any]], param: str | None = None) -> None:
+    """`InvalidRequest` (`param`) if there are such as no spectrum can be made of; at least one."""
+    if not np.abs(samples).max() < _LOUDEST:
+        raise refused("the audio has samples that are no finite numbers, or far too large", param)
 
 
 def has_float_samples(header: Header) -> bool:
