@@ -129,7 +129,7 @@ def pools(gateway: Gateway) -> bool:
     """Whether vectors and scores are answered here: by a model that has them, or with an error by
     one whose workers are none of another engine, which may have others."""
     frontend = gateway.frontend
-    if frontend is None:
+    if frontend is None or gateway.config.dialect == "openai":
         return False
     return frontend.info.pooler is not None or gateway.config.dialect == "tokens"
 

@@ -62,7 +62,9 @@ class TextEncoder:
         self._pooler = pooler
         headed = pooler.task != "embed"
         self._model: Any = load_text_encoder(model_dir, self.config, dtype, device, head=headed)
-        self._typed = _TYPES in inspect.signature(self._model.forward).parameters
+        typed = _TYPES in inspect.signature(self._model.forward).parameters
+        # RoBERTa takes them and has one type only.
+        self._typed = typed and getattr(self.config, "type_vocab_size", 0) > 1
         self._padding = int(getattr(self.config, "pad_token_id", 0) or 0)
         self.parameter_bytes = parameter_bytes(self._model)
 

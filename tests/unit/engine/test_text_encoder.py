@@ -13,7 +13,7 @@ from services.engine.config import EngineConfig
 from services.engine.engine import Engine
 from tests.support.tiny_encoders import LABELS, build_encoder, encoded_vector, head_logits
 
-INPUTS = ([5, 6, 7], list(range(40, 110)), [9], list(range(60, 90)))
+INPUTS = ([5, 6, 7], list(range(40, 110)), [9], list(range(60, 90)), list(range(50, 105)))
 REL, ABS = 1e-4, 1e-5
 
 
@@ -91,7 +91,7 @@ def test_classes_have_probabilities(tmp_path: Path) -> None:
 def test_pairs_are_scored_by_their_types(tmp_path: Path) -> None:
     path = build_encoder(tmp_path / "bert", labels=("LABEL_0",))
     pooler = Pooler("score", 1, normalize=False, encoder=True, activation="sigmoid")
-    params = [PoolingParams("score", 1, second=second) for second in (2, 30, 0, 10)]
+    params = [PoolingParams("score", 1, second=second) for second in (2, 30, 0, 10, 20)]
     found = answers(engine(path, pooler), *params)
     expected = [
         torch.sigmoid(head_logits(path, list(given), one.second)).tolist()
