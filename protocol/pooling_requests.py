@@ -122,7 +122,7 @@ class SimilarityRequest(PoolingFields, kw_only=True):
     right: list[str]
 
 
-_MOST_SIMILARITIES = 1 << 14  # more would be a table that nobody reads
+_MOST_SIMILARITIES = 1 << 14  # pairs of texts; the answer has a number for each
 _EMBEDDING = RequestParser.of(EmbeddingRequest, POOLING_FIELDS, "embeddings")
 _CLASSIFY = RequestParser.of(ClassifyRequest, POOLING_FIELDS, "classes")
 _SCORE = RequestParser.of(ScoreRequest, POOLING_FIELDS, "scores")

@@ -153,8 +153,8 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
 
 
 def make_fleet(config: ProxyConfig, *, pools: bool = False) -> Fleet:
-    """`ConfigError` if nobody decodes, and nobody could tell of anybody. A model that `pools` needs
-    only workers that prefill."""
+    """`ConfigError` without a worker that decodes, where none can be added later. A model that
+    `pools` needs only workers that prefill."""
     fleet = Fleet.from_urls(
         config.encode_servers_urls,
         config.prefill_servers_urls,

@@ -118,7 +118,7 @@ class FrontendOptions:
     video_timeout: float = seconds(
         20.0,
         "How long it may take to read a clip, on the proxy and again on the encoder. FFmpeg does so"
-        " in processes of its own, which are ended when the time is over.",
+        " in processes of its own, which are killed after that time.",
     )
     video_memory_bytes: int = size(
         2 << 30,
