@@ -22,9 +22,11 @@ GRID, TOKENS = (1, 16, 16), 64
 
 @pytest.fixture(scope="module")
 def encoder(model_dir: ModelDir) -> Iterator[Process]:
-    """Its store holds one embedding."""
+    """Its store holds one embedding; half a second later another may take its place."""
+    extra = {"ec_lease_duration": 0.5}
     with running(model_dir("qwen2_5_vl")) as stack:
-        one = flags_of("shm", model_dir("qwen2_5_vl"), ec_buffer_size=TOKENS * 128 * 4)
+        one = flags_of("shm", model_dir("qwen2_5_vl"), ec_buffer_size=TOKENS * 128 * 4,
+                       ec_connector_extra_config=extra)  # fmt: skip
         process = stack.start("services.encoder", *one)
         process.wait_ready()
         yield process
