@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,11 @@ from tests.support.stack import START_S, STOP_S
 from triptych.launch.restart import main as restart
 
 ROOT = Path(__file__).parents[2]
-PORTS = ("--master-port", "--encode-port", "--prefill-port", "--decode-port")
+PORTS = {
+    "--port": 1, "--master-port": 1, "--encode-port": 2, "--prefill-port": 2, "--decode-port": 2,
+}  # fmt: skip
+VLLM_PORTS = {"--events-port": 8, "--side-port": 4}
+"""How many in a row each flag names the first of."""
 CLIENTS = 4
 RESTARTED = ("encode-0", "decode-0", "decode-1", "master", "proxy")
 # What `triptych serve --engine vllm` starts, with our timed workers in the place of vLLM's.
@@ -31,23 +35,31 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "services.mock", "--role",
 """
 
 
+def port_flags(first: int, counts: Mapping[str, int]) -> list[str]:
+    """Each flag with the first of its ports; all of them lie behind one another."""
+    words = []
+    for flag, count in counts.items():
+        words += [flag, str(first)]
+        first += count
+    return words
+
+
 def engine_flags(engine: str, folder: Path) -> list[str]:
     if engine != "vllm":
         return ["--engine", engine]
     program = folder / "vllm"
     program.write_text(VLLM.format(python=sys.executable))
     program.chmod(0o755)
-    ports = ("--events-port", str(free_port(8)), "--side-port", str(free_port(4)))
-    return ["--engine", "vllm", "--vllm", str(program), *ports]
+    return ["--engine", "vllm", "--vllm", str(program)]
 
 
 @contextmanager
 def serving(folder: Path, port: int, engine: str) -> Iterator[subprocess.Popen[str]]:
     """An encode worker and two that prefill and decode, without a model."""
-    ports = [word for flag in PORTS for word in (flag, str(free_port(2)))]
+    counts = {**PORTS, **(VLLM_PORTS if engine == "vllm" else {})}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "triptych", "serve", "demo", *engine_flags(engine, folder),
-         "--num-p", "0", "--num-d", "2", "--port", str(port), *ports],
+         "--num-p", "0", "--num-d", "2", *port_flags(port, counts)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -85,7 +97,7 @@ async def test_every_process_is_another_afterwards_and_no_request_has_failed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    port = free_port()
+    port = free_port(sum({**PORTS, **VLLM_PORTS}.values()))
     url, over = f"http://127.0.0.1:{port}", asyncio.Event()
     with serving(tmp_path, port, engine) as stack:
         timeout = aiohttp.ClientTimeout(total=START_S)

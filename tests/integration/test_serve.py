@@ -23,7 +23,8 @@ PORTS = ("--port", "--master-port", "--encode-port", "--decode-port")
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], "queue.Queue[str]"]]:
-    ports = [word for flag in PORTS for word in (flag, str(free_port()))]
+    first = free_port(len(PORTS))
+    ports = [word for place, flag in enumerate(PORTS) for word in (flag, str(first + place))]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "triptych", "serve", "demo", "--engine", "mock",
          "--num-p", "0", *ports],
