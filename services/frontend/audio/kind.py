@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from services.frontend.audio.formats import refuse_other_formats
 from services.frontend.audio.reading import AudioReader
+from services.frontend.audio.resampling import QUALITY
 from services.frontend.bounded_threads import BoundedThreads
 from services.frontend.clips.readers import BUSY, ClipReaders
 from services.frontend.config import FrontendConfig
@@ -14,7 +15,7 @@ from services.frontend.families import Audio, Extent
 from services.frontend.kinds import Kind, Wanted, naming
 
 _WAITING = 64  # audio items that wait to be measured
-_DECODING = "mean of channels, kaiser_best"  # what samples depend on besides the bytes
+_DECODING = f"mean of channels, {QUALITY}"  # what samples depend on besides the bytes
 
 
 T = TypeVar("T")

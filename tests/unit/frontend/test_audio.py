@@ -131,14 +131,14 @@ def test_what_the_lower_rate_cannot_have_is_taken_out() -> None:
     assert resampled(same, RATE, RATE) is same
 
 
-@pytest.mark.parametrize("rate", [0, 3999, 4001, 44_099, 192_025, 1 << 31])
+@pytest.mark.parametrize("rate", [0, 3999, 192_001, 1 << 31])
 def test_rates_that_are_refused(rate: int) -> None:
     with pytest.raises(InvalidRequest, match=f"{rate} samples a second") as caught:
         check_rate(rate, RATE, PARAM)
     assert caught.value.param == PARAM
 
 
-@given(st.integers(1, 3000), st.sampled_from([8000, 11_025, 12_000, 37_800, 44_100, 64_000]))
+@given(st.integers(1, 3000), st.sampled_from([4001, 8000, 11_025, 37_800, 44_099, 44_100, 64_000]))
 def test_lengths_agree(count: int, rate: int) -> None:
     check_rate(rate, RATE)
     found = resampled(np.ones(count, np.float32), rate, RATE)
