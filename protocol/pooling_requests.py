@@ -6,7 +6,7 @@ As in `protocol.openai` no field is ignored in silence: `protocol.pooling_fields
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,15 @@ class ClassifyRequest(TextFields, kw_only=True):
     """vLLM's."""
 
 
+class Pair(NamedTuple):
+    """Two texts, and the fields of a request that they come from."""
+
+    query: str
+    document: str
+    query_field: str
+    document_field: str
+
+
 class PairFields(PoolingFields, kw_only=True):
     instruction: str | None = None
 
@@ -105,6 +114,14 @@ class RerankRequest(PairFields, kw_only=True):
     @property
     def texts(self) -> list[str]:
         return [one if isinstance(one, str) else one.text for one in self.documents]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The query with each document."""
+        return [
+            Pair(self.query, text, "query", f"documents[{index}]")
+            for index, text in enumerate(self.texts)
+        ]
 
     def order(self, scores: Sequence[float]) -> list[int]:
         """Numbers of the documents that are answered."""
@@ -184,19 +201,30 @@ def check_count(parts: Sequence[Any], param: str, what: str) -> None:
         raise InvalidRequest(message, param=param)
 
 
-def decode_score(data: bytes) -> tuple[ScoreRequest, list[tuple[str, str]]]:
+def decode_score(data: bytes) -> tuple[ScoreRequest, list[Pair]]:
     """The request in a JSON body and its pairs; `InvalidRequest` names the field at fault."""
     request = _SCORE.parsed(data)
     first, left = _side(request, "text_1", "queries", "data_1")
     second, right = _side(request, "text_2", "documents", "data_2")
     check_count(left, first, "texts")
     check_count(right, second, "texts")
+    queries, documents = numbered(left, first), numbered(right, second)
     if len(left) == 1:
-        left = left * len(right)
-    if len(left) != len(right):
+        queries *= len(right)
+    if len(queries) != len(right):
         message = f"{first} must hold one text, or as many as {second}, {len(right)}"
         raise InvalidRequest(message, param=first)
-    return request, list(zip(left, right, strict=True))
+    return request, [
+        Pair(query, document, query_field, document_field)
+        for (query, query_field), (document, document_field) in zip(queries, documents, strict=True)
+    ]
+
+
+def numbered(texts: Sequence[str], field: str) -> list[tuple[str, str]]:
+    """(a text, the field that it comes from) for each."""
+    if len(texts) == 1:
+        return [(texts[0], field)]
+    return [(text, f"{field}[{index}]") for index, text in enumerate(texts)]
 
 
 def _side(request: ScoreRequest, *names: str) -> tuple[str, list[str]]:

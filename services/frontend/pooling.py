@@ -11,7 +11,13 @@ import msgspec
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.pooling import PoolingParams, check_task
-from protocol.pooling_requests import EmbeddingRequest, PairFields, PoolingFields, TextFields
+from protocol.pooling_requests import (
+    EmbeddingRequest,
+    Pair,
+    PairFields,
+    PoolingFields,
+    TextFields,
+)
 from protocol.types import GenerateRequest, SamplingParams
 from services.frontend.guard import Guard
 from services.frontend.model_info import ModelInfo
@@ -69,19 +75,19 @@ class PoolingInputs:
         wanted: PoolingParams,
         given: Sequence[str | list[int]],
         request_id: str,
-        param: str = "input",
+        fields: Sequence[str] = (),
     ) -> list[GenerateRequest]:
-        """One prompt for each text or token list, in order; `param` is the field they come from.
-        `InvalidRequest` names the one at fault."""
+        """One prompt for each text or token list, in order; `fields` are those that they come from,
+        parts of `input` by themselves. `InvalidRequest` names the one at fault."""
         plain = _plain(request)
         sampling = await self._checked(plain)
         several = len(given) > 1
         made: list[GenerateRequest] = []
         total = 0
         for index, one in enumerate(given):
-            where = f"{param}[{index}]" if several else param
+            where = fields[index] if fields else f"input[{index}]" if several else "input"
             ids = await self._tokens(request, one, where)
-            total = _added_up(total, ids, param)
+            total = _added_up(total, ids, where)
             name = f"{request_id}-{index}" if several else request_id
             made.append(self._generate(plain, name, ids, sampling, where))
             made[-1].pooling = wanted
@@ -89,26 +95,26 @@ class PoolingInputs:
         return made
 
     async def pairs(
-        self, request: PairFields, pairs: Sequence[tuple[str, str]], request_id: str, param: str
+        self, request: PairFields, pairs: Sequence[Pair], request_id: str
     ) -> list[GenerateRequest]:
-        """One prompt for each (query, document), in order; `param` is the field of the documents.
-        `InvalidRequest` if the model does not score."""
+        """One prompt for each pair, in order. `InvalidRequest` if the model does not score, or
+        names the document at fault."""
         wanted, plain = self._params(PoolingParams("score")), _plain(request)
         sampling = await self._checked(plain)
         made: list[GenerateRequest] = []
         total = 0
-        for index, (query, document) in enumerate(pairs):
-            ids, second = await self._pair(query, document, request.instruction, param)
-            total = _added_up(total, ids, param)
-            made.append(self._generate(plain, f"{request_id}-{index}", ids, sampling, param))
+        for index, pair in enumerate(pairs):
+            ids, second = await self._pair(pair, request.instruction)
+            where = pair.document_field
+            total = _added_up(total, ids, where)
+            made.append(self._generate(plain, f"{request_id}-{index}", ids, sampling, where))
             made[-1].pooling = msgspec.structs.replace(wanted, second=second)
             await asyncio.sleep(0)
         return made
 
-    async def _pair(
-        self, query: str, document: str, instruction: str | None, param: str
-    ) -> tuple[list[int], int]:
+    async def _pair(self, pair: Pair, instruction: str | None) -> tuple[list[int], int]:
         """(tokens, the one with which the second text begins if the model is to be told)."""
+        query, document, _, param = pair
         num_chars = len(query) + len(document)
         try:
             if self._pairs is None:

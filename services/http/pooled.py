@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
-import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 from fastapi import Request
+from numpy.typing import NDArray
 
 from protocol.errors import InternalError, InvalidRequest, from_info
 from protocol.openai import ChatCompletionRequest
@@ -18,11 +20,13 @@ from protocol.pooling import PoolingParams, unpacked
 from protocol.pooling_answers import PoolingUsage, Vector
 from protocol.pooling_requests import (
     EmbeddingRequest,
+    Pair,
     PairFields,
     PoolingFields,
     TextFields,
     decode_similarity,
     inputs_of,
+    numbered,
 )
 from protocol.types import GenerateRequest
 from services.frontend.render import RenderedRequest
@@ -34,9 +38,10 @@ from services.http.records import record_of
 from services.http.streams import while_connected
 
 _INPUTS_AT_ONCE = 32
+_INLINE_PAIRS = 256  # cosines that take a millisecond
+Array = NDArray[np.float64]
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=TextFields)
-Pairs = Sequence[tuple[str, str]]
 
 
 class Answered:
@@ -53,12 +58,21 @@ class Answered:
         self._cached += cached_tokens
 
     @property
+    def size(self) -> int:
+        """Bytes of all vectors."""
+        return sum(map(len, self.vectors))
+
+    @property
     def usage(self) -> PoolingUsage:
         details = PromptTokensDetails(self._cached) if self._cached else None
         return PoolingUsage(self._prompt, self._prompt, details)
 
     def numbers(self) -> list[list[float]]:
         return [unpacked(vector) for vector in self.vectors]
+
+    def arrays(self) -> list[Array]:
+        """float64[width] each."""
+        return [np.frombuffer(vector, "<f4").astype(np.float64) for vector in self.vectors]
 
     def encoded(self, encoding_format: str) -> list[Vector]:
         if encoding_format == "base64":
@@ -97,8 +111,7 @@ class Pooling:
     async def scores(
         self,
         request: Request,
-        decode: Callable[[bytes], tuple[_T, PairFields, Pairs]],
-        param: str,
+        decode: Callable[[bytes], tuple[_T, PairFields, Sequence[Pair]]],
     ) -> tuple[_T, list[float], Answered]:
         """(what was decoded, a score for each pair, the answers behind them). A model of vectors
         scores by their cosine, as vLLM has it."""
@@ -110,22 +123,24 @@ class Pooling:
             if by_vectors and fields.instruction is not None:
                 raise InvalidRequest("instruction: this model takes none", param="instruction")
             name = request_id(request, fields.request_id)
-            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            fields_of = _first_fields(
+                [(pair.query, pair.query_field) for pair in pairs]
+                + [(pair.document, pair.document_field) for pair in pairs]
+            )
             prompts = await self._rendered(
                 request,
                 deadline,
                 lambda: (
-                    self._units(fields, texts, name, param)
+                    self._units(fields, fields_of, name)
                     if by_vectors
-                    else pooling.pairs(fields, pairs, name, param)
+                    else pooling.pairs(fields, pairs, name)
                 ),
             )
         answered = await self._pooled(request, name, prompts, deadline)
-        found = answered.numbers()
         if not by_vectors:
-            return wanted, [score for (score,) in found], answered
-        of = dict(zip(texts, found, strict=True))
-        return wanted, [_cosine(of[one], of[other]) for one, other in pairs], answered
+            return wanted, [score for (score,) in answered.numbers()], answered
+        of = dict(zip(fields_of, answered.arrays(), strict=True))
+        return wanted, await _cosines([(of[p.query], of[p.document]) for p in pairs]), answered
 
     async def similarities(self, request: Request) -> tuple[list[list[float]], Answered]:
         """For each text of the left side its cosine with each of the right."""
@@ -133,19 +148,22 @@ class Pooling:
         async with self._service.body(request, deadline) as body:
             wanted = decode_similarity(body)
             name = request_id(request, wanted.request_id)
-            texts = list(dict.fromkeys((*wanted.left, *wanted.right)))
+            fields_of = _first_fields(
+                numbered(wanted.left, "left") + numbered(wanted.right, "right")
+            )
             prompts = await self._rendered(
-                request, deadline, lambda: self._units(wanted, texts, name, "left")
+                request, deadline, lambda: self._units(wanted, fields_of, name)
             )
         answered = await self._pooled(request, name, prompts, deadline)
-        of = dict(zip(texts, answered.numbers(), strict=True))
-        found = [[_cosine(of[one], of[other]) for other in wanted.right] for one in wanted.left]
-        return found, answered
+        of = dict(zip(fields_of, answered.arrays(), strict=True))
+        width = len(wanted.right)
+        flat = await _cosines([(of[a], of[b]) for a in wanted.left for b in wanted.right])
+        return [flat[at : at + width] for at in range(0, len(flat), width)], answered
 
     async def _units(
-        self, fields: PoolingFields, texts: list[str], name: str, param: str
+        self, fields: PoolingFields, fields_of: Mapping[str, str], name: str
     ) -> list[GenerateRequest]:
-        """Requests for the texts' vectors, of length 1."""
+        """Requests for the vectors, of length 1, of texts that come from these fields."""
         alone = EmbeddingRequest(
             model=fields.model,
             priority=fields.priority,
@@ -153,7 +171,8 @@ class Pooling:
             normalize=True,
         )
         pooling = self._frontend.pooling
-        return await pooling.texts(alone, pooling.params(alone), texts, name, param)
+        texts, places = [*fields_of], [*fields_of.values()]
+        return await pooling.texts(alone, pooling.params(alone), texts, name, places)
 
     async def _rendered_chat(
         self,
@@ -206,9 +225,19 @@ class Pooling:
         return vector, cached
 
 
-def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Of vectors of length 1."""
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+def _first_fields(texts: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Each text once, with the field that it comes from first."""
+    found: dict[str, str] = {}
+    for text, where in texts:
+        found.setdefault(text, where)
+    return found
+
+
+async def _cosines(pairs: Sequence[tuple[Array, Array]]) -> list[float]:
+    """Of pairs of vectors of length 1."""
+    if len(pairs) <= _INLINE_PAIRS:
+        return [float(one @ other) for one, other in pairs]
+    return await asyncio.to_thread(lambda: [float(one @ other) for one, other in pairs])
 
 
 def _vectorized(generate: GenerateRequest) -> RenderedRequest:

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
 
-from protocol.pooling_answers import (
-    Class,
-    ClassList,
-    Embedding,
-    EmbeddingList,
-    Pooled,
-    PooledList,
-    RankedDocument,
-    RankedDocuments,
-    RankedText,
-    RtpClasses,
-    RtpRankedDocument,
-    RtpRankedDocuments,
-    Score,
-    ScoreList,
-    Similarity,
-)
+from protocol.pooling_answers import RtpClasses, Similarity
 from protocol.pooling_requests import (
     CLASSIFY_PATH,
     EMBEDDINGS_PATHS,
@@ -32,6 +14,7 @@ from protocol.pooling_requests import (
     RTP_RERANK_PATH,
     SCORE_PATHS,
     SIMILARITY_PATH,
+    Pair,
     PairFields,
     RerankRequest,
     decode_classify,
@@ -40,8 +23,17 @@ from protocol.pooling_requests import (
     decode_score,
 )
 from services.http.counting import counted
-from services.http.openai import JSON, Service
-from services.http.pooled import Pairs, Pooling
+from services.http.openai import Service
+from services.http.pooled import Pooling
+from services.http.pooling_forms import (
+    answer,
+    class_list,
+    embedding_list,
+    pooled_list,
+    ranked,
+    rtp_ranked,
+    score_list,
+)
 
 
 def pooling(service: Service) -> APIRouter:
@@ -52,71 +44,25 @@ def pooling(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """OpenAI embeddings, of texts, token ids, or a chat that may hold pictures."""
         wanted, found = await work.vectors(request, decode_embedding)
-        data = [
-            Embedding(index=index, embedding=vector)
-            for index, vector in enumerate(found.encoded(wanted.encoding_format))
-        ]
-        return _answer(
-            EmbeddingList(
-                id=f"embd-{found.id}",
-                created=found.created,
-                model=found.model,
-                data=data,
-                usage=found.usage,
-            )
-        )
+        return await answer(found, lambda: embedding_list(found, wanted.encoding_format))
 
     @counted(service.admitted)
     async def pooled(request: Request) -> Response:
         """As `/v1/embeddings`, in vLLM's form."""
         wanted, found = await work.vectors(request, decode_embedding)
-        data = [
-            Pooled(index=index, data=vector)
-            for index, vector in enumerate(found.encoded(wanted.encoding_format))
-        ]
-        return _answer(
-            PooledList(
-                id=f"pool-{found.id}",
-                created=found.created,
-                model=found.model,
-                data=data,
-                usage=found.usage,
-            )
-        )
+        return await answer(found, lambda: pooled_list(found, wanted.encoding_format))
 
     @counted(service.admitted)
     async def score(request: Request) -> Response:
         """How well the texts of each pair fit each other, in vLLM's form."""
-        _, scores, found = await work.scores(request, _score_of, "text_2")
-        data = [Score(index=index, score=value) for index, value in enumerate(scores)]
-        return _answer(
-            ScoreList(
-                id=f"score-{found.id}",
-                created=found.created,
-                model=found.model,
-                data=data,
-                usage=found.usage,
-            )
-        )
+        _, scores, found = await work.scores(request, _score_of)
+        return await answer(found, lambda: score_list(found, scores))
 
     @counted(service.admitted)
     async def rerank(request: Request) -> Response:
         """Documents by how well they answer a query, in Jina's and Cohere's form."""
-        wanted, scores, found = await work.scores(request, _rerank_of, "documents")
-        texts = wanted.texts
-        results = [
-            RankedDocument(
-                index=index,
-                relevance_score=scores[index],
-                document=RankedText(texts[index]) if wanted.return_documents else UNSET,
-            )
-            for index in wanted.order(scores)
-        ]
-        return _answer(
-            RankedDocuments(
-                id=f"rerank-{found.id}", model=found.model, usage=found.usage, results=results
-            )
-        )
+        wanted, scores, found = await work.scores(request, _rerank_of)
+        return await answer(found, lambda: ranked(found, wanted, scores))
 
     @counted(service.admitted)
     async def classify(request: Request) -> Response:
@@ -124,24 +70,7 @@ def pooling(service: Service) -> APIRouter:
         _, found = await work.vectors(request, decode_classify)
         pooler = service.frontend.info.pooler
         labels = pooler.labels if pooler is not None else ()
-        data = [
-            Class(
-                index=index,
-                label=labels[max(range(len(probs)), key=probs.__getitem__)],
-                probs=probs,
-                num_classes=len(probs),
-            )
-            for index, probs in enumerate(found.numbers())
-        ]
-        return _answer(
-            ClassList(
-                id=f"classify-{found.id}",
-                created=found.created,
-                model=found.model,
-                data=data,
-                usage=found.usage,
-            )
-        )
+        return await answer(found, lambda: class_list(found, labels))
 
     for paths, endpoint in (
         (EMBEDDINGS_PATHS, embeddings),
@@ -164,45 +93,31 @@ def _as_rtp(service: Service, work: Pooling) -> APIRouter:
     @counted(service.admitted)
     async def reranker(request: Request) -> Response:
         """As `/rerank`, in RTP-LLM's form."""
-        wanted, scores, found = await work.scores(request, _rerank_of, "documents")
-        texts = wanted.texts
-        results = [
-            RtpRankedDocument(
-                index=index,
-                document=texts[index] if wanted.return_documents else None,
-                relevance_score=scores[index],
-            )
-            for index in wanted.order(scores)
-        ]
-        tokens = found.usage.total_tokens
-        return _answer(RtpRankedDocuments(results=results, total_tokens=tokens, model=found.model))
+        wanted, scores, found = await work.scores(request, _rerank_of)
+        return await answer(found, lambda: rtp_ranked(found, wanted, scores))
 
     @routes.post(RTP_CLASSIFY_PATH)
     @counted(service.admitted)
     async def classifier(request: Request) -> Response:
         """As `/classify`, in RTP-LLM's form."""
         _, found = await work.vectors(request, decode_classify)
-        return _answer(RtpClasses(score=found.numbers()))
+        return await answer(found, lambda: RtpClasses(score=found.numbers()))
 
     @routes.post(SIMILARITY_PATH)
     @counted(service.admitted)
     async def similarity(request: Request) -> Response:
         """How near texts are to each other by the cosine of their vectors, in RTP-LLM's form."""
         near, found = await work.similarities(request)
-        return _answer(Similarity(model=found.model, similarity=near))
+        return await answer(found, lambda: Similarity(model=found.model, similarity=near))
 
     return routes
 
 
-def _answer(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type=JSON)
-
-
-def _score_of(body: bytes) -> tuple[None, PairFields, Pairs]:
+def _score_of(body: bytes) -> tuple[None, PairFields, list[Pair]]:
     fields, pairs = decode_score(body)
     return None, fields, pairs
 
 
-def _rerank_of(body: bytes) -> tuple[RerankRequest, PairFields, Pairs]:
+def _rerank_of(body: bytes) -> tuple[RerankRequest, PairFields, list[Pair]]:
     wanted = decode_rerank(body)
-    return wanted, wanted, [(wanted.query, text) for text in wanted.texts]
+    return wanted, wanted, wanted.pairs

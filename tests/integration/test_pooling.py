@@ -136,6 +136,13 @@ def test_a_model_of_vectors_scores_by_their_cosine(apart: Process) -> None:
     near(table["similarity"], [[1.0, cosine]])
     ranked = asked(apart, "/rerank", query=TEXTS[0], documents=TEXTS[1::-1])["results"]
     assert [entry["index"] for entry in ranked] == [1, 0]
+    long = "a story " * 5000
+    for path, fields, param in (
+        ("/score", {"text_1": "a", "text_2": ["a", long]}, "text_2[1]"),
+        ("/rerank", {"query": long, "documents": ["a"]}, "query"),
+        ("/v1/embeddings/similarity", {"left": ["a"], "right": ["a", long]}, "right[1]"),
+    ):
+        assert refused(apart, path, **fields)["param"] == param
 
 
 def test_such_a_model_refuses_text_by_name(pictures: Stack, apart: Process) -> None:

@@ -22,8 +22,10 @@ _NO_PYAV = (
     "this server has no PyAV to decode clips and compressed audio with: install the extra 'video'"
     " (pip install 'triptych[video]') on proxies and encoders"
 )
-_OTHER_SYSTEM = "video_url: servers on this operating system take no clips; those on Linux do"
-BUSY = "too many clips wait to be read (--video-readers)"
+_OTHER_SYSTEM = (
+    "servers on this operating system read no clips and no compressed audio; those on Linux do"
+)
+BUSY = "too many clips and audio files wait to be read (--video-readers)"
 
 
 class ClipReaders:

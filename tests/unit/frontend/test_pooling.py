@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from protocol.errors import ConfigError, InvalidRequest
 from protocol.pooling import Pooler, PoolingParams
-from protocol.pooling_requests import RerankRequest, decode_embedding, inputs_of
+from protocol.pooling_requests import Pair, RerankRequest, decode_embedding, inputs_of
 from protocol.types import GenerateRequest
 from services.frontend import pooling
 from services.frontend.render import Frontend
@@ -182,7 +182,8 @@ def test_empty_and_foreign_inputs_are_named(front: Frontend) -> None:
 
 def pairs(front: Frontend, *given: tuple[str, str], **fields: Any) -> list[GenerateRequest]:
     request = RerankRequest(query="", documents=[], **fields)
-    return asyncio.run(front.pooling.pairs(request, given, "r", "documents"))
+    named = [Pair(*pair, "query", f"documents[{index}]") for index, pair in enumerate(given)]
+    return asyncio.run(front.pooling.pairs(request, named, "r"))
 
 
 def scorer(path: Path, **options: Any) -> Frontend:
@@ -233,7 +234,7 @@ def test_a_template_of_both_roles_is_used(tmp_path: Path) -> None:
 def test_a_document_that_is_too_long_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         pairs(scorer(tmp_path), ("q", "a story " * 5000))
-    assert (caught.value.param, caught.value.code) == ("documents", "context_length_exceeded")
+    assert (caught.value.param, caught.value.code) == ("documents[0]", "context_length_exceeded")
 
 
 def test_inputs_of_a_request_are_bounded_together(

@@ -9,6 +9,7 @@ from protocol.errors import InvalidRequest
 from protocol.generate import decode_generate, encode_generate
 from protocol.pooling import PoolingParams, packed, unpacked
 from protocol.pooling_requests import (
+    Pair,
     decode_embedding,
     decode_rerank,
     decode_score,
@@ -71,12 +72,18 @@ def test_a_chat_is_embedded_without_an_answers_beginning() -> None:
 def test_the_sides_of_a_score_have_three_names(names: tuple[str, str]) -> None:
     first, second = names
 
-    def pairs(one: Any, other: Any) -> list[tuple[str, str]]:
+    def decoded(one: Any, other: Any) -> list[Pair]:
         return decode_score(body(**{first: one, second: other}))[1]
+
+    def pairs(one: Any, other: Any) -> list[tuple[str, str]]:
+        return [pair[:2] for pair in decoded(one, other)]
 
     assert pairs("a", "b") == [("a", "b")]
     assert pairs("a", ["b", "c"]) == [("a", "b"), ("a", "c")]
     assert pairs(["a", "b"], ["c", "d"]) == [("a", "c"), ("b", "d")]
+    assert decoded("a", "b") == [Pair("a", "b", first, second)]
+    assert decoded("a", ["b", "c"])[1] == Pair("a", "c", first, f"{second}[1]")
+    assert decoded(["a", "b"], ["c", "d"])[1] == Pair("b", "d", f"{first}[1]", f"{second}[1]")
     for wrong in ((["a", "b"], "c"), (["a", "b"], ["c", "d", "e"]), ([], "c")):
         with pytest.raises(InvalidRequest) as caught:
             pairs(*wrong)
