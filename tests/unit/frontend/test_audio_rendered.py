@@ -107,7 +107,7 @@ def test_audio_that_is_refused_names_its_field(fronts: Fronts) -> None:
     assert "no audio" in refusal(front, inline(bytes(2 << 20)))  # before all of it is decoded
     assert "lasts 2.01 s, this model hears 2 s" in refusal(front, inline(audio_file(1, 2.01).data))
     assert "too short" in refusal(front, inline(audio_file(1, 0.02).data))
-    assert "44099 samples" in refusal(front, inline(wav(np.zeros(9, "<i2"), 44_099)))
+    assert "192001 samples" in refusal(front, inline(wav(np.zeros(9, "<i2"), 192_001)))
     nan = np.full(4000, np.nan, np.float32).tobytes()
     assert "finite" in refusal(front, inline(raw_wav(nan, 3, 32)))
     said = f"{PART}.input_audio.format"
