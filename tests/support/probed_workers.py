@@ -15,7 +15,8 @@ from proxy.upstream.client import UpstreamClient
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-PROBE_S = 0.2
+SHORT_S = 0.4
+PATIENT_S = 10.0
 STREAMS = ("/open", "/v1/chat/completions")
 OURS: dict[str, Any] = {
     "/health": {},
@@ -90,11 +91,13 @@ async def serving(worker: Worker) -> AsyncIterator[Worker]:
 
 
 @contextlib.asynccontextmanager
-async def asking(authorization: str = "") -> AsyncIterator[UpstreamClient]:
-    """A client that probes with little patience."""
-    client = UpstreamClient(2.0, probe_timeout_s=PROBE_S, authorization=authorization)
+async def asking(
+    authorization: str = "", patience_s: float = PATIENT_S
+) -> AsyncIterator[UpstreamClient]:
+    """A client that probes: with little patience (`SHORT_S`) where workers are silent."""
+    client = UpstreamClient(2.0, probe_timeout_s=patience_s, authorization=authorization)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             yield client
     finally:
         await client.close()

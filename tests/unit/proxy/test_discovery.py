@@ -10,12 +10,12 @@ from proxy.fleet.probing import probe_once
 from proxy.fleet.worker import Instance
 from proxy.placement.own_view import Room
 from proxy.upstream.client import UpstreamClient
-from tests.support.probed_workers import OURS, THEIRS, Worker, asking, decoding, serving
+from tests.support.probed_workers import OURS, SHORT_S, THEIRS, Worker, asking, decoding, serving
 
 
 async def test_a_worker_that_is_late_to_say_what_it_is_is_asked_again() -> None:
     """And gets no requests until then: it could not make anything of them."""
-    async with serving(Worker(OURS)) as worker, asking() as client:
+    async with serving(Worker(OURS)) as worker, asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding(worker.url)
         worker.silent = {"/server_info"}
         await probe_once(fleet, client)
@@ -37,7 +37,7 @@ async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> 
     models = {"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}}
     theirs = Worker({"/health": {}, **models, "/server_info": {"vllm_config": "…"}})
     theirs.silent = {"/server_info"} if foreign else set()
-    async with serving(theirs) as worker, asking() as client:
+    async with serving(theirs) as worker, asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
         assert (instance.up, instance.dialect, instance.known) == (True, "openai", True)
@@ -45,7 +45,7 @@ async def test_another_engine_is_not_asked_what_takes_it_seconds(owner: Any) -> 
 
 
 async def test_a_forced_dialect_waits_for_the_rest_too() -> None:
-    async with serving(Worker(OURS)) as worker, asking() as client:
+    async with serving(Worker(OURS)) as worker, asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding(worker.url)
         fleet.force_dialect("tokens")
         worker.silent = {"/server_info"}
@@ -111,7 +111,10 @@ async def test_who_can_go_on_with_others_streams(render: Any, generate: Any, res
 
 async def test_who_does_not_say_in_time_whether_it_can_is_asked_again() -> None:
     routes = {RENDER_PATH: 400, GENERATE_PATH: 400}
-    async with serving(Worker({**THEIRS, **routes})) as worker, asking() as client:
+    async with (
+        serving(Worker({**THEIRS, **routes})) as worker,
+        asking(patience_s=SHORT_S) as client,
+    ):
         fleet, (instance,) = decoding(worker.url)
         worker.silent = {GENERATE_PATH}
         await probe_once(fleet, client)

@@ -11,20 +11,24 @@ from proxy.fleet.fleet import Fleet
 from proxy.fleet.probing import probe_first, probe_once, probe_one
 from proxy.upstream.failures import CallFailed
 from proxy.upstream.patience import Patience
-from tests.support.probed_workers import OURS, PROBE_S, THEIRS, Worker, asking, decoding, serving
+from tests.support.probed_workers import OURS, SHORT_S, THEIRS, Worker, asking, decoding, serving
 from tests.support.shortage import no_files_left
 
 
 async def test_the_first_probe_waits_for_who_is_slow_to_say_what_it_is() -> None:
     theirs = Worker({**THEIRS, "/version": {"version": "1"}})
     theirs.silent = {"/server_info"}
-    async with serving(theirs) as worker, serving(Worker(OURS)) as good, asking() as client:
+    async with (
+        serving(theirs) as worker,
+        serving(Worker(OURS)) as good,
+        asking(patience_s=SHORT_S) as client,
+    ):
         fleet, (slow, other) = decoding(worker.url, good.url)
         first = asyncio.create_task(probe_first(fleet, client))
         while not other.known or slow.up:  # noqa: ASYNC110 — what is awaited has no event
             await asyncio.sleep(0.01)
         worker.silent = {"/health", "/server_info"}
-        await asyncio.sleep(2 * PROBE_S)
+        await asyncio.sleep(2 * SHORT_S)
         assert not (slow.up or first.done())
         worker.silent = set()
         await first
@@ -48,7 +52,11 @@ async def test_a_url_that_cannot_be_asked_leaves_the_others_probed() -> None:
 
 async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> None:
     """Also while another one keeps its probe waiting."""
-    async with serving(Worker(OURS)) as stuck, serving(Worker(OURS)) as good, asking() as client:
+    async with (
+        serving(Worker(OURS)) as stuck,
+        serving(Worker(OURS)) as good,
+        asking(patience_s=SHORT_S) as client,
+    ):
         stuck.silent = {"/health"}
         fleet, (_, other) = decoding(stuck.url, good.url)
         other.up = False
@@ -58,7 +66,7 @@ async def test_what_follows_from_a_worker_that_comes_up_follows_at_once() -> Non
         round_ = asyncio.create_task(probe_once(fleet, client))
         while not seen:  # noqa: ASYNC110 — what is awaited has no event
             await asyncio.sleep(0.001)
-        assert time.monotonic() - began < PROBE_S and seen == [True]
+        assert time.monotonic() - began < SHORT_S and seen == [True]
         await round_
 
 
@@ -81,7 +89,11 @@ async def test_a_worker_that_drains_is_passed_over_until_its_next_life() -> None
 
 
 async def test_a_silent_worker_is_given_up_only_when_it_stays_silent() -> None:
-    async with serving(Worker(OURS)) as worker, serving(Worker(OURS)) as other, asking() as client:
+    async with (
+        serving(Worker(OURS)) as worker,
+        serving(Worker(OURS)) as other,
+        asking(patience_s=SHORT_S) as client,
+    ):
         fleet, (instance, _) = decoding(worker.url, other.url)
         await probe_once(fleet, client)
         worker.silent = {"/health"}
@@ -99,7 +111,11 @@ async def test_a_silent_worker_is_given_up_only_when_it_stays_silent() -> None:
 
 async def test_who_cannot_be_replaced_is_waited_for_longer() -> None:
     """If all are silent together, it is rather the machine, or the network, than all of them."""
-    async with serving(Worker(OURS)) as one, serving(Worker(OURS)) as two, asking() as client:
+    async with (
+        serving(Worker(OURS)) as one,
+        serving(Worker(OURS)) as two,
+        asking(patience_s=SHORT_S) as client,
+    ):
         fleet, (first, second) = decoding(one.url, two.url)
         await probe_once(fleet, client)
         one.silent = two.silent = {"/health"}
@@ -135,7 +151,7 @@ async def test_a_host_that_takes_no_connection_is_silent_not_refusing() -> None:
         for one in held:
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
-        async with asking() as client:
+        async with asking(patience_s=0.1) as client:
             fleet, (instance,) = decoding(f"http://127.0.0.1:{port}")
             for _ in range(10):
                 await probe_once(fleet, client)
@@ -158,7 +174,7 @@ async def test_a_suspect_may_be_another_life_of_the_worker() -> None:
 
 async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
     """Its stream goes on as long as it answers probes, and is given up once it does not."""
-    async with serving(Worker(OURS)) as worker, asking() as client:
+    async with serving(Worker(OURS)) as worker, asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding(worker.url)
         await probe_once(fleet, client)
         patience = Patience(
@@ -209,7 +225,7 @@ async def test_a_restart_between_two_probes_is_noticed() -> None:
 
 @pytest.mark.parametrize("dialect", ["tokens", "openai"])
 async def test_a_proxy_without_files_blames_no_worker(dialect: Any) -> None:
-    async with asking() as client:
+    async with asking(patience_s=SHORT_S) as client:
         fleet, (instance,) = decoding("http://127.0.0.1:9")
         instance.up, instance.known, instance.dialect = True, True, dialect
         with no_files_left():
