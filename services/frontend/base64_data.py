@@ -7,6 +7,7 @@ slices, with a rest after each, a loop's turn waits for one slice at most.
 from __future__ import annotations
 
 import binascii
+import io
 import time
 from collections.abc import Iterator
 from urllib.parse import unquote
@@ -15,34 +16,36 @@ _SLICE = 1 << 18  # characters, a multiple of 4; decoding them takes less than a
 _REST_S = 0.0002  # a rest of no time would seldom let another thread have the lock
 
 
-def from_base64(text: str) -> bytes:
-    """Strict; line breaks, blanks and percent escapes, which some clients write, are undone.
+def from_base64(text: str, begin: int = 0) -> bytes:
+    """What follows the first `begin` characters, which need no copy without them.
+    Strict; line breaks, blanks and percent escapes, which some clients write, are undone.
     `ValueError` if it is no base64. Rests if it is long: not for an event loop's own thread."""
     try:
-        return _decoded(text)
+        return _decoded(text, begin)
     except ValueError:
-        cleaned = "".join("".join(piece.split()) for piece in _slices(unquote(text)))
-        return _decoded(cleaned + "=" * (-len(cleaned) % 4))
+        written = unquote(text[begin:])
+        cleaned = "".join("".join(piece.split()) for piece in _slices(written, 0))
+        return _decoded(cleaned + "=" * (-len(cleaned) % 4), 0)
 
 
-def _slices(text: str) -> Iterator[str]:
-    for start in range(0, len(text), _SLICE):
-        if start:
+def _slices(text: str, begin: int) -> Iterator[str]:
+    for start in range(begin, len(text), _SLICE):
+        if start > begin:
             time.sleep(_REST_S)
         yield text[start : start + _SLICE]
 
 
-def _decoded(text: str) -> bytes:
-    if len(text) <= _SLICE:
-        return binascii.a2b_base64(text, strict_mode=True)
-    data = bytearray()
+def _decoded(text: str, begin: int) -> bytes:
+    if len(text) - begin <= _SLICE:
+        return binascii.a2b_base64(text[begin:], strict_mode=True)
+    data = io.BytesIO()  # gives its bytes without a copy
     padded = False
-    for piece in _slices(text):
+    for piece in _slices(text, begin):
         if padded:
             raise ValueError("data after the padding")
-        data += binascii.a2b_base64(piece, strict_mode=True)
+        data.write(binascii.a2b_base64(piece, strict_mode=True))
         padded = piece.endswith("=")
-    return bytes(data)
+    return data.getvalue()
 
 
 def beginning(url: str) -> bytes:

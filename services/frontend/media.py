@@ -64,14 +64,14 @@ class MediaFetcher:
             self._session = None
 
     async def _data(self, url: str, param: str) -> bytes:
-        head, comma, body = url.partition(",")
-        if not comma:
+        begin = url.find(",") + 1
+        if not begin:
             raise _invalid("a data: URL needs a comma before its data", param)
-        is_base64 = head.lower().endswith(";base64")
-        if (len(body) * 3 // 4 - 2 if is_base64 else len(body) // 3) > self._config.max_bytes:
+        is_base64 = url[: begin - 1].lower().endswith(";base64")
+        length = len(url) - begin
+        if (length * 3 // 4 - 2 if is_base64 else length // 3) > self._config.max_bytes:
             raise self._too_large(param)
-        decode = from_base64 if is_base64 else unquote_to_bytes
-        data = await _offloaded(len(body), decode, body, param)
+        data = await _offloaded(from_base64 if is_base64 else _unquoted, url, begin, param)
         if len(data) > self._config.max_bytes:
             raise self._too_large(param)
         return data
@@ -167,11 +167,17 @@ def _parsed(url: str, param: str) -> URL:
         raise _invalid(f"the URL is malformed: {error}", param) from None
 
 
-async def _offloaded(size: int, decode: Callable[[str], bytes], body: str, param: str) -> bytes:
+def _unquoted(url: str, begin: int) -> bytes:
+    return unquote_to_bytes(url[begin:])
+
+
+async def _offloaded(
+    decode: Callable[[str, int], bytes], url: str, begin: int, param: str
+) -> bytes:
     try:
-        if size > OFFLOAD_BYTES:
-            return await asyncio.to_thread(decode, body)
-        return decode(body)
+        if len(url) > OFFLOAD_BYTES:
+            return await asyncio.to_thread(decode, url, begin)
+        return decode(url, begin)
     except ValueError as error:
         raise _invalid(f"the data: URL is not valid base64: {error}", param) from None
 

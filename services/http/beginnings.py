@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 _MOST, _FIRST = 64, 8
-_LONG_S, _SHORT_S = 0.005, 0.002
+_LONG_S, _SHORT_S = 0.001, 0.0005
 _KEY = re.compile(rb"\r\n(?:authorization|x-api-key):[ \t]*([^\r\n]{1,512})", re.IGNORECASE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
@@ -153,14 +154,14 @@ async def read_body(
     Of a body that is too large as much again is read and thrown away: a client that is cut off
     while it writes sees a broken connection instead of the answer.
     """
-    body = bytearray()
+    body = io.BytesIO()  # gives its bytes without a copy, as a bytearray does not
     size = 0
     try:
         async for piece in request.stream():
             size += len(piece)
             if size <= limit:
                 count(len(piece))
-                body += piece
+                body.write(piece)
             elif size > 2 * limit:
                 break
             if size > LARGE and turn is not None:
@@ -169,4 +170,4 @@ async def read_body(
         raise RequestAborted("the client left") from None
     if size > limit:
         raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-body-bytes)")
-    return bytes(body)
+    return body.getvalue()

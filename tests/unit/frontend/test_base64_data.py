@@ -56,7 +56,7 @@ def test_it_begins_as_the_whole_does() -> None:
 def test_a_form_that_is_not_known_is_refused_before_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def decoded(text: str) -> bytes:
+    def decoded(text: str, begin: int) -> bytes:
         raise AssertionError(f"{len(text)} characters were decoded")
 
     monkeypatch.setattr("services.frontend.media.from_base64", decoded)
