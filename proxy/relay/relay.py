@@ -67,6 +67,7 @@ class Relay:
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []
         self._tracer = gateway.tracer
+        self._min_priority = config.min_priority
         self._names = OwnNames(gateway.fleet, config.served_model_name)
 
     async def close(self) -> None:
@@ -134,7 +135,7 @@ class Relay:
             request = RelayedRequest(
                 deadline=start + seconds,
                 request_id=client.request_id.decode("latin-1"),
-                priority=body.priority,
+                priority=body.priority(self._min_priority),
                 caller=caller,
                 client=client,
                 body=body,

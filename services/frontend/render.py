@@ -25,6 +25,7 @@ from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.pooler import with_pooler
 from services.frontend.pooling import PoolingInputs
+from services.frontend.priority import check_priority
 from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
@@ -249,7 +250,7 @@ class Frontend:
                 f"cache_salt must not have more than {MAX_NAME_CHARS} characters",
                 param="cache_salt",
             )
-        self.config.check_priority(request.priority)
+        check_priority(request.priority, self.config.min_priority)
         return sampling_params(
             request,
             room=self.info.max_model_len,
