@@ -92,11 +92,6 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
-    @property
-    def foreseen_s(self) -> float:
-        """How long the next request to come will wait."""
-        return self._queue.foreseen_ms() / 1e3
-
     def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
         """Inside, the request is under way. Raises `Unavailable` or `RateLimited` at once if the
         wait would be too long, `DeadlineExceeded` once the request's own time is up."""

@@ -32,7 +32,6 @@ from services.frontend.request_templates import RequestTemplates
 from services.frontend.sampling import fit, sampling_params
 from services.frontend.served_names import ServedNames
 from services.frontend.spec import OutputSpec, describe_output
-from services.frontend.spill import MediaStore
 from services.frontend.template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse, tool_use
@@ -111,11 +110,6 @@ class Frontend:
 
     async def close(self) -> None:
         await self._items.close()
-
-    @property
-    def media_store(self) -> MediaStore:
-        """Holds the media of requests under way."""
-        return self._items.store
 
     def name_of(
         self,

@@ -167,10 +167,6 @@ _changes: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(_Changes)
 _stored: msgspec.msgpack.Decoder[Joined] = msgspec.msgpack.Decoder(Joined)
 
 
-def encode_message(sender: str, changes: list[Change]) -> bytes:
-    return msgspec.msgpack.encode([sender, changes])
-
-
 def encode_messages(
     sender: str, changes: Sequence[Change]
 ) -> Iterator[tuple[bytes, Sequence[Change]]]:
