@@ -136,5 +136,6 @@ def _is_broken(error: TriptychError) -> bool:
 def _decoded(answer: bytes, kind: type[_T], url: str) -> _T:
     try:
         return msgspec.msgpack.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise UpstreamError(f"master {url} answered with nonsense") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"the answer is not a valid {kind.__name__} in msgpack: {error}"
+        raise UpstreamError(f"master {url}: {what}") from None

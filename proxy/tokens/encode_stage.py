@@ -200,12 +200,12 @@ class EncodeStage:
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
 
-        def nonsense(what: str) -> UpstreamError:
+        def invalid(what: str) -> UpstreamError:
             return UpstreamError(f"{encoder.url}: the encode answer is not valid: {what}")
 
-        outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
+        outputs = decoded(answer, EncodeAnswer, fail=invalid).outputs
         if len(outputs) != 1:
-            raise nonsense(f"{len(outputs)} outputs for one picture")
+            raise invalid(f"{len(outputs)} outputs for one picture")
         output = outputs[0]
         if output.mm_hash != item.mm_hash:
             raise UpstreamError(f"{encoder.url} answered for another picture")

@@ -196,10 +196,10 @@ class WorkerCalls:
 
 
 def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
-    def nonsense(what: str) -> UpstreamError:
+    def invalid(what: str) -> UpstreamError:
         return UpstreamError(f"{worker.url}: the answer is not a valid one: {what}")
 
-    answer = decoded(data, GenerateAnswer, fail=nonsense)
+    answer = decoded(data, GenerateAnswer, fail=invalid)
     if answer.error is not None:
         raise from_info(answer.error)
     if answer.request_id != wanted.request_id:

@@ -138,8 +138,8 @@ class Master:
         return moved
 
     def apply(self, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
-        """Cache events of one source of a worker; False if it, or that life of it, is not here any
-        more."""
+        """Cache events of one source of a worker; False if it is not registered
+        any more, or has restarted since."""
         return self.registry.apply(info.instance_id, info.generation, batch, source)
 
     def forget_caches(self, info: InstanceInfo, source: int = 0, *, blocks: bool) -> None:

@@ -95,8 +95,8 @@ class Recorder:
             return _DECODER.decode(said)
         except msgspec.ValidationError:
             return None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            text = f"{self._url} went on with nonsense in its stream"
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            text = f"{self._url} sent an event that is not valid JSON: {error}"
             raise CallFailed(text, "garbage") from None
 
     def _begin(self, said: bytes, chunk: _Chunk) -> None:

@@ -29,8 +29,8 @@ class Change(msgspec.Struct, tag_field="t", omit_defaults=True):
 
 
 class Joined(Change, tag="joined"):
-    """A worker is there, as it said to the master that hears it (`home`), where this life of it has
-    been known for `age_ms`."""
+    """A worker is there, as it said to the master that hears it (`home`), where it has been
+    known for `age_ms` since it started."""
 
     info: InstanceInfo
     home: Name
