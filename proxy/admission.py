@@ -145,7 +145,7 @@ class Admission:
             self.pump()
 
     async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
-        """Wait for it; `under_way` is counted by whoever gives it."""
+        """Wait for it; `pump` counts the request in `under_way`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -175,7 +175,7 @@ class Admission:
         )
 
     def _take_back(self, ticket: Ticket[None, bool]) -> None:
-        """Nobody waits for this turn any more; if it was given already it goes to the next."""
+        """The request has left; its turn, if it was given already, goes to the next one."""
         if ticket.outcome is None:
             self._queue.remove(ticket)
         elif ticket.outcome is True:

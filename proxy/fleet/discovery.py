@@ -153,7 +153,7 @@ async def _object_at(client: UpstreamClient, url: str) -> dict[str, Any] | None:
         answer = await client.get(url)
     except TriptychError as error:
         if isinstance(error, CallFailed) and error.kind == WRONG_KEY:
-            logger.error("%s", error.message)  # it stays out of use until somebody mends that
+            logger.error("%s", error.message)  # it stays out of use until the key is right
         return {} if _is_no_such_thing(error) else None
     try:
         return decoded(answer, dict[str, Any], fail=UpstreamError)

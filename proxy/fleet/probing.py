@@ -115,7 +115,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
 
 async def _late(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
     was_lost = instance.lost
-    instance.late_probes += 1  # before anything else: others that are late by now replace nobody
+    instance.late_probes += 1  # before anything else: other late workers are no replacement
     cut_off = not (was_lost or await client.reaches(instance.url))
     alone = not fleet.replaceable(instance)
     instance.late(alone, cut_off)

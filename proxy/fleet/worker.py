@@ -118,9 +118,9 @@ class Instance:
 
     def late(self, alone: bool, cut_off: bool) -> None:
         """It has not answered its last probe in time, which counts already. Only if that happens
-        again and again it is lost, for a busy machine is not a dead worker; more often if nobody
-        could take its work, `alone`. One whose address does not answer at all, `cut_off`, is lost
-        at once unless it is alone."""
+        again and again it is lost, for a busy machine is not a dead worker; more often if no
+        other could take its work, `alone`. One whose address does not answer at all, `cut_off`, is
+        lost at once unless it is alone."""
         enough = 1 if cut_off else _LATE_PROBES
         if self.late_probes >= (_LATE_PROBES_ALONE if alone else enough):
             self.refused(

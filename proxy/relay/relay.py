@@ -62,7 +62,7 @@ class Relay:
         self.bodies = gateway.bodies
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
-        # A key of ours is for nobody else: workers get their own.
+        # Workers never see the key that a client has for this proxy: they get their own.
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []

@@ -34,7 +34,7 @@ class RelayedRequest(RequestState):
     `exact`: whether these names are those of our own content keys.
     `plan`: where a master has placed the attempt under way; its id there is `placed_as`.
     `media`: what encoders said.
-    `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
+    `handed`: prefill's handles, to be given back to `prefill` until a decode worker takes them.
     `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
     `consumer`: the worker that the embeddings are pushed to, None if they are not pushed.

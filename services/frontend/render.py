@@ -133,7 +133,7 @@ class Frontend:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
         `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
-        asks, of whom not too many things are done at once.
+        asks; the work done for one caller at a time is bounded.
         """
         use = tool_use(request)
         sampling = await self._checked(request, use)
@@ -200,7 +200,7 @@ class Frontend:
             token_ids = truncated(request, given, self.info.max_model_len)
             generate = self._generate(request, name, token_ids, sampling, param)
             if index:
-                # An answer has room for one handle: nobody could fetch the others' KV.
+                # An answer has room for one handle: the others' KV could not be fetched.
                 generate.kv_transfer_params = None
             text = prompt if isinstance(prompt, str) and token_ids is given else None
             spec = describe_output(

@@ -53,7 +53,7 @@ class Totals:
 
     `placed`: requests, each time they were.
     `hit_tokens`, `prompt_tokens`: of these requests, cached where they were placed, and all.
-    `given_up`: requests whose end nobody reported.
+    `given_up`: requests whose end was not reported.
     `lapsed`: workers whose lease has.
     `items`: pictures, by where their embeddings come from.
     `refused`: requests, by error code.

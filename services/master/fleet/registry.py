@@ -170,7 +170,7 @@ class Registry:
             instance.pool.observe(instance.row, load, now_ms)
 
     def prolong(self, by_ms: float) -> None:
-        """Nobody could be heard for so long."""
+        """No worker could be heard for so long."""
         for instance in self.instances.values():
             instance.lease_until += by_ms
 

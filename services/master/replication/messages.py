@@ -45,7 +45,7 @@ class Beat(Change, tag="beat"):
 
 
 class Kept(Change, tag="kept"):
-    """A worker whose home is silent has answered a probe; whoever keeps it says so."""
+    """A worker whose home is silent has answered a probe; the master that keeps it says so."""
 
     worker: Joined
 
