@@ -12,7 +12,9 @@ from tests.support import waiting
 from tests.support.clients import body_of
 from tests.support.conversations import asking, picture
 from tests.support.mocks import mock
+from tests.support.reference import reference_generate
 from tests.support.stack import Process, Stack, call, proxy, running
+from tests.support.transport_flags import flags_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 CHAT = "/v1/chat/completions"
@@ -127,6 +129,30 @@ def test_a_mistake_is_over_once_it_is_mended(stack: Stack) -> None:
     assert ask(server, asking(picture(2)))[0] == 200
     until(lambda: lines(server, "mended: "))
     assert len(lines(server, "can read no encode worker's embeddings")) == 2  # and "mended: ..."
+
+
+def test_real_workers_over_unlike_transports(stack: Stack, tmp_path: Path) -> None:
+    """The second encoder fits: its embeddings arrive, and the first one's are not asked for."""
+    shm, files = (flags_of(name, tmp_path)[:2] for name in ("shm", "shared_storage"))
+    wrong = stack.start("services.encoder", *files)
+    prefill, decode = (stack.start(f"services.{role}", *shm) for role in ("prefill", "decode"))
+    for worker in (wrong, prefill, decode):
+        worker.wait_ready()
+    server = proxy(stack, [wrong], [prefill], [decode])
+    (found,) = problems(server)
+    assert wrong.url in found and ":float32:shared_storage" in found and ":float32:shm" in found
+    case, begun = asking(picture(3), "What is it?"), time.monotonic()
+    status, answer = ask(server, case)
+    assert time.monotonic() - begun < AT_ONCE_S
+    assert (status, answer["error"]["code"]) == (503, "incompatible_peer"), answer
+    right = stack.start("services.encoder", *shm)
+    right.wait_ready()
+    both = proxy(stack, [wrong, right], [prefill], [decode])
+    (found,) = problems(both)
+    assert f"encode worker {wrong.url} makes embeddings that no worker can read" in found
+    status, answer = ask(both, case)
+    assert status == 200, answer
+    assert answer["choices"][0]["token_ids"] == reference_generate(stack.model, case, 4)
 
 
 def test_a_proxy_that_renders_for_another_model(stack: Stack, way: str) -> None:
