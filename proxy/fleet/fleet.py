@@ -17,7 +17,7 @@ from protocol.errors import IncompatiblePeer, Unavailable
 from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
-from proxy.fleet.own_model import WRONG_TOKENIZER, OwnModel
+from proxy.fleet.own_model import OwnModel
 from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
 from proxy.worker_urls import split_urls
@@ -27,6 +27,12 @@ class NoWorker(Unavailable):
     """No worker of a role can be asked."""
 
     code = "no_worker"
+
+
+class WrongTokenizer(NoWorker):
+    """The workers that are up would read another text than this proxy renders."""
+
+    code = "wrong_tokenizer"
 
 
 class WorkerUnknown(Unavailable):
@@ -275,7 +281,7 @@ class Fleet:
         now = time.monotonic()
         misfits = [one for one in (*self.prefill, *self.decode) if one.misfit and one.up]
         if misfits and role != "encode":
-            return NoWorker(self.own.refusal(misfits), code=WRONG_TOKENIZER, retry_after_s=1.0)
+            return WrongTokenizer(self.own.refusal(misfits), retry_after_s=1.0)
         if self.unserved:
             return NoWorker(self.own.unserved(self.unserved), retry_after_s=1.0)
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]

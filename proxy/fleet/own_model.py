@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from proxy.fleet.worker import Instance
 
-WRONG_TOKENIZER = "wrong_tokenizer"
-
 
 @dataclass(frozen=True)
 class OwnModel:
