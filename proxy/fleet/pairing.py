@@ -13,6 +13,12 @@ def hands_over(prefill: Instance, decode: Instance) -> bool:
     return fits(compatibility_of(prefill.kv_endpoint), compatibility_of(decode.kv_endpoint))
 
 
+def common_reader(workers: Iterable[Instance]) -> str:
+    """The EC compatibility that all of these share which say theirs, "" if they have several."""
+    kinds = {worker.ec_compatibility for worker in workers} - {""}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
 def reader_of(encoders: Iterable[Instance]) -> Callable[[Instance], bool]:
     """Whether a worker can read embeddings of any of these; without encoders no worker is refused
     for it."""

@@ -94,6 +94,22 @@ def test_an_encoder_that_prefill_cannot_read_from(stack: Stack, way: str) -> Non
     assert len(lines(server, "can read no encode worker's embeddings")) == 1
 
 
+def test_a_relaying_proxy_refuses_at_once_too(stack: Stack) -> None:
+    fleet = Fleet(stack, "list")
+    encoder = fleet.add("encode", "--ec-transfer-config", "nixl")
+    for role in ("prefill", "decode"):
+        fleet.add(role, "--ec-transfer-config", "shm")
+    server = fleet.proxy("--dialect", "openai")
+    (found,) = problems(server)
+    assert encoder.url in found
+    status, answer = ask(server, asking(picture(4)))
+    assert (status, answer["error"]["code"]) == (503, "incompatible_peer"), answer
+    fleet.add("encode", "--ec-transfer-config", "shm")
+    server = fleet.proxy("--dialect", "openai")
+    status, answer = ask(server, asking(picture(4)))
+    assert status == 200, answer
+
+
 def test_pictures_go_to_workers_that_fit(stack: Stack, way: str) -> None:
     fleet = Fleet(stack, way)
     for transport in ("nixl", "shm"):
