@@ -13,31 +13,14 @@ from typing import Literal
 
 from blake3 import blake3
 
-from protocol.errors import IncompatiblePeer, Unavailable
 from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
 from proxy.fleet.own_model import OwnModel
+from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
 from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
 from proxy.worker_urls import split_urls
-
-
-class NoWorker(Unavailable):
-    """No worker of a role can be asked."""
-
-    code = "no_worker"
-
-
-class WrongTokenizer(NoWorker):
-    """The workers that are up would read another text than this proxy renders."""
-
-    code = "wrong_tokenizer"
-
-
-class WorkerUnknown(Unavailable):
-    """A place was found, at a worker that has just come or gone: another one may do."""
-
 
 Relayed = Literal["none", "media", "all"]
 Some = Sequence[Instance]
@@ -260,7 +243,7 @@ class Fleet:
         as of `usable`."""
         able = self.usable("encode", avoid, reader=reader)
         if not able and reader and self.usable("encode"):
-            raise self.unreadable()
+            raise Unreadable
         if not able:
             computing = (*self.usable("prefill", avoid), *self.usable("decode", avoid))
             able = [one for one in computing if one.changes_role]
@@ -290,15 +273,6 @@ class Fleet:
             other = "prefill" if role == "decode" else "decode"
             why = f"no {role} worker has adapter '{model}' in the files that {other} workers have"
         return NoWorker(why, retry_after_s=min(waits, default=1.0))
-
-    def unreadable(self) -> NoWorker:
-        """Why a request with media goes nowhere, though there are workers for each stage."""
-        return NoWorker(
-            "no encode worker makes embeddings that a worker which is to read them can read: "
-            "give all of them the same --model, --dtype and transport in --ec-transfer-config",
-            code=IncompatiblePeer.code,
-            retry_after_s=1.0,
-        )
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

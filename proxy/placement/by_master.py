@@ -10,8 +10,9 @@ from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, Tripty
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet, WorkerUnknown
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.refusals import WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.master_client import MasterClient

@@ -9,6 +9,7 @@ from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.pairing import hands_over, reader_of
+from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
@@ -70,7 +71,7 @@ def by_load(
         prefilling = [one for one in prefilling if reads(one)]
         decoding = [d for d in decoding if reads(d) or any(hands_over(p, d) for p in prefilling)]
         if not (decoding or prefilling):
-            raise fleet.unreadable()
+            raise Unreadable
     fresh = [one for one in prefilling if one not in avoid]
     if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
         return Plan(fleet.lightest(fresh or prefilling))

@@ -16,6 +16,7 @@ from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import rendezvous
 from proxy.fleet.pairing import common_reader
+from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
@@ -174,7 +175,7 @@ class RelayEncodeStage:
         able = fleet.usable("encode", avoid, call.model, call.reader)
         if not able:
             others = call.reader and fleet.usable("encode", (), call.model)
-            raise fleet.unreadable() if others else fleet.no_worker("encode")
+            raise Unreadable() if others else fleet.no_worker("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER
         return rendezvous([i for i in able if i.in_flight <= most], call.key.hex())
 
