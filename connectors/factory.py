@@ -81,6 +81,12 @@ class Connectors:
         )
         return ArenaEC(self._node(config), compatibility, options, changed)
 
+    def ec_kind(self, compatibility: str) -> str:
+        """What two workers must share to hand over embeddings: `compatibility` and the transport;
+        "" if this one keeps its own."""
+        transport = self._ec.transport
+        return "" if transport == "local" else f"{compatibility}:{transport}"
+
     def make_kv(self, compatibility: str, device: str) -> KVConnector:
         """`compatibility` as for EC, to which the transport is added; the pool lies on `device`."""
         config = self._kv

@@ -19,6 +19,7 @@ from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.mistakes import MistakeLog
+from proxy.fleet.own_model import OwnModel
 from proxy.fleet.probing import probe, probe_first
 from proxy.fleet.state_log import StateLog
 from proxy.gateway import Gateway
@@ -47,6 +48,7 @@ def make_gateway(
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `frontend`."""
     pools = frontend is not None and frontend.info.pooler is not None
     fleet = make_fleet(config, pools=pools)
+    fleet.own = own_model(config, frontend)
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
     if frontend is not None:
@@ -84,6 +86,15 @@ def _tell_adapters(fleet: Fleet, frontend: Frontend) -> None:
         for name, revision in fleet.models.adapters.items()
         if revision and name not in frontend.config.names
     }
+
+
+def own_model(config: ProxyConfig, frontend: Frontend | None) -> OwnModel:
+    """What the flags say that the workers serve."""
+    if frontend is None:
+        names = (name.strip() for name in config.served_model_name.split(","))
+        return OwnModel(tuple(name for name in names if name))
+    info = frontend.info
+    return OwnModel(frontend.config.names, info.name, info.revision, frontend.tokenizer.digest)
 
 
 def served_names(frontend: Frontend | None) -> tuple[str, ...]:

@@ -67,8 +67,10 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     instance.models = frozenset((instance.model, *names))
     instance.adapters = _texts(info, "adapters")
     instance.revision = _text(info, "revision")
+    instance.tokenizer = _text(info, "tokenizer")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
+    instance.ec_compatibility = _text(info, "ec_compatibility")
     instance.max_running = _count(info, "max_num_seqs")
     instance.block_size = _count(info, "block_size")
     return True

@@ -13,23 +13,14 @@ from typing import Literal
 
 from blake3 import blake3
 
-from protocol.errors import Unavailable
+from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.own_model import OwnModel
+from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
 from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
 from proxy.worker_urls import split_urls
-
-
-class NoWorker(Unavailable):
-    """No worker of a role can be asked."""
-
-    code = "no_worker"
-
-
-class WorkerUnknown(Unavailable):
-    """A place was found, at a worker that has just come or gone: another one may do."""
-
 
 Relayed = Literal["none", "media", "all"]
 Some = Sequence[Instance]
@@ -45,6 +36,8 @@ class Fleet:
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
     `models`: what they serve, as a master tells.
+    `own`: what this proxy was told they serve. `unserved`: the models that a master's workers serve
+    where none is this proxy's. `misfits`: how many workers read other tokens than it renders.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `pushed_to`: whether there are workers that encoders push embeddings to.
     `_leaving` are removed, but may have calls. `_doubtful` are to be probed at once.
@@ -60,6 +53,9 @@ class Fleet:
     resumers: int = 0
     pushed_to: bool = False
     models: ServedModels = field(default_factory=ServedModels)
+    own: OwnModel = field(default_factory=OwnModel)
+    unserved: tuple[str, ...] = ()
+    misfits: int = 0
     _leaving: list[Instance] = field(default_factory=list)
     _doubtful: list[Instance] = field(default_factory=list)
     _in_doubt: asyncio.Event = field(default_factory=asyncio.Event)
@@ -146,11 +142,19 @@ class Fleet:
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
+        for instance in self.all():
+            self.judge(instance)
+        self.misfits = sum(instance.misfit for instance in self.all())
         self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         self.pushed_to = any(i.ec_zmq_addrs for i in (*self.prefill, *self.decode))
         for observe in self._observers:
             observe()
+
+    def judge(self, instance: Instance) -> None:
+        """Whether its model reads what this proxy renders: to be called once it has said what it
+        is. Where all requests are relayed, workers render them."""
+        instance.misfit = self.relayed != "all" and self.own.misreads(instance)
 
     def subscribe(self, observe: Callable[[], None]) -> None:
         """Have `observe` called whenever workers may have come, gone or changed."""
@@ -185,13 +189,18 @@ class Fleet:
         else:
             self.relayed = "none"
 
-    def usable(self, role: Role, avoid: Some = (), model: str | None = None) -> list[Instance]:
+    def usable(
+        self, role: Role, avoid: Some = (), model: str | None = None, reader: str = ""
+    ) -> list[Instance]:
         """Workers of a role that may be asked. Those to `avoid` are left out while another worker
-        can do the work, then suspects are. `model`: the name that a request gives, None for any."""
+        can do the work, then suspects are. `model`: the name that a request gives, None for any.
+        `reader`: the EC compatibility of the worker that is to read their embeddings."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
         if model is not None:
             able = self.models.serving(able, model)
+        if reader:
+            able = [instance for instance in able if fits(instance.ec_compatibility, reader)]
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
@@ -202,7 +211,7 @@ class Fleet:
         workers = self.of(role)
         if len(workers) == 1 and not self.models.several:
             (only,) = workers
-            if only.up and not only.draining and only.breaker.closed:
+            if only.up and not (only.draining or only.misfit) and only.breaker.closed:
                 return only
         able = self.usable(role, avoid, model)
         if not able:
@@ -226,10 +235,15 @@ class Fleet:
         others = (peer for peer in peers if peer is not instance and not peer.late_probes)
         return any(peer.usable(now) for peer in others)
 
-    def by_content(self, mm_hash: str, avoid: Sequence[Instance] = ()) -> Instance:
+    def by_content(
+        self, mm_hash: str, avoid: Sequence[Instance] = (), reader: str = ""
+    ) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache. Without an encoder, one that could become one."""
-        able = self.usable("encode", avoid)
+        a repeated picture meets its cache. Without an encoder, one that could become one. `reader`:
+        as of `usable`."""
+        able = self.usable("encode", avoid, reader=reader)
+        if not able and reader and self.usable("encode"):
+            raise Unreadable
         if not able:
             computing = (*self.usable("prefill", avoid), *self.usable("decode", avoid))
             able = [one for one in computing if one.changes_role]
@@ -248,6 +262,11 @@ class Fleet:
     def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
         now = time.monotonic()
+        misfits = [one for one in (*self.prefill, *self.decode) if one.misfit and one.up]
+        if misfits and role != "encode":
+            return WrongTokenizer(self.own.refusal(misfits), retry_after_s=1.0)
+        if self.unserved:
+            return NoWorker(self.own.unserved(self.unserved), retry_after_s=1.0)
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         why = f"no {role} worker is up"
         if model in self.models.adapters and self.usable(role):

@@ -85,7 +85,9 @@ class FleetWatcher:
             told = name in news.gone
             unnamed = f"no master has named it for {_ORPHAN_S:g} s"
             self._leave(name, "the master has forgotten it" if told else unnamed)
-        self._views = {n: v for n, v in self._views.items() if n not in gone} | {
+        # Workers of other models are in no list of this proxy's, and none waits for them.
+        known = self.by_id.keys() if news.full else self._views.keys() - set(news.gone)
+        self._views = {n: v for n, v in self._views.items() if n in known and n not in gone} | {
             view.info.instance_id: view for view in news.workers if _role(view.info.role)
         }
         chosen = self._choose_model()
@@ -94,7 +96,7 @@ class FleetWatcher:
                 self._change(view)
             elif view.info.instance_id in self.by_id:
                 self._leave(view.info.instance_id, "it serves another model")
-        if gone or news.workers:
+        if gone or news.gone or news.workers:
             self._fleet.news()
 
     def _choose_model(self) -> bool:
@@ -103,14 +105,12 @@ class FleetWatcher:
         chosen = next((name for name in self._names if name in served), "")
         if not chosen and len(served) == 1:
             (chosen,) = served
+        self._fleet.unserved = () if chosen or not self._names else tuple(sorted(served))
         if chosen == self.model:
             return False
         self.model = chosen
         if self._names and chosen and chosen not in self._names:
             logger.info("all workers serve %s: %s is an alias of it", chosen, self._names[0])
-        elif self._names and not chosen and served:
-            models = ", ".join(sorted(served))
-            logger.error("--served-model-name: no worker serves %s, but %s", self._names, models)
         return True
 
     def _is_ours(self, info: InstanceInfo) -> bool:
@@ -140,13 +140,15 @@ class FleetWatcher:
         self._orphaned.pop(info.instance_id, None)
         known.draining, known.known_to_master = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.ec_compatibility = info.ec_compatibility
         known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs
         known.max_running, known.block_size = info.max_running, info.block_size
-        known.model, known.revision = info.model, info.revision
+        known.model, known.revision, known.tokenizer = info.model, info.revision, info.tokenizer
         known.models = frozenset((info.model, *info.aliases, *info.adapters))
         known.aliases = frozenset(info.aliases)
         known.adapters = {name: info.adapter_revisions.get(name, "") for name in info.adapters}
         known.dialect = self._fleet.forced or info.dialect
+        self._fleet.judge(known)
 
     def _serve(self, instance: Instance, info: InstanceInfo) -> None:
         """It is in the list of the role that it serves."""

@@ -99,6 +99,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
         instance.known = False  # it may have restarted
     if not instance.known and not instance.removed:
         await learn(client, instance, not fleet.forced)
+        fleet.judge(instance)
     elif instance.tells_adapters:
         instance.probes += 1
         if instance.probes % _ADAPTERS_EVERY == 0:

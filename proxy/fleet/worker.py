@@ -56,10 +56,13 @@ class Instance:
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters → revision or ""
     aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
     revision: str = ""  # name of the weights in content keys
+    tokenizer: str = ""  # digest of its vocabulary, "" if unknown
+    misfit: bool = False  # its model reads other tokens than this proxy renders
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None
     # where a consumer asks for embeddings that it is still making, None if it cannot be asked
     ec_endpoint: dict[str, Any] | None = None
+    ec_compatibility: str = ""  # what those must share whose embeddings it reads, "" if unknown
     # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
     ec_zmq_addrs: tuple[str, ...] = ()
     dialect: Dialect | None = None  # None until it has been asked for it
@@ -82,7 +85,7 @@ class Instance:
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
-        return not self.draining and self.serves(now)
+        return not (self.draining or self.misfit) and self.serves(now)
 
     def serves(self, now: float) -> bool:
         """Whether it may be asked for what it holds, even if it drains."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, TriptychError, Unavailable
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet, WorkerUnknown
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.refusals import WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.master_client import MasterClient
-from proxy.placement.own_view import OwnView, by_load
+from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.placement.reporter import Reporter
 from proxy.request_state import RequestState
@@ -56,6 +58,7 @@ class MasterPlanner:
     async def place(self, state: RequestState, need: Need) -> Plan:
         """Raises what the master says if it has no room."""
         if self._client.present:
+            self._check_readers()
             try:
                 return await self._by_master(state, need)
             except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
@@ -66,9 +69,13 @@ class MasterPlanner:
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load(
-            self._fleet, need.max_tokens, state.avoid, need.wanted_model, pooling=need.pooling
-        )
+        return by_load_of(self._fleet, need, state.avoid)
+
+    def _check_readers(self) -> None:
+        """Raises unless some worker reads what this proxy renders, which a master does not know."""
+        fleet = self._fleet
+        if fleet.misfits and all(one.misfit for one in (*fleet.prefill, *fleet.decode)):
+            raise fleet.no_worker("decode")
 
     def _names_no_model(self, error: TriptychError) -> bool:
         """Whether the request is wrong; of one model the workers may know further names."""
@@ -82,6 +89,9 @@ class MasterPlanner:
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement)
+        if plan.decode.misfit or (plan.prefill is not None and plan.prefill.misfit):
+            self.over(need.request_id, AttemptEnd(aborted=True))
+            raise self._fleet.no_worker("decode")
         self._metrics.placements.labels("master").inc()
         return plan
 
@@ -99,11 +109,17 @@ class MasterPlanner:
             deadline_s=state.left_s,
             tenant=state.caller.tenant,
             session=state.caller.session,
-            avoid=list({i.instance_id for i in state.avoid if i.instance_id}),
+            avoid=list({i.instance_id for i in self._avoided(state) if i.instance_id}),
             debug=state.record.explained,
             predicted=need.predicted,
             pooling=need.pooling,
         )
+
+    def _avoided(self, state: RequestState) -> Iterable[Instance]:
+        """Workers that have failed the request, or do not read what this proxy renders."""
+        if not self._fleet.misfits:
+            return state.avoid
+        return (*state.avoid, *(one for one in self._fleet.all() if one.misfit))
 
     def _block_size(self) -> int:
         sizes = (i.block_size for i in (*self._fleet.prefill, *self._fleet.decode))

@@ -16,7 +16,7 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import NoWorker
+from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
@@ -29,17 +29,29 @@ _KNOWN = 100_000
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a request, with its bytes, and the encoder it was planned for."""
+    """An item of a request, with its bytes, and the encoder it was planned for. `reader`: the EC
+    compatibility of the worker that is to read it."""
 
     holder: str
     item: MMItem
     data: bytes
     place: Instance | None
     record: RequestRecord
+    reader: str = ""
 
     @property
     def mm_hash(self) -> str:
         return self.item.mm_hash
+
+    @property
+    def key(self) -> str:
+        return _key(self.mm_hash, self.reader)
+
+
+def _key(mm_hash: str, reader: str) -> str:
+    """Of an item's flight, and of its encoder: workers that cannot read from one encoder share
+    neither."""
+    return f"{mm_hash} {reader}" if reader else mm_hash
 
 
 @dataclass
@@ -78,11 +90,14 @@ class EncodeStage:
             cached = await self._join(item)
             done(item.mm_hash, time.monotonic() - start, cached)
 
+        def planned(item: MMItem) -> _Item:
+            name = item.mm_hash
+            place = plan.encoders.get(name)
+            return _Item(request.request_id, item, media[name], place, record, plan.reader)
+
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
-            asyncio.create_task(
-                one(_Item(request.request_id, item, media[name], plan.encoders.get(name), record))
-            )
+            asyncio.create_task(one(planned(item)))
             for name, item in wanted.items()
             if name not in plan.held
         ]
@@ -92,9 +107,9 @@ class EncodeStage:
             for task in tasks:
                 task.cancel()
 
-    def encoder_of(self, mm_hash: str) -> str:
-        """URL of the encoder that held an item last, "" if none is known."""
-        return self._known.get(mm_hash, "")
+    def encoder_of(self, mm_hash: str, plan: Plan) -> str:
+        """URL of the encoder that held a planned item last, "" if none is known."""
+        return self._known.get(_key(mm_hash, plan.reader), "")
 
     @property
     def busy(self) -> bool:
@@ -114,16 +129,17 @@ class EncodeStage:
     async def _join(self, item: _Item) -> bool:
         """A request that joined a flight asks again, without bytes: the encoder keeps an entry for
         every request that has asked for it."""
-        cached, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
+        cached, joined = await self._flights.join(item.key, lambda: self._encode(item))
         return await self._encode(item) if joined else cached
 
-    def forget(self, items: Sequence[MMItem]) -> None:
-        """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
-        has not answered meanwhile is passed over until it is probed again; requests that wait for
-        it go on waiting."""
+    def forget(self, items: Sequence[MMItem], plan: Plan) -> None:
+        """Their planned consumer cannot get these from the encoders: bytes are sent again. An
+        encoder that has not answered meanwhile is passed over until it is probed again; requests
+        that wait for it go on waiting."""
         for item in items:
-            self._known.pop(item.mm_hash, None)
-            flight = self._flights.forget(item.mm_hash)
+            key = _key(item.mm_hash, plan.reader)
+            self._known.pop(key, None)
+            flight = self._flights.forget(key)
             if flight is not None and flight.worker is not None:
                 flight.worker.suspect = True
 
@@ -131,25 +147,26 @@ class EncodeStage:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
         places = {
-            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash))
+            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash), plan.reader)
             for item in items
             if item.mm_hash not in plan.held
         }
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
+    def _first(self, mm_hash: str, place: Instance | None, reader: str) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
-        flight, fleet = self._flights.get(mm_hash), self.dispatch.fleet
+        key = _key(mm_hash, reader)
+        flight, fleet = self._flights.get(key), self.dispatch.fleet
         if flight is not None and flight.worker is not None:
             return flight.worker
-        known = self._known.get(mm_hash)
+        known = self._known.get(key)
         if place is None and known is not None:
             place = next((i for i in fleet.encode if i.draining and i.url == known), None)
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:
-            return fleet.by_content(mm_hash)
+            return fleet.by_content(mm_hash, (), reader)
         except NoWorker:
             return None
 
@@ -160,7 +177,7 @@ class EncodeStage:
 
         def choose() -> Instance:
             encoder = self._next(item, tries.avoid)
-            flight = self._flights.get(item.mm_hash)
+            flight = self._flights.get(item.key)
             if flight is not None:
                 flight.worker = encoder
             return encoder
@@ -171,11 +188,11 @@ class EncodeStage:
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        first = None if failed else self._first(item.mm_hash, item.place)
-        return first or self.dispatch.fleet.by_content(item.mm_hash, failed)
+        first = None if failed else self._first(item.mm_hash, item.place, item.reader)
+        return first or self.dispatch.fleet.by_content(item.mm_hash, failed, item.reader)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
-        send = None if self._known.get(item.mm_hash) == encoder.url else item.data
+        send = None if self._known.get(item.key) == encoder.url else item.data
         output = await self._call(encoder, item, send)
         if output.missing:
             output = await self._call(encoder, item, item.data)
@@ -183,7 +200,7 @@ class EncodeStage:
             raise from_info(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
-        self._remember(item.mm_hash, encoder.url)
+        self._remember(item.key, encoder.url)
         return output.cached
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
@@ -211,8 +228,8 @@ class EncodeStage:
             raise UpstreamError(f"{encoder.url} answered for another picture")
         return output
 
-    def _remember(self, mm_hash: str, url: str) -> None:
-        self._known[mm_hash] = url
-        self._known.move_to_end(mm_hash)
+    def _remember(self, key: str, url: str) -> None:
+        self._known[key] = url
+        self._known.move_to_end(key)
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)

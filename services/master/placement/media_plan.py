@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.refs import fits
 from protocol.registry import MediaNeed, ScheduleRequest
 from services.master.fleet.cache_index import PendingEncode
 from services.master.fleet.fleet import Fleet
@@ -68,6 +69,10 @@ class MediaPlan:
     def can_encode(self) -> bool:
         """Whether the worker that prefills can help encoders out."""
         return self.at.info.encodes
+
+    def reads(self, source: Instance) -> bool:
+        """Whether the worker that prefills can read embeddings there."""
+        return fits(source.info.ec_compatibility, self.at.info.ec_compatibility)
 
     def encoded_there_ms(self, item: ItemSources) -> float:
         """What it takes until the worker that prefills has encoded an item by itself."""

@@ -11,9 +11,10 @@ from aiohttp import web
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import Drain, InstanceInfo
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.probing import probe_once
+from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from services.master.fleet.added_workers import decode_probed
 from tests.support.live_masters import running
@@ -220,6 +221,20 @@ async def test_of_several_models_only_the_named_one_is_this_proxys() -> None:
             assert await one.once(0.0)
         assert usable(fleet) == {"decode": [DECODER]}
         assert usable(nobodys) == {} and lost.model == ""
+
+
+async def test_an_alias_returns_when_the_other_model_has_left() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        watcher = FleetWatcher(link, fleet, ["nice-name"])
+        master.tell_of("d1", "decode", DECODER)
+        master.service.register(InstanceInfo("x", "decode", ENCODER, "another"))
+        assert await watcher.once(0.0)
+        assert (watcher.model, fleet.unserved) == ("", ("another", "m"))
+        master.forget("x")
+        assert await watcher.once(0.0)
+        assert (watcher.model, fleet.unserved) == ("m", ())
+        assert usable(fleet) == {"decode": [DECODER]}
 
 
 async def test_an_alias_ends_when_the_named_model_comes() -> None:

@@ -35,6 +35,7 @@ from protocol.registry import (
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.own_model import OwnModel
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
 from proxy.placement.reporter import Reporter
@@ -186,6 +187,26 @@ async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_aga
         await eventually(lambda: len(over(master)) == 2)
         assert over(master) == [request.request_id for request in master.asked]
         assert len(set(over(master))) == 2
+
+
+async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
+    master = Master(["d1", "d0"])
+    async with placed_by(master, wrong := Worker(), Worker()) as (stack, pipeline):
+        stack.fleet.own = OwnModel(("m",), "demo", "", "mine")
+        for instance, tokenizer in zip(stack.decode, ("other", "mine"), strict=True):
+            instance.dialect, instance.tokenizer = "tokens", tokenizer
+        stack.fleet.news()
+        assert await taken(pipeline, asking("first")) == {0: TOKENS}
+        assert master.asked[0].avoid == ["d0"]
+        with pytest.raises(Unavailable, match="--model") as caught:
+            await taken(pipeline, asking("second"))
+        assert caught.value.code == "wrong_tokenizer"
+        await eventually(lambda: over(master) == ["first", "second"])
+        stack.decode[1].tokenizer = "other"
+        stack.fleet.news()
+        with pytest.raises(Unavailable, match="--model"):
+            await taken(pipeline, asking("third"))
+        assert (len(master.asked), wrong.calls) == (2, []), "a master is not asked in vain"
 
 
 async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:
