@@ -101,8 +101,8 @@ class Connectors:
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """While this is entered bytes move and peers are sent them without anybody's help; nobody
-        calls a connector."""
+        """While this is entered bytes move and peers are sent them by themselves; no connector may
+        be called."""
         with contextlib.ExitStack() as stack:
             for node in self._nodes.values():
                 stack.enter_context(node.meanwhile())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
@@ -21,6 +23,7 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
+from proxy.flag_scopes import NOTES
 from proxy.worker_urls import worker_urls
 from services.frontend.options import FrontendOptions
 
@@ -36,6 +39,7 @@ class ProxyConfig(
 ):
     """Resolved once at start."""
 
+    notes: ClassVar[Mapping[str, str]] = NOTES
     host: str = option(
         "127.0.0.1",
         "Address to listen on; 0.0.0.0 or :: for all of this machine.",
@@ -123,8 +127,7 @@ class ProxyConfig(
     )
     send_media: bool = option(
         False,
-        "In the openai dialect, send the bytes of media to prefill and decode workers too, not to"
-        " encode workers alone.",
+        "Send the bytes of media to prefill and decode workers too, not to encode workers alone.",
     )
     max_body_bytes: int = size(128 << 20, "Largest body of a request.", section="Server")
     max_received_bytes: int = size(
@@ -167,7 +170,7 @@ class ProxyConfig(
     tenant_share: float = option(
         1.0,
         "Share of what all workers run at once that one tenant, an API key, may have while another"
-        " asks too. 1: all of it. With a master: the master's own flag.",
+        " asks too. 1: all of it.",
         "share",
         above=0,
         maximum=1,
@@ -209,7 +212,7 @@ class ProxyConfig(
     )
     encode_at_once: int = count(
         32,
-        "In the openai dialect, calls that one encode worker gets at once.",
+        "Calls that one encode worker gets at once.",
         "calls",
         maximum=65536,
     )
@@ -224,8 +227,8 @@ class ProxyConfig(
     log_requests: bool = option(
         False,
         "Write a line for each request, at level info: stages, tokens, workers, outcome. Relayed"
-        " requests have Server-Timing and metrics by model then. It takes 5 to 9 % of what"
-        " relaying a short one does.",
+        " requests have Server-Timing and metrics by model then. It adds a fifth to the"
+        " processor time that relaying a short one takes.",
     )
     log_level: str = log_level_option()
     log_format: str = log_format_option()
@@ -239,7 +242,8 @@ class ProxyConfig(
 
     def check_timeouts(self) -> None:
         """`ConfigError` if a clip may take longer to read than the call has that it is read in."""
-        if self.allow_clips and self.video_timeout >= self.encode_timeout:
+        reads = self.dialect != "openai" and self.allow_clips
+        if reads and self.video_timeout >= self.encode_timeout:
             raise ConfigError(
                 f"--video-timeout: {self.video_timeout:g} s is not below --encode-timeout,"
                 f" {self.encode_timeout:g} s, within which an encode worker reads a clip: lower it,"

@@ -47,7 +47,7 @@ class Fleet:
     `models`: what they serve, as a master tells.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `pushed_to`: whether there are workers that encoders push embeddings to.
-    `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
+    `_leaving` are removed, but may have calls. `_doubtful` are to be probed at once.
     """
 
     encode: list[Instance] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Fleet:
         if instance in self.of(instance.role):
             self.of(instance.role).remove(instance)
             self._leaving.append(instance)
-        instance.departed, instance.up = True, False
+        instance.removed, instance.up = True, False
 
     def move(self, instance: Instance, role: Role) -> None:
         """A worker serves another role from here on; its calls go on."""
@@ -116,18 +116,18 @@ class Fleet:
         return self.prefill if role == "prefill" else self.decode
 
     def to_probe(self) -> Iterable[Instance]:
-        """Those whose health nobody vouches for, who have not said all, and those that leave."""
+        """Workers that no master knows, that have not said all of themselves, or that leave."""
         self._leaving = [i for i in self._leaving if i.in_flight]
         if not self.watched:
             return [*self.all(), *self._leaving]
-        doubtful = [i for i in self.all() if not (i.up and i.known and i.vouched) or i.suspect]
-        return [*doubtful, *self._leaving]
+        return [*(i for i in self.all() if i.doubtful), *self._leaving]
 
     def quiet(self) -> list[Instance]:
-        """Workers that a master vouches for, and whose calls here have said nothing for a while: a
-        master notices only after a lease that nobody can reach them."""
+        """Workers that a master knows, and whose calls here have said nothing for a while: a master
+        notices only after a lease that they cannot be reached."""
         now = time.monotonic()
-        return [i for i in self.all() if self.watched and i.vouched and i.up and i.quiet(now)]
+        known = (i for i in self.all() if self.watched and i.known_to_master)
+        return [i for i in known if i.up and i.quiet(now)]
 
     def doubt(self, instance: Instance) -> None:
         """It is to be probed at once."""
@@ -219,7 +219,7 @@ class Fleet:
         return min((*able[start:], *able[:start]), key=attrgetter("in_flight"))
 
     def replaceable(self, instance: Instance) -> bool:
-        """Whether somebody who answers in time could take this one's work."""
+        """Whether a worker that answers in time could take this one's work."""
         computing = instance.role != "encode" and self.relayed != "all"
         peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
         now = time.monotonic()

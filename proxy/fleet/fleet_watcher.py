@@ -68,16 +68,16 @@ class FleetWatcher:
         return True
 
     def _on_our_own(self) -> None:
-        """Nobody vouches for anybody, until a master tells of all."""
+        """No worker counts as known to a master, until one tells of all."""
         self._version = ""
         for instance in self.by_id.values():
-            instance.vouched = False
+            instance.known_to_master = False
 
     def _apply(self, news: Workers) -> None:
         now = time.monotonic()
         if news.full:
             for name in self.by_id.keys() - {view.info.instance_id for view in news.workers}:
-                self.by_id[name].vouched = False
+                self.by_id[name].known_to_master = False
                 self._orphaned.setdefault(name, now)
         late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
         gone = self.by_id.keys() & (late | set(news.gone))
@@ -131,14 +131,14 @@ class FleetWatcher:
     def _change(self, view: WorkerView) -> None:
         info = view.info
         known = self.by_id.get(info.instance_id)
-        if known is not None and not _same_life(known, info):
+        if known is not None and not _same_process(known, info):
             self._leave(info.instance_id, "it restarted")
             known = None
         if known is None:
             known = self._join(info)
         self._serve(known, info)
         self._orphaned.pop(info.instance_id, None)
-        known.draining, known.vouched = view.draining, True
+        known.draining, known.known_to_master = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
         known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs
         known.max_running, known.block_size = info.max_running, info.block_size
@@ -170,13 +170,13 @@ class FleetWatcher:
         return instance
 
     def _forget(self, instance: Instance) -> None:
-        """The names of its former lives: that they leave is no news of this one."""
+        """The names that it had before it restarted: that they leave says nothing of it now."""
         for name in [name for name, known in self.by_id.items() if known is instance]:
             del self.by_id[name]
             self._orphaned.pop(name, None)
 
 
-def _same_life(instance: Instance, info: InstanceInfo) -> bool:
+def _same_process(instance: Instance, info: InstanceInfo) -> bool:
     """A worker whose role is not to change is another one with another role."""
     if (instance.generation, instance.url) != (info.generation, _url(info)):
         return False

@@ -43,8 +43,8 @@ class Instance:
     suspect: bool = False
     known: bool = False  # it has said all of what follows since it came up
     listed: bool = False  # by a flag, so it stays whatever a master says
-    vouched: bool = False  # a master says that it is there
-    departed: bool = False  # it is no more of the fleet, and finishes what it has
+    known_to_master: bool = False  # a master says that it is there
+    removed: bool = False  # from the fleet; it finishes what it has
     in_flight: int = 0  # calls of this proxy there
     heard: float = 0.0  # when a call there last came to a good end
     late_probes: int = 0  # those it has not answered in time since it last did
@@ -73,7 +73,12 @@ class Instance:
     def tells_adapters(self) -> bool:
         """Whether it is to be asked again for its LoRA adapters: no master tells of them."""
         computes = self.dialect == "tokens" and self.role != "encode"
-        return computes and not (self.vouched or self.departed)
+        return computes and not (self.known_to_master or self.removed)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is to be probed although a master answers."""
+        return not (self.up and self.known and self.known_to_master) or self.suspect
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
@@ -81,7 +86,7 @@ class Instance:
 
     def serves(self, now: float) -> bool:
         """Whether it may be asked for what it holds, even if it drains."""
-        return self.up and not self.departed and self.breaker.admits(now)
+        return self.up and not self.removed and self.breaker.admits(now)
 
     def may_say(self, name: str, status: int) -> bool:
         """Whether an answer that names an instance, "" for none, can be this worker's. One of
@@ -105,7 +110,7 @@ class Instance:
         connections; after a restart it does not drain unless a master says so."""
         self.up = self.known = False
         self.cause = cause
-        self.draining = self.draining and self.vouched
+        self.draining = self.draining and self.known_to_master
 
     def quiet(self, now: float) -> bool:
         """Whether calls wait there that nothing was heard of for a while."""
@@ -113,9 +118,9 @@ class Instance:
 
     def late(self, alone: bool, cut_off: bool) -> None:
         """It has not answered its last probe in time, which counts already. Only if that happens
-        again and again it is lost, for a busy machine is not a dead worker; more often if nobody
-        could take its work, `alone`. One whose address does not answer at all, `cut_off`, is lost
-        at once unless it is alone."""
+        again and again it is lost, for a busy machine is not a dead worker; more often if no
+        other could take its work, `alone`. One whose address does not answer at all, `cut_off`, is
+        lost at once unless it is alone."""
         enough = 1 if cut_off else _LATE_PROBES
         if self.late_probes >= (_LATE_PROBES_ALONE if alone else enough):
             self.refused(
@@ -125,7 +130,7 @@ class Instance:
 
     def left(self) -> None:
         """No master has heard of it for long: another silence is enough."""
-        self.vouched = False
+        self.known_to_master = False
         self.refused("no master knows it")
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 

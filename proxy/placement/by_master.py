@@ -168,7 +168,7 @@ class MasterPlanner:
 
 
 def _is_store(target: Target | None) -> bool:
-    """Whoever needs an embedding finds it there by itself."""
+    """A worker that needs an embedding finds it there by itself."""
     return target is not None and target.role == "store"
 
 

@@ -69,7 +69,7 @@ def by_load(
 
 
 def hands_over(prefill: Instance, decode: Instance) -> bool:
-    """Whether their KV is of one compatibility; whoever does not say fits all."""
+    """Whether their KV is of one compatibility; a worker that does not say fits all."""
     kinds = {compatibility_of(one.kv_endpoint) for one in (prefill, decode)} - {""}
     return len(kinds) < 2
 

@@ -55,6 +55,7 @@ class Passing:
         self._forwarder = Forwarder(gateway)
         self._names = OwnNames(gateway.fleet, gateway.config.served_model_name)
         self._keyed = gateway.config.asks_for_api_keys
+        self._min_priority = gateway.config.min_priority
         self._stored = StoredResponses()
 
     async def answer(self, route: PassedRoute, request: Request) -> Response:
@@ -211,7 +212,8 @@ class Passing:
             passed.headers["x-request-id"] = name.decode()
         self._names.rename(read)
         passed.headers["content-type"] = JSON
-        passed.body, passed.priority = b"".join(read.bare), read.priority
+        passed.priority = read.priority(self._min_priority)
+        passed.body = b"".join(read.bare)
         passed.model, passed.stream = read.model, read.stream
 
     async def _events(

@@ -102,7 +102,7 @@ class EncodeStage:
         return bool(len(self._flights))
 
     def let_finish(self, run: asyncio.Task[Any]) -> None:
-        """Keep a `run` that nobody waits for any more, until it ends, whatever its result."""
+        """Keep a `run` whose request has gone on without it, until it ends."""
         self._finishing.add(run)
         run.add_done_callback(self._finished)
 
@@ -112,15 +112,15 @@ class EncodeStage:
             run.exception()
 
     async def _join(self, item: _Item) -> bool:
-        """Whoever joined a flight asks again, without bytes: the encoder keeps an entry for every
-        request that has asked for it."""
+        """A request that joined a flight asks again, without bytes: the encoder keeps an entry for
+        every request that has asked for it."""
         cached, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
         return await self._encode(item) if joined else cached
 
     def forget(self, items: Sequence[MMItem]) -> None:
         """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
-        has not answered meanwhile is passed over until it is probed again; whoever waits for it
-        goes on waiting."""
+        has not answered meanwhile is passed over until it is probed again; requests that wait for
+        it go on waiting."""
         for item in items:
             self._known.pop(item.mm_hash, None)
             flight = self._flights.forget(item.mm_hash)
@@ -200,12 +200,12 @@ class EncodeStage:
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
 
-        def nonsense(what: str) -> UpstreamError:
+        def invalid(what: str) -> UpstreamError:
             return UpstreamError(f"{encoder.url}: the encode answer is not valid: {what}")
 
-        outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
+        outputs = decoded(answer, EncodeAnswer, fail=invalid).outputs
         if len(outputs) != 1:
-            raise nonsense(f"{len(outputs)} outputs for one picture")
+            raise invalid(f"{len(outputs)} outputs for one picture")
         output = outputs[0]
         if output.mm_hash != item.mm_hash:
             raise UpstreamError(f"{encoder.url} answered for another picture")

@@ -62,8 +62,8 @@ class Detokenized(msgspec.Struct):
 
 
 def informing(frontend: Frontend, admitted: Admitted, bodies: Bodies) -> APIRouter:
-    """The model and its tokenizer. A long text is nobody else's wait: it leaves the event loop, and
-    few do at once."""
+    """The model and its tokenizer. A long text delays no other request: it leaves the event
+    loop, and few do at once."""
     routes = APIRouter()
     room = asyncio.Semaphore(_AT_ONCE)
 

@@ -38,7 +38,7 @@ class EngineSettings:
     max_num_seqs: int = 64  # requests computed at once
     max_num_batched_tokens: int = 2048  # tokens of one step
     max_prefill_beside_decode: int = 512  # prompt tokens of a step in which requests decode
-    # decode steps that run, while nobody waits, before anything is said of them
+    # decode steps that run, while no request waits, before anything is said of them
     steps_at_once: int = 1
     max_encoder_patches: int = 16384  # patches of one encoder run
     ec_cache_bytes: int = 256 << 20  # bytes of embeddings

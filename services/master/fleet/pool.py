@@ -200,8 +200,8 @@ class Pool(PricedColumns):
 
     def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
         """Charges that still count, of a worker that says it has `here` requests. If it goes on
-        saying that it has fewer, nobody will tell of the end of the oldest of them: their proxy may
-        be gone."""
+        saying that it has fewer, the end of the oldest of them will not be reported: their proxy
+        may be gone."""
         kept = [c for c in self._open[row] if c.live]
         for charge in kept:
             charge.shown = charge.visible_at <= now_ms
@@ -263,7 +263,7 @@ class Pool(PricedColumns):
 
     def release(self, charge: Charge, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
         """Take a charge back; `done` false if its work was not and will not be done. `lapsed`:
-        nobody has said that it is over, so that a report which was to show it tells all there is
+        its end was not reported, so that a report which was to show it tells all there is
         to know."""
         if not charge.live:
             return

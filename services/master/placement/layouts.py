@@ -98,8 +98,8 @@ class Layouts:
         self._media = media
 
     def choose(self, job: Job) -> Option:
-        """(prefill, decode), or (both in one, None): the cheaper if there are both. What has failed
-        the request gets it again only where nobody else is there who could ever take it."""
+        """(prefill, decode), or (both in one, None): the cheaper if there are both. A worker
+        that has failed the request gets it again only where no other could ever take it."""
         try:
             return self._choose(job)
         except AllBusy:
@@ -185,7 +185,7 @@ class Layouts:
 
     def _layouts(self, job: Job) -> list[Pool | None]:
         """In the order to be tried: workers that do both, or None for a prefill and a decode
-        worker. Decode workers do both where there is nobody else who fits."""
+        worker. Decode workers do both where no other worker fits."""
         pools = job.fleet.pools
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
         if job.request.pooling:

@@ -204,7 +204,7 @@ class MediaPlacer:
 
 
 def _note_guess(plan: MediaPlan, source: Instance, item: ItemSources) -> None:
-    """Nobody has said that the item is there; how long the answer takes will tell."""
+    """No event says that the item is there; how long the answer takes will tell."""
     pool, row = source.pool, source.row
     if pool.kind != "encode" or source.caches(plan.request.predicted) is None:
         return

@@ -99,7 +99,7 @@ async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
         master.tell_of("d1", "decode", DECODER + "/")
         master.service.drain(Drain("d1"))
         await following.once(0.0)
-        assert fleet.decode == [worker] and worker.draining and worker.vouched
+        assert fleet.decode == [worker] and worker.draining and worker.known_to_master
         master.forget("d1")
         await following.once(0.0)
         assert fleet.decode == [worker] and not worker.up
@@ -246,7 +246,7 @@ async def test_a_worker_that_changes_its_role_is_in_the_other_list_and_keeps_its
             await following.once(0.0)
             assert usable(fleet) == {"encode": [DECODER]} and not fleet.decode
             assert fleet.encode == [worker] and worker.in_flight == 1
-        assert worker.up and not worker.departed and not worker.late_probes
+        assert worker.up and not worker.removed and not worker.late_probes
         assert following.by_id == {"a": worker}
 
 
