@@ -67,7 +67,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("mm_processor_kwargs", _AS_CHAT, {"max_pixels": 65536}),
     _R.works("priority", _AS_CHAT, 1),
     _R.works("cache_salt", _AS_CHAT, "s"),
-    _R.works("request_id", _AS_CHAT, "r"),
+    _R.works("request_id", "The response's id begins with it, after resp_.", "r"),
     _R.works("chat_template", _AS_CHAT, "{{ messages[0].content }}"),
     _R.works("chat_template_kwargs", _AS_CHAT, {"a": 1}),
     _R.refused("background", "keep the connection open, or stream.", True, False),

@@ -74,6 +74,8 @@ _PASSED = """\
 A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
+No encode and no prefill worker is asked: pictures need decode workers that have the vision model,
+as vLLM's do. Triptych's do not; a proxy that renders serves these routes with pictures too.
 
 Vectors, scores and classes of Triptych's own workers are answered by a proxy that renders (dialect
 `tokens` or `auto`), as the tables above say.

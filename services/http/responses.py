@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -23,6 +24,8 @@ from services.http.response_store import ResponseStore, Stored
 from services.http.streams import EventStream, while_connected
 
 Json = dict[str, Any]
+_NOT_OF_IDS = re.compile(r"[^\w-]", re.ASCII)  # an id stands in the path of the stored response
+_MAX_ID = 80
 
 
 class NoResponse(TriptychError):
@@ -99,7 +102,9 @@ class _Work:
         return chat_of(self._request, self._before)
 
     def answer(self, model: str) -> ResponseAnswer:
-        return ResponseAnswer(self._request, f"resp_{uuid.uuid4().hex}", model)
+        named = self._request.request_id
+        begun = f"resp_{_NOT_OF_IDS.sub('_', named[:_MAX_ID])}-" if named else "resp_"
+        return ResponseAnswer(self._request, begun + uuid.uuid4().hex, model)
 
     def keep(self, whole: Json) -> None:
         """Store the response unless the client does not want that."""

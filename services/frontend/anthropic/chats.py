@@ -19,9 +19,26 @@ from protocol.anthropic import (
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from services.frontend.content import content_of, string_of
+from services.frontend.renaming import renamed, renaming
 
 Json = dict[str, Any]
 _MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required", "none": "none"})
+_RENAMED = renaming(
+    (r"max_completion_tokens\b", "max_tokens"),
+    (r"stop\b", "stop_sequences"),
+    (r"reasoning_effort\b", "output_config.effort"),
+    (r"parallel_tool_calls\b", "tool_choice.disable_parallel_tool_use"),
+    (r"(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
+)
+_FORM = r"response_format\b(\.json_schema\b)?"
+
+
+def as_of_message(error: InvalidRequest, request: CountRequest) -> InvalidRequest:
+    """An error of the chat, by the name that its field has in a message's request."""
+    config = request.output_config
+    form = "output_config.format" if config and config.format is not None else "output_format"
+    return renamed(error, (*_RENAMED, *renaming((_FORM, form))))
 
 
 def chat_of(request: CountRequest) -> ChatCompletionRequest:

@@ -11,6 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.responses import ResponsesRequest
 from services.frontend.content import content_of, string_of
+from services.frontend.renaming import renamed, renaming
 
 Json = dict[str, Any]
 _SAME = (
@@ -22,13 +23,14 @@ _SAME = (
 )  # fmt: skip
 # What an answer has anyway, or never has.
 _INCLUDED = ("reasoning.encrypted_content",)
-_RENAMED = (
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("verbosity", "text.verbosity"),
+_RENAMED = renaming(
+    # Messages are not numbered as the items that they were made of.
+    (r"messages\b[\w.\[\]]*", "input"),
+    (r"max_completion_tokens\b", "max_output_tokens"),
+    (r"reasoning_effort\b", "reasoning.effort"),
+    (r"response_format\b(\.json_schema\b)?", "text.format"),
+    (r"verbosity\b", "text.verbosity"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
 )
 
 
@@ -52,13 +54,7 @@ def chat_of(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletion
 
 def as_of_response(error: InvalidRequest) -> InvalidRequest:
     """An error of the chat, by the name that its field has in a response."""
-    for chat, response in _RENAMED:
-        if error.param is not None and error.param.startswith(chat):
-            # Messages are not numbered as the items that they were made of.
-            rest = "" if chat == "messages" else error.param.removeprefix(chat)
-            error.param = response + rest
-            break
-    return error
+    return renamed(error, _RENAMED)
 
 
 def _check(request: ResponsesRequest) -> None:

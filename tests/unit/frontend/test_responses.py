@@ -130,10 +130,12 @@ def test_errors_of_the_chat_name_the_fields_of_the_response() -> None:
         ("messages[1].content[0].image_url.url", "input"),
         ("max_completion_tokens", "max_output_tokens"),
         ("response_format.json_schema.schema", "text.format.schema"),
-        ("tools[0].function.name", "tools[0].function.name"),
+        ("tools[0].function.name", "tools[0].name"),
         (None, None),
     ):
         assert as_of_response(InvalidRequest("x", param=chats)).param == name
+        said = as_of_response(InvalidRequest(f"{chats}: wrong", param=chats))
+        assert said.message == f"{name}: wrong"
 
 
 @pytest.fixture(scope="module")
