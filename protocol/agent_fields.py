@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from protocol.request_fields import RequestField, RowsOf
 
-from protocol.request_fields import RequestField, Route, harmless, refused, works
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Makes rows of one route."""
-
-    route: Route
-
-    def works(self, name: str, does: str, example: Any) -> RequestField:
-        return works(name, does, example, routes=(self.route,))
-
-    def refused(self, name: str, does: str, example: Any, *neutral: Any) -> RequestField:
-        return refused(name, does, example, *neutral, routes=(self.route,))
-
-    def harmless(self, name: str, does: str, example: Any) -> RequestField:
-        return harmless(name, does, example, routes=(self.route,))
-
-
-_R, _M = _Rows("responses"), _Rows("messages")
+_R, _M = RowsOf("responses"), RowsOf("messages")
 _FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 _SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 _AS_CHAT = "As of chat completions."
@@ -107,13 +87,12 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.works("tool_choice", "auto, any, none, or a tool by name.", {"type": "auto"}),
     _M.works(
         "thinking",
-        "Whether the chat template asks for reasoning. budget_tokens has no effect.",
+        "Whether the chat template asks for reasoning.",
         {"type": "disabled"},
     ),
     _M.works(
         "output_config",
-        "format: a JSON schema that the answer keeps to; effort: handed to the chat template; other"
-        " parts are ignored.",
+        "format: a JSON schema that the answer keeps to; effort: handed to the chat template.",
         {"effort": "low"},
     ),
     _M.works("output_format", "As output_config.format.", _SCHEMA),

@@ -18,17 +18,16 @@ from protocol.bounds import (
     TopP,
 )
 from protocol.request_parser import RequestParser
+from protocol.responses_members import EFFORT, TEXT
 
 RESPONSES_PATH = "/v1/responses"
 Json = dict[str, Any]
 
 
 class Reasoning(msgspec.Struct):
-    """How much to think; what is told of it is all of it, so `summary` changes nothing."""
+    """How much to think."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -78,11 +77,17 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: Json | None = None
 
 
-_RESPONSES = RequestParser.of(ResponsesRequest, RESPONSES, "responses")
-RESPONSES_BODY = _RESPONSES.described()
+_RESPONSES = RequestParser.of(
+    ResponsesRequest, RESPONSES, "responses", reasoning=Json | None, text=Json | None
+)
+RESPONSES_BODY = _RESPONSES.described(reasoning=Reasoning | None, text=TextOptions | None)
 """The body as /openapi.json describes it."""
 
 
 def decode_responses(data: bytes) -> ResponsesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _RESPONSES.parsed(data)
+    request = _RESPONSES.parsed(data)
+    for name, members, struct in (("reasoning", EFFORT, Reasoning), ("text", TEXT, TextOptions)):
+        if isinstance(given := getattr(request, name), dict):
+            setattr(request, name, members.converted(given, struct, name))
+    return request

@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from protocol.agent_fields import MESSAGES, RESPONSES
+from protocol.anthropic_members import MESSAGES_MEMBERS
+from protocol.chat_members import CHAT_MEMBERS
+from protocol.members import Members
 from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
+from protocol.responses_members import RESPONSES_MEMBERS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
@@ -24,8 +28,8 @@ _ROUTES: dict[Route, str] = {
     "similarity": "similarity",
 }
 _AGENTS = (
-    ("`POST /v1/responses`", RESPONSES),
-    ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES),
+    ("`POST /v1/responses`", RESPONSES, RESPONSES_MEMBERS),
+    ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES, MESSAGES_MEMBERS),
 )
 _POOLING: tuple[tuple[str, Route], ...] = (
     ("`POST /v1/embeddings`, `/v1/embeddings/dense` and `/pooling`", "embeddings"),
@@ -42,6 +46,7 @@ _SECTIONS: dict[State, tuple[str, str]] = {
     ),
     "harmless": ("Taken, without any effect on the answer", "Why"),
 }
+_WORDS: dict[State, str] = {"works": "honoured", "refused": "refused", "harmless": "no effect"}
 _HEAD = """\
 # Request fields
 
@@ -57,7 +62,9 @@ That is what our own workers and a proxy that renders requests do (dialect `toke
 relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the
 workers judge the rest.
 
-Further members of a message's content parts, such as `source_lang_code`, reach the chat template.
+The members of objects within a request have tables too. One that stands in none is refused by its
+path, as `messages[0].content[0].image_url.foo`, unless the table says that further ones reach the
+chat template, or its value is `null`.
 
 An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. Its code is
 `invalid_type`, `invalid_value`, `integer_below_min_value`, `integer_above_max_value`,
@@ -104,7 +111,12 @@ def render() -> str:
         [
             _HEAD,
             *sections,
-            *(_agents(title, rows) for title, rows in _AGENTS),
+            _members("chat requests", CHAT_MEMBERS),
+            *(
+                part
+                for title, rows, members in _AGENTS
+                for part in (_agents(title, rows), _members(title, members))
+            ),
             *(_agents(title, _rows_of(route)) for title, route in _POOLING),
             _PASSED,
             *_rows(PASSED),
@@ -138,8 +150,21 @@ def _section(state: State, rows: Iterable[RequestField]) -> str:
 def _agents(title: str, rows: Iterable[RequestField]) -> str:
     lines = [f"## Fields of {title}", "", "| field | | What it does, or why it does nothing |"]
     lines += ["|---|---|---|"]
-    words: dict[State, str] = {"works": "honoured", "refused": "refused", "harmless": "no effect"}
-    lines += [f"| `{row.name}` | {words[row.state]} | {_cell(row)} |" for row in rows]
+    lines += [f"| `{row.name}` | {_WORDS[row.state]} | {_cell(row)} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def _members(title: str, objects: Iterable[Members]) -> str:
+    lines = [f"### Members of the objects in {title}", ""]
+    lines += ["| object | member | | What it does, or why it does nothing |", "|---|---|---|---|"]
+    for one in objects:
+        place = ", ".join(f"`{path}`" for path in one.path.split(", "))
+        place = place.replace(" of the type ", "` of the type `")
+        lines += [
+            f"| {place} | `{row.name}` | {_WORDS[row.state]} | {_cell(row)} |" for row in one.rows
+        ]
+        if one.further:
+            lines.append(f"| {place} | any other | honoured | {one.further} |")
     return "\n".join([*lines, ""])
 
 
