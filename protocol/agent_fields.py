@@ -8,6 +8,9 @@ _R, _M = RowsOf("responses"), RowsOf("messages")
 _FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 _SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 _AS_CHAT = "As of chat completions."
+_RENDER = "Read by vLLM's render routes only."
+_UNMARKED = "outputs carry no mark."
+_USE_CHATS = "vLLM's EPD protocol is spoken in chat completions."
 
 RESPONSES: tuple[RequestField, ...] = (
     _R.works("input", "A text, or items: messages, calls and their results, reasoning.", "Hi"),
@@ -40,6 +43,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("frequency_penalty", _AS_CHAT, 0.5),
     _R.works("logit_bias", _AS_CHAT, {"5": 1}),
     _R.works("stop", _AS_CHAT, ["x"]),
+    _R.works("stop_token_ids", _AS_CHAT, [5]),
     _R.works("ignore_eos", _AS_CHAT, True),
     _R.works("skip_special_tokens", _AS_CHAT, False),
     _R.works("include_stop_str_in_output", _AS_CHAT, True),
@@ -48,6 +52,8 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("priority", _AS_CHAT, 1),
     _R.works("cache_salt", _AS_CHAT, "s"),
     _R.works("request_id", _AS_CHAT, "r"),
+    _R.works("session_id", _AS_CHAT, "s"),
+    _R.works("include_reasoning", "false leaves out items of reasoning.", False),
     _R.works("chat_template", _AS_CHAT, "{{ messages[0].content }}"),
     _R.works("chat_template_kwargs", _AS_CHAT, {"a": 1}),
     _R.refused("background", "keep the connection open, or stream.", True, False),
@@ -60,6 +66,9 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.refused("enable_response_messages", "use /v1/chat/completions/render.", True, False),
     _R.refused("previous_input_messages", "send them as input.", [{}], []),
     _R.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
+    _R.refused("watermarking", _UNMARKED, True, False),
+    _R.refused("kv_transfer_params", _USE_CHATS, {"a": 1}, {}),
+    _R.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _R.refused("media_io_kwargs", "use mm_processor_kwargs.", {"video": {"fps": 1}}, {}),
     _R.harmless("stream_options", "Usage is always told; nothing is padded.", {}),
     _R.harmless("safety_identifier", "Who asks is told by the Authorization header.", "u"),
@@ -67,6 +76,8 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}),
     _R.harmless("prompt_cache_retention", "As prompt_cache_key.", "24h"),
     _R.harmless("service_tier", "ignored: there is one tier.", "auto"),
+    _R.harmless("mm_payload", _RENDER, "none"),
+    _R.harmless("return_mm_kwargs", _RENDER, False),
 )
 
 MESSAGES: tuple[RequestField, ...] = (
@@ -97,6 +108,11 @@ MESSAGES: tuple[RequestField, ...] = (
     ),
     _M.works("output_format", "As output_config.format.", _SCHEMA),
     _M.works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}),
+    _M.works("cache_salt", _AS_CHAT, "s"),
+    _M.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
+    _M.refused("watermarking", _UNMARKED, True, False),
+    _M.refused("kv_transfer_params", _USE_CHATS, {"a": 1}, {}),
+    _M.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("mcp_servers", "the client runs the tools here.", [{"type": "url"}], []),
     _M.refused("container", "nothing is run here.", "c"),
     _M.refused("fallbacks", "name the model that is to answer.", [{"model": "m"}], []),
@@ -115,6 +131,8 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.harmless("anthropic_beta", "There are no beta features.", []),
     _M.harmless("betas", "As anthropic_beta.", []),
     _M.harmless("user_profile_id", "As metadata.", "u"),
+    _M.harmless("mm_payload", _RENDER, "none"),
+    _M.harmless("return_mm_kwargs", _RENDER, False),
 )
 
 AGENT_FIELDS = (*RESPONSES, *MESSAGES)

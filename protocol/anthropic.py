@@ -64,6 +64,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: Json | None = None
     chat_template_kwargs: Json | None = None
+    cache_salt: str | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):

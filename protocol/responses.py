@@ -65,6 +65,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[Int64] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -73,6 +74,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: Int64 = 0
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
 

@@ -27,7 +27,11 @@ _MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required",
 
 def chat_of(request: CountRequest) -> ChatCompletionRequest:
     """The chat; `InvalidRequest` names the field that is at fault."""
-    fields: Json = {"model": request.model, "messages": list(_messages(request))}
+    fields: Json = {
+        "model": request.model,
+        "messages": list(_messages(request)),
+        "cache_salt": request.cache_salt,
+    }
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,

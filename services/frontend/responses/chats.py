@@ -19,7 +19,7 @@ _SAME = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop",
     "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "structured_outputs",
     "mm_processor_kwargs", "priority", "cache_salt", "request_id", "chat_template",
-    "chat_template_kwargs", "user",
+    "chat_template_kwargs", "user", "stop_token_ids", "session_id", "include_reasoning",
 )  # fmt: skip
 # What an answer has anyway, or never has.
 _INCLUDED = ("reasoning.encrypted_content",)
