@@ -170,7 +170,7 @@ class Frontend:
         prompt_end = self.tokenizer.decode(
             prompt.token_ids[-_END_TOKENS:], skip_special_tokens=False
         )
-        reading = self._chat_text.reading(use, prompt_end)
+        reading = self._chat_text.reading(request, use, prompt_end)
         if held_to := generate.sampling.grammar:
             held_to = after_reasoning(held_to, reading, self.tokenizer)
             generate.sampling = msgspec.structs.replace(generate.sampling, grammar=held_to)
@@ -256,7 +256,9 @@ class Frontend:
             vocab_size=self.info.vocab_size,
             defaults=self.info.generation_defaults,
             tokenizer=self.tokenizer,
-            grammar=await grammar_for(request, use, self._chat_text.form(use), self.tokenizer),
+            grammar=await grammar_for(
+                request, use, self._chat_text.form(request, use), self.tokenizer
+            ),
         )
 
     def _generate(

@@ -78,7 +78,7 @@ def thinking(name: str, template: str) -> Thinking | None:
     """As `tool_format`, for reasoning; None if the template shows none."""
     if name != AUTO:
         return THINKING.get(name) or _thinking_plugin(name)
-    return next((t for t in THINKING.values() if t.close in template), None)
+    return next((t for t in THINKING.values() if t.open in template or t.close in template), None)
 
 
 def _thinking_plugin(name: str) -> Thinking | None:
