@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import InvalidRequest
@@ -13,19 +12,11 @@ from services.frontend.families import Placeholder
 from services.frontend.guard import Guard, Guarded
 from services.frontend.messages import Chat
 from services.frontend.parsing.base import ToolFormat
-from services.frontend.parsing.choosing import AUTO, thinking, tool_format
+from services.frontend.parsing.choosing import Parsers
 from services.frontend.parsing.reading import Reading
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.template import ChatTemplate, Message
 from services.frontend.tool_use import ToolUse
-
-
-@dataclass(frozen=True)
-class Parsers:
-    """How answers are read: names of `choosing`, "auto" for what the template shows."""
-
-    tools: str = AUTO
-    reasoning: str = AUTO
 
 
 class ChatText:
@@ -85,7 +76,7 @@ class ChatText:
         `InvalidRequest` if the template does not show tools to the model, or calls are forced that
         would not be found."""
         template = self._used(request, use)
-        form = tool_format(self._parsers.tools, template.source) if template is not None else None
+        form = self._parsers.tool_format(template.source) if template is not None else None
         if not use.shown:
             return form if form is not None and form.always else None
         if template is not None and not template.reads_tools:
@@ -102,7 +93,7 @@ class ChatText:
         template, form = self._used(request, use), self.form(request, use)
         thoughts = None
         if template is not None and (form is None or not form.always):
-            thoughts = thinking(self._parsers.reasoning, template.source)
+            thoughts = self._parsers.thinking(template.source)
         tools = {function.name: function for function in use.functions}
         return Reading(
             tools=form(tools) if form is not None else None,

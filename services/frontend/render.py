@@ -15,7 +15,7 @@ from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.request_record import RequestRecord
 from protocol.types import FrameSampling, GenerateRequest, Modality, SamplingParams
 from services.frontend.call_grammar import after_reasoning, grammar_for
-from services.frontend.chat_text import ChatText, Parsers
+from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
 from services.frontend.guard import Guard
@@ -23,6 +23,7 @@ from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
+from services.frontend.parsing.choosing import Parsers
 from services.frontend.pooler import with_pooler
 from services.frontend.pooling import PoolingInputs
 from services.frontend.prompt import PromptMaker, prompts_of

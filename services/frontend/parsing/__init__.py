@@ -7,5 +7,6 @@ reading      `Reader`: reasoning, then text and calls, for streamed and whole an
 choosing     which family's, by flag or by chat template
 
 hermes, qwen3_coder, llama3, mistral, glm, deepseek, gemma, harmony: one form each;
-json_call and parameters: what several of them share; thinking: marks around reasoning
+json_call and parameters: what several of them share; gemma_values: values in the grammars of
+Gemma's; thinking: marks around reasoning
 """
