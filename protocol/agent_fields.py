@@ -17,7 +17,12 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("model", "A name that is served; left out: the model that is served.", "m"),
     _R.works("instructions", "A system message before all others, of this response alone.", "x"),
     _R.works("previous_response_id", "The stored response that this one goes on from.", "resp_x"),
-    _R.works("store", "false: the response is not kept. A server keeps a bounded number.", False),
+    _R.works(
+        "store",
+        "false: the response is not kept. A server keeps a bounded number; one that keeps none"
+        " (--response-store-bytes 0, a proxy with --workers 2 or more) answers store: false.",
+        False,
+    ),
     _R.works("stream", "Answer by server-sent events.", True),
     _R.works("max_output_tokens", "Output tokens at most, reasoning included.", 4),
     _R.works("temperature", "0 for greedy.", 0.5),
