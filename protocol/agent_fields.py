@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.dialects import with_dialects
 from protocol.request_fields import RequestField, RowsOf
 
 _R, _M = RowsOf("responses"), RowsOf("messages")
@@ -140,4 +141,4 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.harmless("return_mm_kwargs", _RENDER, False),
 )
 
-AGENT_FIELDS = (*RESPONSES, *MESSAGES)
+AGENT_FIELDS = with_dialects((*RESPONSES, *MESSAGES))

@@ -30,6 +30,8 @@ class RequestField:
     example: Any  # a value that is legal elsewhere
     routes: tuple[Route, ...] = BOTH  # requests that have it
     neutral: tuple[Any, ...] = ()  # values of a refused one that ask for nothing; null always does
+    tokens: str = ""  # what a proxy that renders requests does otherwise than the row says
+    openai: str = ""  # what one that relays them does otherwise than pass the field on
 
     def asks(self, value: Any) -> bool:
         """Whether `value` of a refused field wants what is not done here."""

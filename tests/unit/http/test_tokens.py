@@ -107,12 +107,12 @@ def test_prompts_are_rendered_and_not_computed(front: Frontend) -> None:
     async def work() -> None:
         server = Server(front)
         async with asking(server) as (ask, _):
-            wanted = {"prompt": ["Hello", "Ho"], "max_tokens": 2, "seed": 7}
-            status, bodies = await ask(f"{TEXT}/render", wanted)
+            texts = ["Hello", "Ho"]
+            status, bodies = await ask(f"{TEXT}/render", {"prompt": texts, "max_tokens": 2})
             assert status == 200 and not server.deadlines
             requests = [decode_generate(json.dumps(body).encode())[0] for body in bodies]
             assert [r.token_ids for r in requests] == [
-                front.tokenizer.encode(text, add_special_tokens=True) for text in wanted["prompt"]
+                front.tokenizer.encode(text, add_special_tokens=True) for text in texts
             ]
             assert {r.sampling.max_tokens for r in requests} == {2}
             status, answer = await ask(f"{TEXT}/render", {"prompt": 5})
