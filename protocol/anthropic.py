@@ -9,6 +9,7 @@ import msgspec
 from protocol import anthropic_members as members
 from protocol.agent_fields import MESSAGES
 from protocol.bounds import Positive, Temperature, TopK, TopP
+from protocol.decoding import accepted
 from protocol.members import Members
 from protocol.request_parser import RequestParser
 
@@ -98,12 +99,12 @@ MESSAGES_BODY, COUNT_BODY = _MESSAGES.described(**_TYPES), _COUNT.described(**_T
 
 def decode_messages(data: bytes) -> MessagesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _read(_MESSAGES.parsed(data))
+    return accepted(_read, _MESSAGES.parsed(data))
 
 
 def decode_count(data: bytes) -> CountRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _read(_COUNT.parsed(data))
+    return accepted(_read, _COUNT.parsed(data))
 
 
 def _read(request: _R) -> _R:

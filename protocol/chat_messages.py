@@ -89,12 +89,12 @@ class ChatMessage(msgspec.Struct):
 def read_message(given: Json, where: str) -> ChatMessage:
     """The message at the path `where`, as it was decoded; `InvalidRequest` names the member that is
     not what it must be."""
-    members = {**given}
     for name, read in (("content", _part), ("tool_calls", _call)):
         value = given.get(name)
         if isinstance(value, list):
-            members[name] = [read(each, f"{where}.{name}[{i}]") for i, each in enumerate(value)]
-    return MESSAGE.converted(members, ChatMessage, where)
+            one = [read(each, f"{where}.{name}[{i}]") for i, each in enumerate(value)]
+            given = {**given, name: one}
+    return MESSAGE.converted(given, ChatMessage, where)
 
 
 # What is no object stays as it is: the struct around it says what it must be.
@@ -103,17 +103,16 @@ def read_message(given: Json, where: str) -> ChatMessage:
 def _part(part: Any, where: str) -> Any:
     if not isinstance(part, dict):
         return part
-    members = {**part}
-    for name, kind in _MEDIA.items():
-        if isinstance(source := part.get(name), dict):
-            members[name] = kind.honoured(source, f"{where}.{name}")
-    return PART.converted(members, ContentPart, where)
+    for name in _MEDIA.keys() & part.keys():
+        if isinstance(source := part[name], dict):
+            part = {**part, name: _MEDIA[name].honoured(source, f"{where}.{name}")}
+    return PART.converted(part, ContentPart, where)
 
 
 def _call(call: Any, where: str) -> Any:
     if not isinstance(call, dict):
         return call
-    members = {**call}
     if isinstance(called := call.get("function"), dict):
-        members["function"] = CALLED.converted(called, FunctionCall, f"{where}.function")
-    return CALL.converted(members, ToolCall, where)
+        function = CALLED.converted(called, FunctionCall, f"{where}.function")
+        call = {**call, "function": function}
+    return CALL.converted(call, ToolCall, where)

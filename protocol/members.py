@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from protocol.decoding import accepted, unknown_parameter
+from protocol.decoding import unknown_parameter
 from protocol.openai_refusals import refusal_of
 from protocol.request_fields import RequestField
 
@@ -25,13 +25,18 @@ class Members:
     rows: tuple[RequestField, ...]
     further: str = ""  # what becomes of members without a row; "": they are refused
     _named: Mapping[str, RequestField] = field(init=False, repr=False, compare=False)
+    _honoured: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_named", {row.name: row for row in self.rows})
+        works = frozenset(row.name for row in self.rows if row.state == "works")
+        object.__setattr__(self, "_honoured", works)
 
     def split(self, given: Json, where: str) -> tuple[Json, Json]:
         """(members that are honoured, further ones) of the object at the path `where`.
         `InvalidRequest` names a member that is refused."""
+        if given.keys() <= self._honoured:  # nearly all are so
+            return given, {}
         honoured, further = {}, {}
         for name, value in given.items():
             row = self._named.get(name)
@@ -55,11 +60,10 @@ class Members:
     def converted(self, given: Json, kind: type[_S], where: str) -> _S:
         """What is honoured as a struct, which has the further ones in its field `others`."""
         honoured, further = self.split(given, where)
-        found = accepted(
-            lambda members: msgspec.convert(members, kind),
-            honoured,
-            refusal=lambda error: refusal_of(error, f"{where}."),
-        )
+        try:
+            found = msgspec.convert(honoured, kind)
+        except msgspec.ValidationError as error:
+            raise refusal_of(error, f"{where}.") from None
         if further:
             found.others = further  # type: ignore[attr-defined]
         return found

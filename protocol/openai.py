@@ -8,7 +8,7 @@ out. Answers are in `protocol.openai_answers`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -161,11 +161,13 @@ def decode_chat(data: bytes) -> ChatCompletionRequest:
     request = _checked(_CHAT.parsed(data))
     if request.extra_configs:
         request = _checked(_with_extra_configs(data, request.extra_configs))
-    request.messages = [
-        read_message(message, f"messages[{number}]")
-        for number, message in enumerate(cast(list[dict[str, Any]], request.messages))
-    ]
+    request.messages = accepted(_messages, request.messages)
     return request
+
+
+def _messages(given: Any) -> list[ChatMessage]:
+    """As the parser leaves them, which decodes them as dicts."""
+    return [read_message(message, f"messages[{i}]") for i, message in enumerate(given)]
 
 
 def decode_batch(data: bytes) -> list[ChatCompletionRequest]:

@@ -17,6 +17,7 @@ from protocol.bounds import (
     TopK,
     TopP,
 )
+from protocol.decoding import accepted
 from protocol.request_parser import RequestParser
 from protocol.responses_members import EFFORT, TEXT
 
@@ -89,7 +90,11 @@ RESPONSES_BODY = _RESPONSES.described(reasoning=Reasoning | None, text=TextOptio
 
 def decode_responses(data: bytes) -> ResponsesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    request = _RESPONSES.parsed(data)
+    return accepted(_read, _RESPONSES.parsed(data))
+
+
+def _read(request: ResponsesRequest) -> ResponsesRequest:
+    """The request with its objects as structs, which are dicts as the parser decodes them."""
     for name, members, struct in (("reasoning", EFFORT, Reasoning), ("text", TEXT, TextOptions)):
         if isinstance(given := getattr(request, name), dict):
             setattr(request, name, members.converted(given, struct, name))
