@@ -10,6 +10,7 @@ from protocol.errors import ConfigError
 from protocol.plugins import find_class, find_plugin, plugin_names
 from services.frontend.parsing.base import ToolFormat
 from services.frontend.parsing.deepseek import DeepSeek, DeepSeek31
+from services.frontend.parsing.dsml import DeepSeek4, DeepSeek32
 from services.frontend.parsing.gemma import FunctionGemma, Gemma4
 from services.frontend.parsing.glm import GLM, GLM47
 from services.frontend.parsing.harmony import Harmony
@@ -25,6 +26,8 @@ TOOL_FORMATS: Mapping[str, type[ToolFormat]] = MappingProxyType(
     {
         "deepseek_v3": DeepSeek,
         "deepseek_v31": DeepSeek31,
+        "deepseek_v32": DeepSeek32,
+        "deepseek_v4": DeepSeek4,
         "functiongemma": FunctionGemma,
         "gemma4": Gemma4,
         "glm45": GLM,
@@ -51,6 +54,8 @@ _SIGNS: tuple[tuple[tuple[str, ...], type[ToolFormat]], ...] = (
     (("<|channel|>", "<|start|>"), Harmony),
     (("<｜tool▁call▁begin｜>", "```json"), DeepSeek),
     (("<｜tool▁call▁begin｜>",), DeepSeek31),
+    (("｜DSML｜", "tool_calls>"), DeepSeek4),
+    (("｜DSML｜",), DeepSeek32),
     (("[TOOL_CALLS]", "[ARGS]"), Mistral),
     (("[TOOL_CALLS]",), MistralList),
     (("<|tool_call>",), Gemma4),
@@ -72,6 +77,7 @@ THINKING: Mapping[str, Thinking] = MappingProxyType(
 THINKING_ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "deepseek_v3": "deepseek_r1",
+        "deepseek_v4": "deepseek_r1",
         "glm47": "glm45",
         "holo2": "deepseek_r1",
         "kimi_k2": "deepseek_r1",

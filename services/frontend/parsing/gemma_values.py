@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from services.frontend.parsing.base import Json, properties_of, required_of
+from services.frontend.parsing.base import Json, constants_of, properties_of, required_of
 from services.frontend.parsing.rules import Rules, either, quoted
 
 MAX_ALTERNATIVES = 64
@@ -31,7 +30,7 @@ class Values:
             return self._text
         if isinstance(reference := schema.get("$ref"), str):
             return self._referred(reference)
-        if choices := [*_constants(schema)]:
+        if choices := constants_of(schema):
             return either(self._constant(choice) for choice in choices)
         for key in _ALTERNATIVES:
             found = schema.get(key)
@@ -77,14 +76,6 @@ class Values:
         if isinstance(value, str):
             return f"({self._quote} {quoted(value)} {self._quote})"
         return quoted(msgspec.json.encode(value).decode())
-
-
-def _constants(schema: Json) -> Iterator[Any]:
-    """The only values that a schema lets through, where it names them."""
-    if "const" in schema:
-        yield schema["const"]
-    elif isinstance(choices := schema.get("enum"), list):
-        yield from choices
 
 
 def _found(root: Json, reference: str) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
@@ -161,6 +162,14 @@ WRITTEN = {
     '```json\n{"city": "Bern", "days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
     '{"city": "Bern", "days": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Be</b>rn</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     "gemma4": '<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>',
     "functiongemma": "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}"
     "<end_function_call>",
@@ -185,6 +194,21 @@ def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     assert reader is not None
     (call,) = reader.last(text).calls
     assert call.name == "weather" and json.loads(call.arguments)["days"] == 2
+
+
+def test_dsml_can_be_forced_where_its_mark_is_one_token(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path, vocab_size=512)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["｜DSML｜"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    front = frontend(model)
+    assert front.tokenizer.id("｜DSML｜") is not None
+    use = tool_use(chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False))
+    for name in ("deepseek_v32", "deepseek_v4"):
+        held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+        text = WRITTEN[name]
+        assert takes(front, held_to, text) and not takes(front, held_to, text.replace("2", "x", 2))
+        assert not takes(front, held_to, text[:-2])
 
 
 def test_gemmas_arguments_follow_references_and_alternatives(front: Frontend) -> None:

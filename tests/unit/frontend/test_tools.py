@@ -244,6 +244,25 @@ FORMS: dict[str, list[tuple[str, Told]]] = {
         ),
         ("<｜tool▁call▁begin｜>no", ("<｜tool▁call▁begin｜>no", [])),
     ],
+    "deepseek_v32": [
+        (
+            'a<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+            '<｜DSML｜parameter name="city" string="true">B "e" <n></｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="at">[1,{"a":"x"}]'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+            '<｜DSML｜invoke name="halt">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            ("a", [("weather", '{"city": "B \\"e\\" <n>", "days": 2, "at": [1,{"a":"x"}]}'), STOP]),
+        ),
+        ('<｜DSML｜invoke name="a b">', ('<｜DSML｜invoke name="a b">', [])),
+    ],
+    "deepseek_v4": [
+        (
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city"'
+            ' string="true">Bern</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+            ("", [("weather", CITY)]),
+        ),
+    ],
     "gemma4": [
         (
             'a<|tool_call>call:weather{city:<|"|>B "e" <n><|"|>,days:2,at:[1,{a:<|"|>x<|"|>}]}'
@@ -339,6 +358,10 @@ SHOWN = {
         + call.function.arguments + '\n' + '```' + '<｜tool▁call▁end｜>' }}""",
     "deepseek_v31": """{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name
         + '<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜>' }}""",
+    "deepseek_v32": """{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>\n<' + dsml
+        + 'invoke name="' + call.name + '">' }}{% for k, v in call.arguments.items() %}{{ v }}
+        {% endfor %}{{ '</' + dsml + 'function_calls>' }}""",
+    "deepseek_v4": """{{ '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="' + call.name + '">' }}""",
     "mistral": """{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + arguments }}""",
     "mistral_list": """{{- '[TOOL_CALLS][' }}{% for call in message.tool_calls %}
         {{- call.function | tojson }}{% endfor %}{{- ']' + eos_token }}""",
@@ -400,7 +423,8 @@ FRAGMENTS = st.sampled_from(
             '{"name": "f"}', '{"name": "', '\\"', '"}', "<", "tool_", "call>", " ", "\n", "é",
             "text", BERN, "f", "{", "}", "[", "]", ",", ";", "call:", "```json", "<function=f>",
             "<parameter=city>", "</parameter>", "a" * 300, "<think>", "</think>", "<|python_tag|>",
-            "to=functions.f",
+            "to=functions.f", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="city"',
+            ' string="true">', "</｜DSML｜parameter>",
         }
     )
 )  # fmt: skip
