@@ -11,6 +11,7 @@ _SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 _AS_CHAT = "As of chat completions."
 _RENDER = "Read by vLLM's render routes only."
 _UNMARKED = "outputs carry no mark."
+_COMPUTED = "The prompt is computed here: handles are followed in chats and completions."
 _USE_CHATS = "vLLM's EPD protocol is spoken in chat completions."
 
 RESPONSES: tuple[RequestField, ...] = (
@@ -73,7 +74,6 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.refused("previous_input_messages", "send them as input.", [{}], []),
     _R.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
     _R.refused("watermarking", _UNMARKED, True, False),
-    _R.refused("kv_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _R.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _R.refused("media_io_kwargs", "use mm_processor_kwargs.", {"video": {"fps": 1}}, {}),
     _R.harmless("stream_options", "Usage is always told; nothing is padded.", {}),
@@ -82,6 +82,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}),
     _R.harmless("prompt_cache_retention", "As prompt_cache_key.", "24h"),
     _R.harmless("service_tier", "ignored: there is one tier.", "auto"),
+    _R.harmless("kv_transfer_params", _COMPUTED, {"a": 1}),
     _R.harmless("mm_payload", _RENDER, "none"),
     _R.harmless("return_mm_kwargs", _RENDER, False),
 )
@@ -117,7 +118,6 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.works("cache_salt", _AS_CHAT, "s"),
     _M.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
     _M.refused("watermarking", _UNMARKED, True, False),
-    _M.refused("kv_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("mcp_servers", "the client runs the tools here.", [{"type": "url"}], []),
     _M.refused("container", "nothing is run here.", "c"),
@@ -137,6 +137,7 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.harmless("anthropic_beta", "There are no beta features.", []),
     _M.harmless("betas", "As anthropic_beta.", []),
     _M.harmless("user_profile_id", "As metadata.", "u"),
+    _M.harmless("kv_transfer_params", _COMPUTED, {"a": 1}),
     _M.harmless("mm_payload", _RENDER, "none"),
     _M.harmless("return_mm_kwargs", _RENDER, False),
 )
