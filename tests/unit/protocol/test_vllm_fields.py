@@ -1,6 +1,6 @@
 """Every field of vLLM's requests has a row: none is unknown here.
 
-The lists are those of vLLM 0.32, written down by hand, and what 0.33 has beside them.
+The lists are those of vLLM 0.32, written down by hand.
 """
 
 import msgspec
