@@ -36,8 +36,10 @@ class NoResponse(TriptychError):
     type = "invalid_request_error"
 
 
-def no_response(response_id: str) -> NoResponse:
-    return NoResponse(f"there is no response '{response_id[:64]}' here")
+def no_response(response_id: str, *, keeps: bool = True) -> NoResponse:
+    """`keeps`: whether responses are stored here at all."""
+    why = "" if keeps else ": this server stores none, so send all items as input"
+    return NoResponse(f"there is no response '{response_id[:64]}' here{why}")
 
 
 class Responses:
@@ -73,12 +75,17 @@ class Responses:
     def find(self, response_id: str, tenant: str) -> Stored:
         stored = self._store.get(response_id, tenant)
         if stored is None:
-            raise no_response(response_id)
+            raise no_response(response_id, keeps=self.keeps)
         return stored
 
     def forget(self, request: Request, response_id: str) -> None:
         if not self._store.delete(response_id, caller_of(request).tenant):
-            raise no_response(response_id)
+            raise no_response(response_id, keeps=self.keeps)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses are stored here."""
+        return self._store.keeps
 
     def keep(self, whole: Json, given: list[Json], before: list[Json], tenant: str) -> None:
         self._store.put(whole, given, before, tenant)
@@ -96,6 +103,9 @@ class _Work:
     def decode(self, body: bytes) -> ChatCompletionRequest:
         """The chat that the request stands for."""
         self._request = decode_responses(body)
+        if not self._responses.keeps:
+            # Clients ask for it unless they say otherwise: as of vLLM, the answer tells them.
+            self._request.store = False
         if (previous := self._request.previous_response_id) is not None:
             stored = self._responses.find(previous, self._tenant)
             self._before = msgspec.json.decode(stored.items, type=list[Json])
