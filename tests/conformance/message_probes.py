@@ -88,12 +88,22 @@ def chat_template_kwargs(agent: Agent) -> None:
     assert found.prompt > agent.draw().prompt
 
 
+def cache_salt(agent: Agent) -> None:
+    long = asked(agent, "Once upon a time there was a small server. " * 8)
+
+    def cached(salt: str) -> int:
+        return agent.draw(**long, cache_salt=f"{salt} {agent.door.dialect} messages").cached
+
+    assert (cached("a"), cached("b")) == (0, 0) and cached("a") > 0
+    agent.refused("cache_salt", cache_salt="s" * 1000)
+
+
 MESSAGE_PROBES: dict[str, AgentProbe] = {
     **SHARED,
     "max_tokens": most_tokens,
     **{probe.__name__: probe for probe in (
         messages, system, stop_sequences, tools, tool_choice, thinking, output_config,
-        chat_template_kwargs,
+        chat_template_kwargs, cache_salt,
     )},
     "output_format": output_format,
 }  # fmt: skip

@@ -215,6 +215,24 @@ def request_id(agent: Agent) -> None:
     assert ids[0] != ids[1]
 
 
+def stop_token_ids(agent: Agent) -> None:
+    found = agent.ask(**forced(agent.door, stop_token_ids=[agent.door.x]))
+    assert (found.output, found.whole["status"]) == (1, "completed")
+    agent.refused("stop_token_ids", stop_token_ids=[1_000_000])
+
+
+def session_id(agent: Agent) -> None:
+    assert agent.ask(session_id="conversation") == agent.draw()
+    agent.refused("session_id", session_id=5)
+
+
+def include_reasoning(agent: Agent) -> None:
+    thinks = {"chat_template": "{{ messages[0].content }}<think>\n"}
+    thought, hidden = agent.ask(**thinks), agent.ask(**thinks, include_reasoning=False)
+    assert thought.thought and not thought.text
+    assert not hidden.thought and not hidden.text and hidden.output == thought.output
+
+
 def chat_template(agent: Agent) -> None:
     agent.templated(f"{PROMPT}!", chat_template="{{ messages[0].content }}!")
     agent.refused("chat_template", chat_template="{{")
@@ -232,7 +250,8 @@ RESPONSE_PROBES: dict[str, AgentProbe] = {
         instructions, previous_response_id, store, tools, tool_choice, parallel_tool_calls, text,
         reasoning, truncation, include, seed, repetition_penalty, logit_bias, stop, ignore_eos,
         include_stop_str_in_output, skip_special_tokens, mm_processor_kwargs, priority, cache_salt,
-        request_id, chat_template, chat_template_kwargs,
+        request_id, stop_token_ids, session_id, include_reasoning, chat_template,
+        chat_template_kwargs,
     )},
     "metadata": repeated("metadata", {"a": "b"}),
     "user": repeated("user", "u"),
