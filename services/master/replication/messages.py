@@ -82,7 +82,8 @@ class Opened(Change, tag="opened"):
 
 
 class SharedCharge(msgspec.Struct, array_like=True):
-    """A `Charge`. `visible_ms`: until the worker's own reports show it."""
+    """A `Charge`. `visible_ms`: until the worker's own reports show it. Masters that tell no `haste`
+    know none."""
 
     instance_id: Name
     visible_ms: Amount = 0.0
@@ -90,6 +91,7 @@ class SharedCharge(msgspec.Struct, array_like=True):
     tokens: Amount = 0.0
     context: Amount = 0.0
     blocks: Amount = 0.0
+    haste: Amount = 0.0
 
 
 class SharedEncode(msgspec.Struct, array_like=True):
