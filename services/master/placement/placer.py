@@ -102,7 +102,8 @@ class Placer:
             request.prompt_tokens - prefill.hits,
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
-            encode_ms=encode_ms, awaits=len(held.encodes), haste=haste_of(request) if alone else 0.0,
+            encode_ms=encode_ms, awaits=len(held.encodes),
+            haste=haste_of(request) if alone else 0.0,
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:

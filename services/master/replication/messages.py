@@ -82,8 +82,7 @@ class Opened(Change, tag="opened"):
 
 
 class SharedCharge(msgspec.Struct, array_like=True):
-    """A `Charge`. `visible_ms`: until the worker's own reports show it. Masters that tell no `haste`
-    know none."""
+    """A `Charge`. `visible_ms`: until the worker's own reports show it."""
 
     instance_id: Name
     visible_ms: Amount = 0.0
