@@ -63,9 +63,11 @@ An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. I
 `invalid_type`, `invalid_value`, `integer_below_min_value`, `integer_above_max_value`,
 `decimal_below_min_value`, `decimal_above_max_value`, `missing_required_parameter`,
 `unknown_parameter`, `unsupported_parameter`, `context_length_exceeded` or `model_not_found` where
-one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn. A proxy's
-answers have `Server-Timing`: milliseconds of each stage (`queue`, `render`, `place`, `encode`,
-`prefill`, `decode`) and `total`, as far as they are known when the answer begins.
+one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn. Answers of
+a proxy that renders have `Server-Timing`: milliseconds of each stage (`queue`, `render`, `place`,
+`encode`, `prefill`, `decode`) and `total`, as far as they are known when the answer begins. Of
+relayed answers only those have it whose stages the proxy notes: with `--log-requests`, while an
+operator has the page open, or if the request is traced.
 """
 
 _PASSED = """\
