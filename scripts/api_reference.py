@@ -1,4 +1,5 @@
-"""Write docs/api.md from the table of request fields: `python -m scripts.api_reference`."""
+"""Write docs/api.md from the table of request fields, and docs/routes.md from the routers:
+`python -m scripts.api_reference`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
+from scripts import route_reference
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
 _ROUTES: dict[Route, str] = {
@@ -155,3 +157,4 @@ def _cell(row: RequestField) -> str:
 
 if __name__ == "__main__":
     PATH.write_text(render())
+    route_reference.PATH.write_text(route_reference.render())
