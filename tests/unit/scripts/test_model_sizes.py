@@ -1,4 +1,4 @@
-"""The sizes in docs/serving-a-model.md follow from the configurations by the page's own formulas."""
+"""The sizes in docs/serving-a-model.md follow from configurations by the page's formulas."""
 
 from dataclasses import dataclass
 from pathlib import Path
