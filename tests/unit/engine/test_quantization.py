@@ -2,8 +2,6 @@
 
 import copy
 import importlib.util
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,28 +121,3 @@ def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         quantize(model, "int4", torch.bfloat16, "cpu")
     with pytest.raises(ConfigError, match="no linear layers"):
         quantize(torch.nn.Sequential(), "int8", torch.float32, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("form", "why"),
-    [
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors"),
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "homemade"}, "homemade"),
-    ],
-)
-def test_a_checkpoint_whose_library_is_missing(
-    form: dict[str, object], why: str, model_dir: ModelDir, tmp_path: Path
-) -> None:
-    path = shutil.copytree(model_dir("qwen3"), tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "quantization_config": form}))
-    with pytest.raises(ConfigError, match=f"--model: .*{why}") as caught:
-        engine_of_copy(path)
-    assert "\n" not in caught.value.message
-
-
-def engine_of_copy(path: Path) -> None:
-    from services.engine.model.language import LanguageModel
-
-    LanguageModel(path, torch.float32, "cpu")
