@@ -1,13 +1,20 @@
-"""Copies of a tiny model of text with quantized weights, as each library writes them."""
+"""Copies of a tiny model of text with quantized weights, as each library writes them, and what
+transformers generates with weights that are quantized once they are loaded."""
 
+import copy
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+
+from services.engine.model.quantization import quantize
+from tests.support.reference import Messages, load
 
 FP8_BLOCK = 32
 
@@ -81,3 +88,14 @@ def says(model: Path, path: Path, **form: Any) -> Path:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": form}))
     return path
+
+
+def quantized_generate(
+    path: Path, scheme: str, cases: Sequence[Messages], tokens: int
+) -> list[list[int]]:
+    """By transformers, with the language model quantized as an engine does it."""
+    reference = load(path)
+    model = copy.deepcopy(reference.model)
+    quantize(getattr(model.model, "language_model", model), scheme, torch.float32, "cpu")
+    quantized = replace(reference, model=model)
+    return [quantized.generate(quantized.inputs(case), tokens, ignore_eos=True) for case in cases]

@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,13 @@ from tests.conftest import ModelDir
 from tests.support.conversations import picture_cases, text_cases
 from tests.support.engines import engine, request_of, run
 from tests.support.lora import merged_generate, write_adapter
-from tests.support.reference import load
+from tests.support.quantized_models import quantized_generate
 from tests.support.tiny_models import TEXT_FAMILIES
 
 TOKENS = 10
 with_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs the extra quant"
 )
-
-
-def generated(path: Path, scheme: str, cases: list[list[dict[str, object]]]) -> list[list[int]]:
-    """By transformers, with the language model quantized in the same way."""
-    reference = load(path)
-    model = copy.deepcopy(reference.model)
-    inner = getattr(model.model, "language_model", model)
-    quantize(inner, scheme, torch.float32, "cpu")
-    quantized = replace(reference, model=model)
-    return [quantized.generate(quantized.inputs(case), TOKENS, ignore_eos=True) for case in cases]
 
 
 @with_torchao
@@ -46,7 +35,9 @@ def test_tokens_equal_the_quantized_models(family: str, scheme: str, model_dir: 
         for i, case in enumerate(cases)
     ]
     tokens = run(worker, requests)
-    assert [tokens[f"r{i}", 0] for i in range(len(cases))] == generated(path, scheme, cases)
+    assert [tokens[f"r{i}", 0] for i in range(len(cases))] == quantized_generate(
+        path, scheme, cases, TOKENS
+    )
     whole = engine(path)
     assert worker.parameter_bytes["language"] < whole.parameter_bytes["language"]
     worker.close()
