@@ -13,7 +13,7 @@ def test_a_worker_answers_rtp_llms_frontend(model_dir: ModelDir) -> None:
         worker = stack.start("services.pdfusion", "--rtp-grpc-port", "0")
         worker.wait_ready()
         port = call(f"{worker.url}/worker_status")[1]["grpc_proto_port"]
-        config = {"max_new_tokens": 6, "do_sample": False, "ignore_eos": True}
+        config = {"max_new_tokens": 48, "do_sample": False, "ignore_eos": True}
         shown = {**config, "return_output_ids": True, "return_input_ids": True}
         status, answer = call(worker.url, {"prompt": "How many?", "generate_config": shown})
         assert status == 200, answer
