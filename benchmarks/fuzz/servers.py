@@ -28,6 +28,8 @@ ADMIN = "the-admin-of-the-attacked"
 MOST_BYTES = 4_000_000
 HEADERS = MappingProxyType({**FLEET.headers, "x-api-key": ADMIN})
 TRACE = re.compile(r"^Traceback|Exception in callback|never retrieved|was never awaited", re.M)
+_SAYS = re.compile(r"^(?!Traceback|Exception in )\S.*$", re.M)
+_ENDS, _SHOWN = 16, 3000  # lines of a trace, characters
 _KSERVE_FLAG, _RTP_FLAG = "--kserve-grpc-port", "--rtp-grpc-port"
 _METADATA = tuple((name.lower(), value) for name, value in FLEET.headers.items())
 _LIMITS = ("--fleet-key", FLEET.secret, "--max-body-bytes", str(MOST_BYTES))
@@ -149,9 +151,17 @@ def ask(
 
 
 def traces(services: Sequence[Service]) -> list[str]:
-    """Of exceptions that nobody has caught, from the logs."""
+    """Of exceptions that nobody has caught, from the logs: how each begins and ends."""
     found = []
     for one in services:
         text = one.log.read_text(errors="replace")
-        found += [f"{one.name}: {text[m.start() : m.start() + 1000]}" for m in TRACE.finditer(text)]
+        found += [f"{one.name}: {_trace(text, match.start())}" for match in TRACE.finditer(text)]
     return found
+
+
+def _trace(text: str, start: int) -> str:
+    """Its first line, and its last ones up to what the exception says."""
+    end = _SAYS.search(text, start)
+    whole = text[start : end.end() if end else start + _SHOWN].splitlines()
+    lines = whole if len(whole) <= _ENDS else [whole[0], "...", *whole[-_ENDS:]]
+    return "\n".join(lines)[:_SHOWN]
