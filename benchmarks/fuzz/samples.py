@@ -34,7 +34,13 @@ from services.master.api import busy, roles
 
 _CONSUMER = "tcp://127.0.0.1:9"
 _NAME = {"instance_id": "fuzz-1", "generation": "g"}
-_LOAD = {"queued": 1, "running": 1, "free_blocks": 9, "rates": {"decode_base_ms": 2.0}}
+_LOAD = {
+    "queued": 1,
+    "running": 1,
+    "free_blocks": 9,
+    "total_blocks": 99,
+    "rates": {"decode_base_ms": 2.0},
+}
 
 
 def _generate() -> list[dict[str, Any]]:
