@@ -232,7 +232,7 @@ class Frontend:
         spec = describe_output(
             request, generate, self.info.eos_token_ids, system_fingerprint=self._fingerprint
         )
-        return RenderedRequest(generate, media, spec)
+        return RenderedRequest(generate, media, spec, uuids=[None] * len(generate.mm_items))
 
     async def _checked(
         self, request: ChatCompletionRequest | CompletionRequest, use: ToolUse = _NO_TOOLS

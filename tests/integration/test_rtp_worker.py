@@ -5,6 +5,7 @@ import numpy as np
 
 from services.grpc.proto import rtp_pb2 as pb
 from tests.conftest import ModelDir
+from tests.support.frontend_helpers import data_url, picture
 from tests.support.stack import call, idle, running
 
 
@@ -35,6 +36,21 @@ def test_a_worker_answers_rtp_llms_frontend(model_dir: ModelDir) -> None:
         lora = {"peft_info": {"lora_info": {"a": "/lora/a"}}}
         status, answer = call(f"{worker.url}/update", lora)
         assert status == 400 and "--enable-lora" in answer["error"]["message"]
+        idle(worker)
+
+
+def test_a_worker_sees_the_pictures_of_raw_prompts(model_dir: ModelDir) -> None:
+    with running(model_dir("qwen2_5_vl")) as stack:
+        worker = stack.start("services.pdfusion")
+        worker.wait_ready()
+        config = {"max_new_tokens": 4, "top_k": 1, "return_input_ids": True}
+        found = []
+        for images in ([], [data_url(picture())], [data_url(picture()), data_url(picture(90))]):
+            body = {"prompt": "What?", "images": images, "generate_config": config}
+            status, answer = call(worker.url, body)
+            assert status == 200, answer
+            found.append(answer["input_ids"][0])
+        assert len(found[0]) < len(found[1]) < len(found[2])
         idle(worker)
 
 
