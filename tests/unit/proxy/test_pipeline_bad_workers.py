@@ -269,4 +269,4 @@ async def test_an_encoder_that_is_full_is_not_asked_again() -> None:
             await encoding.run(request, {name: b"picture"}, plan, lambda *_: None)
         assert asked == ["full", "good"]
         assert not first.suspect and first.breaker.failures == 0 and first.up
-        assert encoding.encoder_of(name) == second.url
+        assert encoding.encoder_of(name, plan) == second.url
