@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 PREFIX = "vllm:"
 _ENGINE = "0"
+_OURS = frozenset({"role", "model"})
 # Another worker goes on with it, and counts its success there.
 _HANDED_OVER = "handed_over"
 
@@ -76,7 +77,7 @@ class VllmAliases(Collector):
         found = Metric(name, family.documentation, family.type)
         for sample in family.samples:
             suffix = sample.name.removeprefix(family.name)
-            labels = {key: value for key, value in sample.labels.items() if key != "role"}
+            labels = {k: v for k, v in sample.labels.items() if k not in _OURS}
             if suffix != "_created" and labels.get("finished_reason") != _HANDED_OVER:
                 found.add_sample(name + suffix, {**self._labels, **labels}, sample.value)
         return found

@@ -249,7 +249,7 @@ class Instance:
         lines: list[str] = []
 
         def add(kind: str, name: str, value: float, labels: str = "") -> None:
-            label = f'{{role="{self.settings.role}"{labels}}}'
+            label = f'{{model="{self.config.name}",role="{self.settings.role}"{labels}}}'
             lines.append(f"# TYPE triptych:{name} {kind}\ntriptych:{name}{label} {value}\n")
 
         for name, value in self.engine.gauges().items():

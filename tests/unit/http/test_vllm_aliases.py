@@ -22,7 +22,7 @@ def values(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_a_workers_metrics_have_vllms_names_and_labels() -> None:
-    metrics = WorkerMetrics("decode", "m")
+    metrics = WorkerMetrics("decode", "m", vllm_names=True)
     metrics.timeline().observe([RequestOutput("a", token_ids=[1], finish_reason="stop")])
     handed = RequestOutput("b", token_ids=[1], finish_reason="length")
     metrics.timeline(hands_over=True).observe([handed])

@@ -3,12 +3,27 @@
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.meter import BUCKETS_S, Meter, TransferStats
 from protocol.types import FinishReason, RequestOutput
+from services.engine.messages import Statistics
 from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
 from services.worker.metrics import WorkerMetrics
 from tests.conftest import ModelDir
 from tests.support.engines import engine
+
+Shown = list[tuple[str, dict[str, str], float]]
+
+
+def samples(text: bytes) -> Shown:
+    """Name, labels and value of what a worker shows, but for what it says of its process."""
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if sample.name.startswith("triptych:") and not sample.name.endswith("_created")
+    ]
 
 
 def test_every_figure_of_an_engine_is_explained(model_dir: ModelDir, tmp_path: Path) -> None:
@@ -36,11 +51,34 @@ def test_every_figure_of_an_engine_is_explained(model_dir: ModelDir, tmp_path: P
 def test_a_request_succeeds_where_it_ends_and_an_error_is_no_success(
     reason: FinishReason, hands_over: bool, shown: str
 ) -> None:
-    metrics = WorkerMetrics("prefill")
+    metrics = WorkerMetrics("prefill", "m")
     metrics.timeline(hands_over=hands_over).observe([RequestOutput("r", 0, [1], None, reason)])
     text = metrics.render(None).decode()
     counted = [line for line in text.splitlines() if line.startswith("triptych:request_success_t")]
-    labels = f'{{finished_reason="{shown}",role="prefill"}}'
+    labels = f'{{finished_reason="{shown}",model="m",role="prefill"}}'
     assert counted == ([f"triptych:request_success_total{labels} 1.0"] if shown else [])
-    ended = 'triptych:e2e_request_latency_seconds_count{role="prefill"} 1.0' in text
+    ended = 'triptych:e2e_request_latency_seconds_count{model="m",role="prefill"} 1.0' in text
     assert ended == (shown in ("length", "stop"))
+
+
+def test_all_that_a_worker_counts_says_its_role_and_model() -> None:
+    metrics = WorkerMetrics("decode", "m")
+    metrics.timeline().observe([RequestOutput("r", 0, [1], None, "stop")])
+    metrics.error("overloaded")
+    moved = TransferStats("kv", "shm", buckets=[0] * (len(BUCKETS_S) + 1))
+    snapshot = Statistics(1, {"kv_blocks_free": 3.0}, {"steps": 2.0}, [moved])
+    shown = samples(metrics.render(snapshot))
+    assert len(shown) > 30
+    for name, labels, _ in shown:
+        assert {"role": "decode", "model": "m"}.items() <= labels.items(), name
+
+
+def test_the_bandwidth_of_transfers_is_bytes_by_the_seconds_in_which_they_moved() -> None:
+    meter = Meter("kv", "shm")
+    meter.moved(6_000_000, 5.0, 2.0)  # three seconds it waited for prefill
+    meter.moved(2_000_000, 2.0)
+    shown = WorkerMetrics("decode", "m").render(Statistics(1, {}, {}, [meter.snapshot()]))
+    found = {name: value for name, _, value in samples(shown)}
+    moved, copying = (f"triptych:transfer_{what}_total" for what in ("bytes", "copy_seconds"))
+    assert found[moved] / found[copying] == 2_000_000
+    assert found["triptych:transfer_seconds_sum"] == 7.0
