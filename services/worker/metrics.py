@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -17,7 +18,7 @@ from protocol.histogram import Histogram
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
-from services.http.histogram import LightHistogram
+from services.http.histogram import LightHistogram, add_series
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
@@ -31,7 +32,7 @@ _LABELS = ("role", "model")
 
 
 class _EngineCollector(Collector):
-    """The engine's own gauges and counters, as of the last snapshot."""
+    """The engine's own gauges, counters and histograms, as of the last snapshot."""
 
     def __init__(self, role: str, model: str) -> None:
         self._of = (role, model)
@@ -49,6 +50,10 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, help_of(name), labels=_LABELS)
             counter.add_metric(self._of, value)
             families.append(counter)
+        for name, series in self.snapshot.histograms.items():
+            histogram = HistogramMetricFamily(PREFIX + name, help_of(name), labels=_LABELS)
+            add_series(histogram, self._of, series)
+            families.append(histogram)
         return families + transfer_families(*self._of, self.snapshot.transfers)
 
 

@@ -7,11 +7,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.meter import BUCKETS_S, Meter, TransferStats
 from protocol.types import FinishReason, RequestOutput
-from services.engine.messages import Statistics
-from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
+from services.engine.messages import Query, Statistics, decode_event, encode
+from services.engine.reports import answer, histograms_of
+from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES, ENGINE_HISTOGRAMS
 from services.worker.metrics import WorkerMetrics
 from tests.conftest import ModelDir
-from tests.support.engines import engine
+from tests.support.conversations import asking, picture
+from tests.support.engines import engine, request_of, run
 
 Shown = list[tuple[str, dict[str, str], float]]
 
@@ -35,6 +37,7 @@ def test_every_figure_of_an_engine_is_explained(model_dir: ModelDir, tmp_path: P
         of_gpus = {name for name in ENGINE_GAUGES if name.startswith("gpu_")}
         assert set(running.gauges()) == set(ENGINE_GAUGES) - of_gpus
         assert set(running.counters()) == set(ENGINE_COUNTERS)
+        assert set(histograms_of(running)) == set(ENGINE_HISTOGRAMS)
     finally:
         running.close()
 
@@ -82,3 +85,31 @@ def test_the_bandwidth_of_transfers_is_bytes_by_the_seconds_in_which_they_moved(
     moved, copying = (f"triptych:transfer_{what}_total" for what in ("bytes", "copy_seconds"))
     assert found[moved] / found[copying] == 2_000_000
     assert found["triptych:transfer_seconds_sum"] == 7.0
+
+
+def test_an_engine_times_the_stages_of_its_requests(model_dir: ModelDir) -> None:
+    path = model_dir("qwen2_5_vl")
+    running = engine(path)
+    try:
+        generate, encode_it = request_of(
+            path, asking(picture(1), "What?"), "r", max_tokens=5, ignore_eos=True
+        )
+        run(running, [(generate, encode_it)])
+        snapshot = decode_event(encode(answer(running, Query(1))))
+    finally:
+        running.close()
+    assert isinstance(snapshot, Statistics)
+    metrics = WorkerMetrics("pdfusion", "m", vllm_names=True)
+    shown = metrics.render(snapshot)
+    found = {name: value for name, _, value in samples(shown)}
+    for name in ENGINE_HISTOGRAMS:
+        expected = 0 if name == "request_kv_wait_seconds" else 1
+        assert found[f"triptych:{name}_count"] == expected, name
+    assert found["triptych:request_prompt_tokens_sum"] == len(generate.token_ids)
+    assert found["triptych:request_prompt_tokens_sum"] == found["triptych:prompt_tokens_total"]
+    assert found["triptych:request_generation_tokens_sum"] == 5
+    parts = [found[f"triptych:request_{part}_time_seconds_sum"] for part in ("prefill", "decode")]
+    assert sum(parts) == pytest.approx(found["triptych:request_inference_time_seconds_sum"])
+    assert min(parts) > 0
+    per_token = found["triptych:request_time_per_output_token_seconds_sum"]
+    assert per_token == pytest.approx(parts[1] / 4)
