@@ -169,6 +169,8 @@ class EmbeddingCache:
         self.queries += 1
         entry.owners[request.key] = request.order
         self._entries.move_to_end(item.mm_hash)
+        if entry.tensors is not None:
+            self._note_arrival(request.key)
         return True
 
     def _make_room(self, size: int, order: Order) -> bool:
@@ -195,10 +197,17 @@ class EmbeddingCache:
         entry.tensors = self._form.taken(mm_hash, tensors, entry.length)
         del self._loading[mm_hash]
         self._changed(mm_hash, entry.length, entry.size)
-        for key in entry.owners.keys() & self._incomplete:
-            if all(self.ready(item.mm_hash) for item in self._requests[key].items_left):
-                self._incomplete.discard(key)
-                self._completed.append(self._requests[key])
+        for key in entry.owners:
+            self._note_arrival(key)
+
+    def _note_arrival(self, key: RequestKey) -> None:
+        """An embedding that the request `key` needs is here: it may have been the last."""
+        if key not in self._incomplete:
+            return
+        request = self._requests[key]
+        if all(self.ready(item.mm_hash) for item in request.items_left):
+            self._incomplete.discard(key)
+            self._completed.append(request)
 
     def take_completed(self) -> list[Request]:
         """Requests that lacked an embedding and have them all since the last time."""
