@@ -23,7 +23,7 @@ class TransferStats(msgspec.Struct):
     bytes: int = 0  # bytes received
     transfers: int = 0  # transfers received
     seconds: float = 0.0  # from the first byte asked for to the last, summed
-    # of these, those in which bytes moved; the rest waited for more to be made
+    # of these, those in which bytes moved; in the rest it waited for more, or for an answer
     copy_seconds: float = 0.0
     buckets: list[int] = []  # transfers by duration, one more than `BUCKETS_S`, not cumulative
     failures: dict[str, int] = {}  # error code → transfers that failed

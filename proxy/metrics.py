@@ -10,12 +10,13 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from protocol.errors import RequestAborted, TriptychError
+from protocol.histogram import GAPS, SECONDS, Histogram
 from protocol.request_record import RequestRecord
 from protocol.types import RequestOutput
 from proxy.fleet.fleet import Fleet
-from proxy.histogram import GAPS, SECONDS, LightHistogram, Series
 from proxy.model_figures import ModelFigures
 from proxy.upstream.traffic import Traffic
+from services.http.histogram import LightHistogram
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_PROXIES, VllmAliases
 
@@ -50,7 +51,7 @@ class ProxyMetrics:
         self.traffic = Traffic()
         self._shown = Traffic()
 
-        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Series:
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return LightHistogram(PREFIX + name, text, bounds, self.registry).of()
 
         self.ttft = histogram(

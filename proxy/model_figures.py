@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from protocol.histogram import GAPS, SECONDS, TOKENS, Histogram
 from protocol.request_record import RequestRecord
-from proxy.histogram import GAPS, SECONDS, LightHistogram, Series
+from services.http.histogram import LightHistogram
 
-_TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _WHICH = "Of requests that succeeded; relayed ones are counted with --log-requests."
 _MOST = 64  # names, which clients choose
 _LONGEST = 128  # characters of a name
@@ -47,8 +47,8 @@ class ModelFigures:
             SECONDS,
             "stage",
         )
-        self.prompt = histogram("model_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.completion = histogram("model_completion_tokens", "Tokens of an answer.", _TOKENS)
+        self.prompt = histogram("model_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self.completion = histogram("model_completion_tokens", "Tokens of an answer.", TOKENS)
         self._of: dict[str, _OfModel] = {}
 
     def note(self, record: RequestRecord) -> None:
@@ -73,7 +73,7 @@ class _OfModel:
         self._ttft, self._tpot = figures.ttft.of(name), figures.tpot.of(name)
         self._e2e = figures.e2e.of(name)
         self._prompt, self._completion = figures.prompt.of(name), figures.completion.of(name)
-        self._stages: dict[str, Series] = {}
+        self._stages: dict[str, Histogram] = {}
 
     def note(self, record: RequestRecord) -> None:
         ended, first, made = record.ended_at, record.first_at, record.completion_tokens
@@ -89,7 +89,7 @@ class _OfModel:
         for stage, seconds in record.stage_seconds(ended):
             self._stage(stage).observe(seconds)
 
-    def _stage(self, name: str) -> Series:
+    def _stage(self, name: str) -> Histogram:
         found = self._stages.get(name)
         if found is None:
             found = self._stages[name] = self._figures.stage.of(self._name, name)

@@ -101,11 +101,25 @@ STAGES = Dashboard("stages", "Triptych: stages", (
         Query(_rate(f"{_PROXY}stage_seconds_count", "stage"), "{{stage}}"),)),
     Panel("Encoding", "s", "Seconds that the media of one request took in an encode worker.",
         _quantiles(f"{_WORKER}encode_time_seconds")),
-    Panel("Pictures", "ops", "Encoded anew, and found encoded.", (
+    Panel("Pictures", "ops", "Encoded, those of them that had been encoded before, and found.", (
         Query(_rate(f"{_WORKER}mm_encoded_total"), "encoded"),
+        Query(_rate(f"{_WORKER}mm_reencoded_total"), "encoded again"),
         Query(_rate(f"{_WORKER}mm_cache_hits_total"), "found"))),
     Panel("Pictures that wait for an encoder", "none", "Many for long: add encode workers.", (
         Query(f"{_WORKER}num_items_encoding", "{{instance}}"),)),
+    Panel("Encoder's queue and runs, p95", "s", "Of a picture, preparing it included; of a run.", (
+        *_p95(f"{_WORKER}encoder_queue_time_seconds", "model", "queue {{model}}"),
+        *_p95(f"{_WORKER}encoder_run_time_seconds", "model", "run {{model}}"))),
+    Panel("Stages in engines, p95", "s", "Queue and prefill where the prompt is computed.", (
+        *_p95(f"{_WORKER}request_queue_time_seconds", "model", "queue {{model}}"),
+        *_p95(f"{_WORKER}request_prefill_time_seconds", "model", "prefill {{model}}"),
+        *_p95(f"{_WORKER}request_decode_time_seconds", "model", "decode {{model}}"))),
+    Panel("Waits for other workers, p95", "s", "From arrival. Long: look at the stage before.", (
+        *_p95(f"{_WORKER}request_embedding_wait_seconds", "model", "for embeddings {{model}}"),
+        *_p95(f"{_WORKER}request_kv_wait_seconds", "model", "for KV {{model}}"))),
+    Panel("Time per output token, p95", "s", "The mean of each choice, where it decodes.",
+        _p95(f"{_WORKER}request_time_per_output_token_seconds", "model, role",
+            "{{role}} {{model}}")),
     Panel("First token, p95 by role", "s", "From the request's arrival at the worker.",
         _p95(f"{_WORKER}time_to_first_token_seconds", "role", "{{role}}")),
     Panel("Between two outputs, p95 by role", "s", "As workers see it.",
@@ -118,6 +132,9 @@ STAGES = Dashboard("stages", "Triptych: stages", (
     Panel("Transferred", "Bps", "Bytes received a second.", (
         Query(_rate(f"{_WORKER}transfer_bytes_total", "connector, transport"),
             "{{connector}} {{transport}}"),)),
+    Panel("Bandwidth of transfers", "Bps", "Bytes by the seconds in which they moved.", (
+        Query(_share(f"{_WORKER}transfer_bytes_total", f"{_WORKER}transfer_copy_seconds_total",
+            "connector, transport"), "{{connector}} {{transport}}"),)),
     Panel("Failed transfers", "ops", "By cause; docs/troubleshooting.md explains them.", (
         Query(_rate(f"{_WORKER}transfer_failures_total", "connector, cause"),
             "{{connector}} {{cause}}"),
@@ -136,6 +153,8 @@ CACHES = Dashboard("caches", "Triptych: caches", (
     Panel("Embeddings found beside the engine", "percentunit", "Of lookups in that cache.", (
         Query(_share(f"{_WORKER}embedding_hits_total", f"{_WORKER}embedding_queries_total",
             "role"), "{{role}}"),)),
+    Panel("Embeddings lost", "ops", "Gone before prefill had them: the store is too small.", (
+        Query(_rate(f"{_WORKER}embedding_lost_total", "model"), "{{model}}"),)),
     Panel("Media items, by where their embeddings come from", "ops", "As masters placed them.", (
         Query(_rate(f"{_MASTER}items_total", "state"), "{{state}}"),)),
     Panel("KV blocks in use", "percentunit", "At 100 % requests are preempted.", (

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 from prometheus_client import CollectorRegistry
 
 from connectors.meter import BUCKETS_S, TransferStats
+from protocol.histogram import Histogram
 from protocol.options import Rule, help_of, rule_of, sections
 from protocol.settings import flag_of
 from proxy.config import ProxyConfig
@@ -21,7 +22,7 @@ from services.master.api.service import MasterService
 from services.master.config import MasterConfig
 from services.mock.config import MockConfig
 from services.worker.config import WorkerConfig
-from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
+from services.worker.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES, ENGINE_HISTOGRAMS
 from services.worker.metrics import WorkerMetrics
 from triptych.launch.list_workers import ListConfig
 from triptych.launch.options import ServeConfig
@@ -56,7 +57,19 @@ it or found it in its prefix cache. The worker that gets its KV and decodes coun
 `triptych:received_tokens_total`. The share of prompt tokens that prefix caches have saved is
 `sum(rate(triptych:cached_tokens_total[5m])) / sum(rate(triptych:prompt_tokens_total[5m]))`. An
 output token is counted by the worker that made it. A request that prefill hands over is
-`handed_over` there and succeeds where its last token is made.
+`handed_over` there and succeeds where its last token is made. The histograms of a worker's stages
+and lengths follow the same rule: queue, prefill and the prompt's length where the prompt is
+computed, the wait for KV, decode and the output's length where the last token is made. Time to the
+first token, inference and latency are each worker's own: look at one role.
+
+The proxy has histograms by model (`triptych_proxy:model_*`) of all requests that it renders. Those
+that it relays (`--dialect openai`) are counted there only with `--log-requests`: a relay that is as
+fast as it can be notes nothing of a request. Its histograms without a model
+(`triptych_proxy:e2e_request_latency_seconds`, of streams also
+`triptych_proxy:time_to_first_token_seconds`) and its errors count relayed requests in any case.
+
+A worker's label `model` is the name that it serves its model by; requests for a LoRA adapter of it
+count there too.
 """
 
 
@@ -125,7 +138,8 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     worker = WorkerMetrics("role")
     figures = dict.fromkeys(ENGINE_GAUGES, 0.0), dict.fromkeys(ENGINE_COUNTERS, 0.0)
     moved = TransferStats("kv", "shm", buckets=[0] * (len(BUCKETS_S) + 1))
-    worker.render(Statistics(0, *figures, [moved]))
+    histograms = dict.fromkeys(ENGINE_HISTOGRAMS, Histogram.of(()))
+    worker.render(Statistics(0, *figures, [moved], histograms))
     yield "Worker", worker.registry
 
 

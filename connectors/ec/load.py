@@ -55,6 +55,7 @@ class ArenaLoad(ECLoad):
         self._deadline = time.monotonic() + self.reader.load_timeout_s
         self._next_look = 0.0
         self._begun = 0.0
+        self._copy_s = 0.0  # without the answer whether the pin held
 
     def accept(self, told: Told) -> bool:
         """False if the entry has been found elsewhere already."""
@@ -88,7 +89,7 @@ class ArenaLoad(ECLoad):
                 f"the lease of EC entry {self.mm_hash[:16]} expired while it was read"
             )
         start, end = span(self._told.grant.tensors)
-        self.reader.meter.moved(end - start, time.monotonic() - self._begun)
+        self.reader.meter.moved(end - start, time.monotonic() - self._begun, self._copy_s)
         self._finish()
         return self._tensors
 
@@ -132,6 +133,7 @@ class ArenaLoad(ECLoad):
             return False
         if self._transfer is not None and not self._transfer.poll():
             return False
+        self._copy_s = time.monotonic() - self._begun
         # First of all: the producer need not hold its pin while the bytes are copied once more.
         self._send_done(told)
         if self._transfer is not None:

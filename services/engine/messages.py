@@ -11,6 +11,7 @@ import msgspec
 
 from connectors.meter import TransferStats
 from protocol.errors import ErrorInfo
+from protocol.histogram import Histogram
 from protocol.kv_events import EventSource
 from protocol.refs import KVLayout
 from protocol.registry import Load
@@ -132,6 +133,7 @@ class Statistics(msgspec.Struct, tag=True):
     gauges: dict[str, float]  # name → value as of now
     counters: dict[str, float]  # name → value since the start
     transfers: list[TransferStats] = []  # one per connector
+    histograms: dict[str, Histogram] = {}  # name → observations since the start
     problems: list[str] = []  # what an integrity check found wrong
     load: Load = Load()  # for masters
     cache_version: int = 0  # version of the prefix cache

@@ -11,6 +11,7 @@ import msgspec
 from connectors.base import ECConnector
 from connectors.meter import TransferStats
 from protocol.errors import InvalidRequest, TriptychError, error_info
+from protocol.histogram import Histogram
 from protocol.kv_events import short_key
 from protocol.registry import Load, Rates
 from protocol.types import RequestOutput
@@ -67,6 +68,7 @@ def answer(engine: Reporting, query: Query) -> Statistics:
         gauges_of(engine),
         counters_of(engine),
         engine.transfer_stats(),
+        histograms_of(engine),
         engine.check_integrity() if query.check else [],
         load_of(engine),
         version,
@@ -202,15 +204,29 @@ def counters_of(engine: Reporting) -> dict[str, float]:
             "kv_failed": core.transfers.failed,
             "embedding_queries": core.scheduler.embeddings.queries,
             "embedding_hits": core.scheduler.embeddings.hits,
+            "embedding_lost": core.scheduler.embeddings.lost,
         }
         values |= _tier_counters(core.tiers)
     if engine.encode is not None:
         values |= {
             "mm_encoded": engine.encode.encoded,
+            "mm_reencoded": engine.encode.encoded_again.count,
             "encoder_runs": engine.encode.runs,
             "mm_cache_queries": engine.encode.queries,
             "mm_cache_hits": engine.encode.hits,
             "mm_received_bytes": engine.encode.received_bytes,
+        }
+    return values
+
+
+def histograms_of(engine: Reporting) -> dict[str, Histogram]:
+    values: dict[str, Histogram] = {}
+    if engine.generate is not None:
+        values |= engine.generate.times.by_name()
+    if engine.encode is not None:
+        values |= {
+            "encoder_queue_time_seconds": engine.encode.queue_times,
+            "encoder_run_time_seconds": engine.encode.run_times,
         }
     return values
 

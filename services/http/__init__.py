@@ -19,5 +19,6 @@ tasks       how tasks are ended
 pace        how fast a queue moves
 lame_duck   how a server ends
 server      bind first, then serve until told to stop
+histogram   a histogram that costs little to observe
 background  loops that an error does not end
 """

@@ -14,8 +14,14 @@ from prometheus_client.registry import Collector
 
 PREFIX = "vllm:"
 _ENGINE = "0"
+_OURS = frozenset({"role", "model"})
 # Another worker goes on with it, and counts its success there.
 _HANDED_OVER = "handed_over"
+_OF_REQUESTS = (
+    *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+    *("request_inference_time_seconds", "request_time_per_output_token_seconds"),
+    *("request_prompt_tokens", "request_generation_tokens"),
+)
 
 OF_WORKERS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -32,6 +38,7 @@ OF_WORKERS: Mapping[str, Sequence[str]] = MappingProxyType(
         "time_to_first_token_seconds": ("time_to_first_token_seconds",),
         "inter_token_latency_seconds": ("inter_token_latency_seconds",),
         "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+        **{name: (name,) for name in _OF_REQUESTS},
     }
 )
 OF_PROXIES: Mapping[str, Sequence[str]] = MappingProxyType(
@@ -76,7 +83,7 @@ class VllmAliases(Collector):
         found = Metric(name, family.documentation, family.type)
         for sample in family.samples:
             suffix = sample.name.removeprefix(family.name)
-            labels = {key: value for key, value in sample.labels.items() if key != "role"}
+            labels = {k: v for k, v in sample.labels.items() if k not in _OURS}
             if suffix != "_created" and labels.get("finished_reason") != _HANDED_OVER:
                 found.add_sample(name + suffix, {**self._labels, **labels}, sample.value)
         return found

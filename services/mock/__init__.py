@@ -15,6 +15,7 @@ engine       the engine's cores before these, on any clock
 driver       an engine on an event loop's clock
 peers        HTTP to other mock workers
 faults       what goes wrong, when, how often
+histograms   its histograms as text
 instance     one worker: engine, identity, faults
 answering    one HTTP answer, on which a fault may fall
 tokens_api   token-in token-out routes, and what mock workers ask each other

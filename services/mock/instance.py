@@ -23,13 +23,14 @@ from protocol.errors import (
 from protocol.refs import wants_remote_decode
 from protocol.registry import InstanceInfo, InstanceRole, StageRole
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
-from services.engine.reports import awaited_of, load_of, success
+from services.engine.reports import awaited_of, histograms_of, load_of, success
 from services.http.lame_duck import LameDuck
 from services.membership.tasks import TaskLog
 from services.mock.config import MockConfig
 from services.mock.driver import Driver
 from services.mock.engine import Engine
 from services.mock.faults import Fault, Faults, parse_faults
+from services.mock.histograms import histogram_lines
 from services.mock.peers import Peers
 from services.mock.publisher import Publisher
 from services.mock.settings import STAGES, EngineSettings
@@ -246,10 +247,11 @@ class Instance:
 
     def metrics(self) -> bytes:
         """Prometheus text format, under the real workers' names."""
-        lines: list[str] = []
+        shared = f'model="{self.config.name}",role="{self.settings.role}"'
+        lines = list(histogram_lines(shared, histograms_of(self.engine)))
 
         def add(kind: str, name: str, value: float, labels: str = "") -> None:
-            label = f'{{role="{self.settings.role}"{labels}}}'
+            label = f"{{{shared}{labels}}}"
             lines.append(f"# TYPE triptych:{name} {kind}\ntriptych:{name}{label} {value}\n")
 
         for name, value in self.engine.gauges().items():

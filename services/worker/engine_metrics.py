@@ -1,4 +1,4 @@
-"""What the gauges and counters mean that an engine reports (`services.engine.reports`)."""
+"""What the figures mean that an engine reports (`services.engine.reports`)."""
 
 from __future__ import annotations
 
@@ -49,14 +49,46 @@ ENGINE_COUNTERS = MappingProxyType(
         "kv_disk_hit_tokens": "Prompt tokens whose KV came back from disk, also in cached_tokens.",
         "embedding_queries": "Lookups in the embedding cache beside the engine.",
         "embedding_hits": "Lookups that found the embedding there.",
+        "embedding_lost": "Embeddings that requests needed and that no encoder had any more or sent"
+        " in time; the proxy has them encoded again.",
         "mm_encoded": "Pictures that were encoded.",
+        "mm_reencoded": "Those of the encoded pictures that were encoded here before, as far as the"
+        " last 16384 tell: their embeddings had been evicted or lost.",
         "encoder_runs": "Runs of the vision model.",
         "mm_cache_queries": "Pictures that were asked of the encoder.",
         "mm_cache_hits": "Pictures that the encoder had encoded before.",
         "mm_received_bytes": "Bytes of pictures that were received.",
     }
 )
-ENGINE_HELP = MappingProxyType({**ENGINE_GAUGES, **ENGINE_COUNTERS})
+_CHOICES = "Of choices that ended here without an error."
+ENGINE_HISTOGRAMS = MappingProxyType(
+    {
+        "request_queue_time_seconds": "Seconds from the arrival of a request at the engine to the"
+        " first step that computes it; those whose KV comes from another worker are in"
+        " request_kv_wait_seconds instead.",
+        "request_kv_wait_seconds": "Seconds from the arrival of a request at the engine to that of"
+        " its KV from another worker, whose prefill may go on meanwhile.",
+        "request_embedding_wait_seconds": "Seconds from the arrival of a request at the engine to"
+        " that of the last embedding it lacked; requests that lacked none are not counted.",
+        "request_prefill_time_seconds": "Seconds from the first step that computes a request to its"
+        " first token, where its prompt is computed.",
+        "request_decode_time_seconds": "Seconds from the first token of a choice, or from the"
+        f" arrival of its KV, to its last token. {_CHOICES}",
+        "request_inference_time_seconds": "Seconds from the first step that computes a choice, or"
+        " the arrival of its KV, to its last token here; also of those that another worker decodes"
+        " on.",
+        "request_time_per_output_token_seconds": "Mean seconds for each token that decoding a"
+        f" choice gained. {_CHOICES}",
+        "request_prompt_tokens": "Tokens of a prompt, where it is computed or found in the prefix"
+        " cache: as prompt_tokens, once for all choices.",
+        "request_generation_tokens": "Tokens of an output, those that other workers have made"
+        f" included. {_CHOICES}",
+        "encoder_queue_time_seconds": "Seconds from the arrival of a picture at the encoder to the"
+        " run that encodes it; preparing its pixels is among them.",
+        "encoder_run_time_seconds": "Seconds that a run of the vision model takes.",
+    }
+)
+ENGINE_HELP = MappingProxyType({**ENGINE_GAUGES, **ENGINE_COUNTERS, **ENGINE_HISTOGRAMS})
 
 
 def help_of(name: str) -> str:

@@ -88,7 +88,7 @@ async def serve(role: RoleSpec, config: WorkerConfig) -> int:
         )
         try:
             metrics = WorkerMetrics(
-                role.name, frontend.config.names[0] if config.vllm_metrics else ""
+                role.name, frontend.config.names[0], vllm_names=config.vllm_metrics
             )
             frontend.served.adapters = engine.ready.adapters
             worker = Worker(role, config, engine, frontend, metrics, changes=changes)

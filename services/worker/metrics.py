@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from protocol.histogram import Histogram
 from protocol.types import RequestOutput
 from services.engine.messages import Statistics
 from services.engine.reports import success
+from services.http.histogram import LightHistogram, add_series
 from services.http.process_metrics import describe_process
 from services.http.vllm_aliases import OF_WORKERS, VllmAliases
 from services.worker.engine_metrics import help_of
@@ -21,13 +28,14 @@ from services.worker.transfer_metrics import transfer_families
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 1.0)
 PREFIX = "triptych:"
+_LABELS = ("role", "model")
 
 
 class _EngineCollector(Collector):
-    """The engine's own gauges and counters, as of the last snapshot."""
+    """The engine's own gauges, counters and histograms, as of the last snapshot."""
 
-    def __init__(self, role: str) -> None:
-        self._role = role
+    def __init__(self, role: str, model: str) -> None:
+        self._of = (role, model)
         self.snapshot: Statistics | None = None
 
     def collect(self) -> list[Metric]:
@@ -35,31 +43,38 @@ class _EngineCollector(Collector):
             return []
         families: list[Metric] = []
         for name, value in self.snapshot.gauges.items():
-            gauge = GaugeMetricFamily(PREFIX + name, help_of(name), labels=["role"])
-            gauge.add_metric([self._role], value)
+            gauge = GaugeMetricFamily(PREFIX + name, help_of(name), labels=_LABELS)
+            gauge.add_metric(self._of, value)
             families.append(gauge)
         for name, value in self.snapshot.counters.items():
-            counter = CounterMetricFamily(PREFIX + name, help_of(name), labels=["role"])
-            counter.add_metric([self._role], value)
+            counter = CounterMetricFamily(PREFIX + name, help_of(name), labels=_LABELS)
+            counter.add_metric(self._of, value)
             families.append(counter)
-        return families + transfer_families(self._role, self.snapshot.transfers)
+        for name, series in self.snapshot.histograms.items():
+            histogram = HistogramMetricFamily(PREFIX + name, help_of(name), labels=_LABELS)
+            add_series(histogram, self._of, series)
+            families.append(histogram)
+        return families + transfer_families(*self._of, self.snapshot.transfers)
 
 
 class WorkerMetrics:
     """One registry per worker; nothing global."""
 
-    def __init__(self, role: str, vllm_model: str = "") -> None:
-        """`vllm_model`: the model's name in metrics under vLLM's names; "" for none of these."""
+    def __init__(self, role: str, model: str = "", *, vllm_names: bool = False) -> None:
+        """`model`: the name of the served model, by which all is labelled. `vllm_names`: metrics
+        are shown under vLLM's names too."""
         self.registry = CollectorRegistry()
         describe_process(self.registry)
-        self._aliases = VllmAliases(self.registry, PREFIX, OF_WORKERS, vllm_model)
-        self._has_aliases = bool(vllm_model)
-        self._role = role
-        self._engine = _EngineCollector(role)
+        self._aliases = VllmAliases(self.registry, PREFIX, OF_WORKERS, model)
+        self._has_aliases = vllm_names
+        self._of = (role, model)
+        self._engine = _EngineCollector(role, model)
         self.registry.register(self._engine)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(PREFIX + name, text, ["role"], buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            return LightHistogram(PREFIX + name, text, bounds, self.registry, _LABELS).of(
+                role, model
+            )
 
         self.ttft = histogram(
             "time_to_first_token_seconds",
@@ -77,69 +92,63 @@ class WorkerMetrics:
         self.encode = histogram(
             "encode_time_seconds", "Seconds that encoding the media of a request takes.", _TTFT
         )
-        self.finished = Counter(
-            PREFIX + "request_success",
+        self.finished = self._counter(
+            "request_success",
             "Choices that finished without an error, by reason; handed_over: another worker decodes"
             " on.",
-            ["role", "finished_reason"],
-            registry=self.registry,
+            "finished_reason",
         )
-        self.errors = Counter(
-            PREFIX + "request_errors",
-            "Requests that were answered with an error, by error code.",
-            ["role", "code"],
-            registry=self.registry,
+        self.errors = self._counter(
+            "request_errors", "Requests that were answered with an error, by error code.", "code"
         )
-        self.aborted = Counter(
-            PREFIX + "request_aborted",
-            "Requests whose client left before the answer was complete.",
-            ["role"],
-            registry=self.registry,
-        )
+        self.aborted = self._counter(
+            "request_aborted", "Requests whose client left before the answer was complete."
+        ).labels(*self._of)
         self._describe_media()
-        self.in_flight = Gauge(
-            PREFIX + "num_requests_in_flight",
-            "Requests in this worker, queued ones included.",
-            ["role"],
-            registry=self.registry,
+        self.in_flight = self._gauge(
+            "num_requests_in_flight", "Requests in this worker, queued ones included."
         )
 
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(PREFIX + name, text, _LABELS, registry=self.registry).labels(*self._of)
+
     def _describe_media(self) -> None:
-        self.media_bytes = Gauge(
-            PREFIX + "media_cache_bytes",
-            "Bytes of pictures kept to be encoded again (--media-cache-bytes).",
-            ["role"],
-            registry=self.registry,
+        self.media_bytes = self._gauge(
+            "media_cache_bytes", "Bytes of pictures kept to be encoded again (--media-cache-bytes)."
         )
         self._media_hits = 0
-        self.media_hits = Counter(
-            PREFIX + "media_cache_hits",
+        self.media_hits = self._counter(
+            "media_cache_hits",
             "Pictures whose embedding was gone and that were encoded again from the bytes kept"
             " here.",
-            ["role"],
-            registry=self.registry,
-        )
+        ).labels(*self._of)
 
     def timeline(self, *, hands_over: bool = False) -> Timeline:
         """`hands_over`: another worker decodes."""
-        return Timeline(self, self._role, hands_over)
+        return Timeline(self, hands_over)
 
     def error(self, code: str) -> None:
-        self.errors.labels(self._role, code).inc()
+        self.errors.labels(*self._of, code).inc()
+
+    def success(self, reason: str) -> None:
+        self.finished.labels(*self._of, reason).inc()
 
     def abort(self) -> None:
-        self.aborted.labels(self._role).inc()
+        self.aborted.inc()
 
     def set_in_flight(self, count: int) -> None:
-        self.in_flight.labels(self._role).set(count)
+        self.in_flight.set(count)
 
     def set_media(self, media: MediaCache) -> None:
-        self.media_bytes.labels(self._role).set(media.size)
-        self.media_hits.labels(self._role).inc(media.hits - self._media_hits)
+        self.media_bytes.set(media.size)
+        self.media_hits.inc(media.hits - self._media_hits)
         self._media_hits = media.hits
 
     def observe_encode(self, seconds: float) -> None:
-        self.encode.labels(self._role).observe(seconds)
+        self.encode.observe(seconds)
 
     def render(self, snapshot: Statistics | None) -> bytes:
         """Prometheus text format."""
@@ -153,7 +162,6 @@ class Timeline:
     """Times of one request, observed as its outputs pass by."""
 
     metrics: WorkerMetrics
-    role: str
     hands_over: bool = False
     start: float = field(default_factory=time.monotonic)
     last: float | None = None
@@ -161,12 +169,12 @@ class Timeline:
     def observe(self, outputs: list[RequestOutput]) -> None:
         now = time.monotonic()
         if self.last is None:
-            self.metrics.ttft.labels(self.role).observe(now - self.start)
+            self.metrics.ttft.observe(now - self.start)
         else:
-            self.metrics.itl.labels(self.role).observe(now - self.last)
+            self.metrics.itl.observe(now - self.last)
         self.last = now
         for output in outputs:
             if reason := success(output, hands_over=self.hands_over):
-                self.metrics.finished.labels(self.role, reason).inc()
+                self.metrics.success(reason)
                 if reason != "handed_over":
-                    self.metrics.e2e.labels(self.role).observe(now - self.start)
+                    self.metrics.e2e.observe(now - self.start)

@@ -14,9 +14,11 @@ from prometheus_client.core import (
 
 from connectors.meter import BUCKETS_S, TransferStats
 
-_LABELS = ("role", "connector", "transport")
+_LABELS = ("role", "model", "connector", "transport")
 _COUNTERS = {
     "bytes": "Bytes received.",
+    "copy_seconds": "Those of transfer_seconds in which bytes were moving: transfer_bytes by these"
+    " is the bandwidth.",
     "transfers": "Transfers received.",
     "leases_expired": "Leases that expired because no consumer ended them.",
     "evictions": "Entries evicted from the store to make room.",
@@ -27,7 +29,7 @@ _COUNTERS = {
 _PREFIX = "triptych:transfer_"
 
 
-def transfer_families(role: str, stats: Sequence[TransferStats]) -> list[Metric]:
+def transfer_families(role: str, model: str, stats: Sequence[TransferStats]) -> list[Metric]:
     """One family per figure, one sample per connector."""
     held = GaugeMetricFamily(
         _PREFIX + "bytes_held", "Bytes that are held for peers.", labels=_LABELS
@@ -37,7 +39,8 @@ def transfer_families(role: str, stats: Sequence[TransferStats]) -> list[Metric]
     )
     seconds = HistogramMetricFamily(
         _PREFIX + "seconds",
-        "Seconds from the request for the first byte to the arrival of the last.",
+        "Seconds from the request for the first byte to the arrival of the last; those in which a"
+        " consumer of KV waits for blocks still being computed included.",
         labels=_LABELS,
     )
     counters = {
@@ -45,7 +48,7 @@ def transfer_families(role: str, stats: Sequence[TransferStats]) -> list[Metric]
         for name, text in _COUNTERS.items()
     }
     for one in stats:
-        labels = [role, one.connector, one.transport]
+        labels = [role, model, one.connector, one.transport]
         held.add_metric(labels, one.bytes_held)
         seconds.add_metric(labels, buckets=_buckets(one), sum_value=one.seconds)
         for name, counter in counters.items():

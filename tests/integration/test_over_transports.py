@@ -87,6 +87,8 @@ def test_what_was_moved_is_counted(fleet: tuple[Stack, Process], transport: str)
         assert figure(text, "bytes_total", labels) > 0
         assert figure(text, "transfers_total", labels) > 0
         assert figure(text, "seconds_count", labels) == figure(text, "transfers_total", labels)
+        copying = figure(text, "copy_seconds_total", labels)
+        assert 0 < copying <= figure(text, "seconds_sum", labels)
         assert figure(text, "leases_expired_total", labels) == 0
     assert "transfer_misses_total" in scrape(encoder)
     fetched = kv_counters(stack)

@@ -137,3 +137,31 @@ def test_the_master_shows_the_metrics_of_all_workers(fleet: Fleet) -> None:
         "prefill",
         "decode",
     }
+
+
+def test_each_stage_of_a_request_counts_once_in_the_fleet(fleet: Fleet) -> None:
+    before = totals(fleet.workers)
+    usage = complete(
+        fleet.proxy, asking("Of what no request has asked before", LONG), max_tokens=TOKENS
+    )["usage"]
+    fleet.settle()
+    after = totals(fleet.workers)
+    gained = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert gained["request_prompt_tokens_sum"] == usage["prompt_tokens"]
+    assert gained["request_generation_tokens_sum"] == TOKENS
+    for stage in ("queue_time", "prefill_time", "kv_wait", "decode_time"):
+        assert gained[f"request_{stage}_seconds_count"] == 1, stage
+        assert gained[f"request_{stage}_seconds_sum"] >= 0, stage
+    assert gained["request_inference_time_seconds_count"] == 2, "by prefill and by decode"
+
+
+def totals(workers: list[Process]) -> dict[str, float]:
+    """What the workers show, summed; names without the prefix."""
+    found: dict[str, float] = {}
+    for worker in workers:
+        with urllib.request.urlopen(f"{worker.url}/metrics", timeout=10) as response:
+            families = text_string_to_metric_families(response.read().decode())
+        for sample in (sample for family in families for sample in family.samples):
+            name = sample.name.removeprefix("triptych:")
+            found[name] = found.get(name, 0.0) + sample.value
+    return found

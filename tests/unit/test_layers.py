@@ -78,7 +78,7 @@ ALLOWED = {
 # may name several that do not know each other. A longer name wins over a shorter one.
 PROXY = (
     ("proxy.worker_urls", "proxy.flag_scopes", "proxy.siblings", "proxy.processes"),
-    ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker", "proxy.histogram"),
+    ("proxy.answer_usage", "proxy.config", "proxy.fleet.circuit_breaker"),
     ("proxy.model_figures", "proxy.request_log", "proxy.recent_requests"),
     ("proxy.fleet.worker",),
     ("proxy.upstream", "proxy.request_state"),

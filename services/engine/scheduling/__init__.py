@@ -17,6 +17,8 @@ image_prefetch    pictures prepared ahead of the vision model
 run_bound         how many of them a run takes
 encode_jobs       pictures, and the requests that wait for each
 encode_queue      all of it, for pictures
+seen_before       which of them were encoded before
+request_times     how long requests are in each stage, and how long they are
 stage_times       when the stages of traced requests begin and end
 rates             what an engine measures of itself
 """

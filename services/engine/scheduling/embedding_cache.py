@@ -50,10 +50,13 @@ class EmbeddingCache:
         self._loading: dict[str, ECLoad] = {}
         self._requests: dict[RequestKey, Request] = {}
         self._unmet: set[RequestKey] = set()
+        self._incomplete: set[RequestKey] = set()
+        self._completed: list[Request] = []
         self.size = 0
         self.hits = 0
         self.queries = 0
         self.stolen = 0
+        self.lost = 0
 
     @property
     def capacity(self) -> int:
@@ -81,6 +84,8 @@ class EmbeddingCache:
             entry = self._entries.get(item.mm_hash)
             if entry is None or request.key not in entry.owners:
                 self._unmet.add(request.key)
+            if entry is None or entry.tensors is None:
+                self._incomplete.add(request.key)
 
     def release(self, request: Request) -> None:
         """The request does not need the items that it has computed."""
@@ -93,6 +98,7 @@ class EmbeddingCache:
     def unpin(self, key: RequestKey) -> None:
         """The request `key` needs nothing any more, here or in a producer's store."""
         self._unmet.discard(key)
+        self._incomplete.discard(key)
         request = self._requests.pop(key, None)
         if request is None:
             return
@@ -125,8 +131,10 @@ class EmbeddingCache:
                     self._take(mm_hash, tensors)
             except TransferError as error:
                 self._connector.meter.failed(error.code)
-                lost = EmbeddingLost(error.message) if error.code != MISMATCH else error
-                failed += [(owner, lost) for owner in self._entries[mm_hash].owners]
+                gone = error.code != MISMATCH
+                self.lost += gone
+                cause = EmbeddingLost(error.message) if gone else error
+                failed += [(owner, cause) for owner in self._entries[mm_hash].owners]
                 self._drop(mm_hash)
         return failed
 
@@ -161,6 +169,8 @@ class EmbeddingCache:
         self.queries += 1
         entry.owners[request.key] = request.order
         self._entries.move_to_end(item.mm_hash)
+        if entry.tensors is not None:
+            self._note_arrival(request.key)
         return True
 
     def _make_room(self, size: int, order: Order) -> bool:
@@ -187,6 +197,22 @@ class EmbeddingCache:
         entry.tensors = self._form.taken(mm_hash, tensors, entry.length)
         del self._loading[mm_hash]
         self._changed(mm_hash, entry.length, entry.size)
+        for key in entry.owners:
+            self._note_arrival(key)
+
+    def _note_arrival(self, key: RequestKey) -> None:
+        """An embedding that the request `key` needs is here: it may have been the last."""
+        if key not in self._incomplete:
+            return
+        request = self._requests[key]
+        if all(self.ready(item.mm_hash) for item in request.items_left):
+            self._incomplete.discard(key)
+            self._completed.append(request)
+
+    def take_completed(self) -> list[Request]:
+        """Requests that lacked an embedding and have them all since the last time."""
+        completed, self._completed = self._completed, []
+        return completed
 
     def _drop(self, mm_hash: str) -> None:
         entry = self._entries.pop(mm_hash)

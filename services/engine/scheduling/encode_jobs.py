@@ -21,6 +21,7 @@ class Job:
     been encoded."""
 
     tokens: int = 0
+    arrived: float = 0.0  # when its first request came, by the engine's clock
     waiters: list[Waiter] = field(default_factory=list)
 
 
@@ -53,6 +54,11 @@ class EncodeJobs:
 
     def add(self, mm_hash: str, job: Job) -> None:
         self._jobs[mm_hash] = job
+
+    def arrived(self, mm_hash: str) -> float | None:
+        """When it came, None if no request waits for it any more."""
+        job = self._jobs.get(mm_hash)
+        return job.arrived if job is not None else None
 
     def waiters(self, mm_hash: str) -> list[Waiter]:
         job = self._jobs.get(mm_hash)

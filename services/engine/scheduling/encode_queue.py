@@ -8,13 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 
 from connectors.base import ECConnector, Entry
 from protocol.errors import DeadlineExceeded, TriptychError, error_info
+from protocol.histogram import SECONDS, Histogram
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest
 from services.engine.scheduling.encode_jobs import EncodeJobs, Job, Waiter
 from services.engine.scheduling.encode_run import EncodeRun, Results
 from services.engine.scheduling.run_bound import RunBound
 from services.engine.scheduling.seams import Clock, Meter, Pictures, Prepared, Slices, Vision
+from services.engine.scheduling.seen_before import SeenBefore
 from services.engine.scheduling.stage_times import StageTimes
 from services.engine.step_sizes import StepSizes
+
+_REMEMBERED = 16384  # names of pictures: some 2 MB
 
 
 class EncodeQueue:
@@ -58,6 +62,8 @@ class EncodeQueue:
         self.hits = 0
         self.queries = 0
         self.received_bytes = 0
+        self.encoded_again = SeenBefore(_REMEMBERED)
+        self.queue_times, self.run_times = Histogram.of(SECONDS), Histogram.of(SECONDS)
         self.stages: StageTimes[str] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
@@ -116,7 +122,7 @@ class EncodeQueue:
             self.hits += 1
             return Job()
         self._pictures.add(item)
-        return Job(item.length)
+        return Job(item.length, self._clock())
 
     def _prepare(self) -> None:
         self._pictures.advance(self._store.wanted if self._unstored else None)
@@ -159,6 +165,9 @@ class EncodeQueue:
                 batch.append(prepared)
                 patches += prepared.patches
         self._begun = self._clock()
+        for prepared in batch:
+            if (arrived := self._jobs.arrived(prepared.item.mm_hash)) is not None:
+                self.queue_times.observe(self._begun - arrived)
         return batch, outputs
 
     def _runnable(self) -> list[tuple[str, Prepared | BaseException]]:
@@ -188,6 +197,7 @@ class EncodeQueue:
         tokens = sum(prepared.item.length for prepared in batch)
         seconds = self._clock() - self._begun if seconds is None else seconds
         self._meter.encoded(tokens, seconds)
+        self.run_times.observe(seconds)
         self.bound.learn(sum(prepared.patches for prepared in batch), seconds)
         for prepared, result in zip(batch, results, strict=True):
             self._pictures.discard(prepared.item.mm_hash)
@@ -195,6 +205,7 @@ class EncodeQueue:
                 outputs += self._fail(prepared.item.mm_hash, result)
             else:
                 self.encoded += 1
+                self.encoded_again.add(prepared.item.mm_hash)
                 self._unstored[prepared.item.mm_hash] = Entry(result, ())
         return outputs + self._store_all()
 

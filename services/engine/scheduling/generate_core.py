@@ -15,6 +15,7 @@ from services.engine.scheduling.endings import ending
 from services.engine.scheduling.idle_blocks import IdleBlocks
 from services.engine.scheduling.live_requests import LiveRequests
 from services.engine.scheduling.request import Request, Status, choices_of
+from services.engine.scheduling.request_times import RequestTimes
 from services.engine.scheduling.scheduler import Scheduler
 from services.engine.scheduling.seams import Admission, Clock, Meter, Runner, Sampled
 from services.engine.scheduling.sibling_choices import SiblingChoices
@@ -75,6 +76,7 @@ class GenerateCore:
         self._begun = 0.0
         self._work = Work()
         self.counters = dict.fromkeys(_COUNTED, 0)
+        self.times = RequestTimes(clock)
         self.stages: StageTimes[Request] = StageTimes(clock, self._stages_of)
 
     def __len__(self) -> int:
@@ -100,6 +102,7 @@ class GenerateCore:
         if request.scores_prompt:
             ref = None  # KV has no logits: the prompt is computed here, the handle's lease runs out
         self._live.add(request)
+        self.times.arrived(request)
         if ref is not None:
             self.transfers.fetch(request, ref)
         else:
@@ -173,6 +176,7 @@ class GenerateCore:
         chunks = self.scheduler.schedule(
             self.transfers.unplace, self._delay.prompt_tokens, self.tiers.awaits
         )
+        self._note_starts()
         self._tell_of_preemptions()
         self._progressed = bool(chunks)
         if chunks:
@@ -182,6 +186,11 @@ class GenerateCore:
                 self._sizes.does(amounts_of(chunks, self._work))
         self.stages.look()
         return [self._choices.with_siblings(chunk) for chunk in chunks]
+
+    def _note_starts(self) -> None:
+        if self.scheduler.started:
+            self.times.started(self.scheduler.started)
+            self.scheduler.started.clear()
 
     def _tell_of_preemptions(self) -> None:
         for request in self.scheduler.preempted:
@@ -225,6 +234,8 @@ class GenerateCore:
             request = self._live.find(key)
             if request is not None:
                 outputs.append(self._fail(request, error))
+        self.times.have_embeddings(self.scheduler.embeddings.take_completed())
+        self._note_starts()
         for request, arrival in self.transfers.arrived:
             taken = self._choices.adopted(request, arrival)
             outputs += [self._gained(one, adopted=True) for one in taken]
@@ -273,6 +284,7 @@ class GenerateCore:
             pooled=sampled.pooled,
         )
         if first:
+            self.times.first_output(request, adopted=adopted)
             self._count_prompt(request, output)
         self.counters["generation_tokens"] += 0 if adopted else count
         if sampled.drafted:
@@ -280,6 +292,8 @@ class GenerateCore:
             self.counters["draft_tokens"] += sampled.drafted
             self.counters["accepted_draft_tokens"] += len(sampled.token_ids) - 1
         if reason is not None:
+            handed_over = request.hands_over and reason == "length"
+            self.times.finished(request, handed_over=handed_over)
             self._finish(request)
         return output
 

@@ -53,6 +53,17 @@ class Adapter(Protocol):
         """Name of its weights, part of block keys."""
 
 
+@dataclass(slots=True)
+class Times:
+    """When a choice has changed from stage to stage, by the engine's clock; None: it has not."""
+
+    arrived: float | None = None  # of a request's first choice
+    started: float | None = None  # to be computed, for the first time
+    decoding: float = 0.0  # has begun to decode: 0 before
+    made: int = 0  # tokens that it had put out then
+    embedded: bool = False  # whether embeddings that were missing have come
+
+
 @dataclass(eq=False)
 class Request:
     """One choice of a request: what it is computed from, and how far it has come."""
@@ -78,6 +89,7 @@ class Request:
     received: bool = False  # whether another worker has computed its prompt
     constraint: Constraint | None = None  # what the next token must match
     adapter: Adapter | None = None  # what computes it beside the model
+    times: Times = field(default_factory=Times)  # for metrics
     # of the prompt's tokens from the second on, as far as they are scored
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 

@@ -42,6 +42,7 @@ class Scheduler:
     loading: list[Request] = field(default_factory=list)  # have blocks that KV is copied into
     preemptions: int = 0  # how often a request had to start again
     preempted: list[Request] = field(default_factory=list)  # those since the engine last looked
+    started: list[Request] = field(default_factory=list)  # those that began to run, since then
     starved: Request | None = None  # could start if others did not hold blocks or slots
     log: CacheLog | None = None  # is told what becomes a known prefix
 
@@ -176,6 +177,7 @@ class Scheduler:
         request.status = Status.RUNNING
         request.num_matched, request.awaits_item = 0, None
         self.running.append(request)
+        self.started.append(request)
 
     def _chunk_size(self, request: Request, budget: int, most: int) -> int:
         """Tokens that can run now: within the budget, up to the first embedding not there yet, and

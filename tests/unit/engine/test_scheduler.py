@@ -349,3 +349,16 @@ def test_a_prompt_that_is_found_later_needs_no_picture() -> None:
         case.step()
     assert waiting.num_output == 2
     case.check()
+
+
+def test_a_request_has_its_embeddings_once_it_may_use_those_of_another() -> None:
+    """The third may not while the second, which is older, finds no room for its own."""
+    case = Case(Limits(64, 256), embedding_tokens=10)
+    shared, large = MMItem("shared", "image", 0, 6), MMItem("large", "image", 0, 8)
+    first, second, third = (case.add(8, 1, item) for item in (shared, large, shared))
+    embeddings = case.scheduler.embeddings
+    assert embeddings.poll() == [] and embeddings.take_completed() == []
+    case.store_picture(shared)
+    assert embeddings.poll() == [] and embeddings.take_completed() == [first]
+    case.scheduler.finish(second)
+    assert embeddings.poll() == [] and embeddings.take_completed() == [third]

@@ -134,3 +134,24 @@ def test_jitter_is_the_same_for_the_same_seed_and_bounded() -> None:
     assert draws[0] == draws[1]
     assert all(0.8 <= value <= 1.2 for value in draws[0]) and len(set(draws[0])) == 50
     assert Noise(slow=3.0).on(2.0) == 6.0
+
+
+def test_a_picture_waits_for_the_run_before_its_own() -> None:
+    encoder = Encoder(max_patches=16)
+    encoder.add("r", "one", "two")
+    encoder.run()
+    assert encoder.queue.queue_times.total == pytest.approx(0.026)
+    assert sum(encoder.queue.queue_times.counts) == 2
+    assert encoder.queue.run_times.total == pytest.approx(2 * 0.026)
+
+
+def test_pictures_that_are_encoded_again_are_counted() -> None:
+    encoder = Encoder()
+    for name in ("first", "second"):
+        encoder.add(name, "one", "two")
+        encoder.run()
+        encoder.engine.ec.clear()
+    encoder.add("third", "three")
+    encoder.run(until=20.0)
+    counted = encoder.engine.counters()
+    assert (counted["mm_encoded"], counted["mm_reencoded"]) == (5, 2)

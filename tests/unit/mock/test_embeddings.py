@@ -6,7 +6,7 @@ import pytest
 
 from protocol.registry import InstanceRole
 from protocol.types import EncodeItem, EncodeRequest, GenerateRequest, MMItem
-from services.engine.reports import load_of
+from services.engine.reports import histograms_of, load_of
 from services.mock.engine import Engine
 from tests.support.mock_runs import TIMING, WORDS, Run, asked, engine, pair
 
@@ -53,6 +53,20 @@ def test_an_embedding_that_is_there_is_fetched_once(handle: dict[str, Any]) -> N
     assert (embeddings.queries, embeddings.hits) == (2, 1)
 
 
+def test_a_request_waits_for_embeddings_from_its_arrival_to_the_last_ones() -> None:
+    run, encoder, prefill = media_fleet()
+    run.fleet.add(prefill, with_picture("first"))
+    run.clock.run(until=0.5)
+    run.fleet.add_encode(encoder, picture())
+    run.clock.run()
+    run.fleet.add(prefill, with_picture("second"))
+    run.clock.run()
+    waits = histograms_of(prefill)["request_embedding_wait_seconds"]
+    assert sum(waits.counts) == 1, "the second finds it"
+    assert 0.5 <= waits.total < 0.53
+    assert prefill.counters()["embedding_lost"] == 0
+
+
 def test_a_lost_embedding_fails_the_request_unless_the_media_came_with_it() -> None:
     run, _, prefill = media_fleet()
     handle = {"pic": {"peer_host": "h", "peer_port": 3}}
@@ -60,6 +74,8 @@ def test_a_lost_embedding_fails_the_request_unless_the_media_came_with_it() -> N
     run.clock.run()
     error = run.last("without").error
     assert error is not None and error.code == "embedding_lost"
+    assert prefill.counters()["embedding_lost"] == 1
+    assert sum(histograms_of(prefill)["request_embedding_wait_seconds"].counts) == 0
     run.fleet.add(prefill, with_picture("with", ec_transfer_params=handle), local=["pic"])
     run.clock.run()
     assert len(run.tokens("with")) == 2 and prefill.ec.encoded == 1
@@ -73,6 +89,7 @@ def test_an_embedding_of_another_length_is_refused() -> None:
     run.clock.run()
     error = run.last("r").error
     assert error is not None and error.code == "embedding_length_mismatch"
+    assert prefill.counters()["embedding_lost"] == 0, "it was there, and was another's"
     run.check()
 
 
