@@ -160,6 +160,7 @@ TEMPLATES = {
     "gemma3": tiny_text.GEMMA3.template,
     "llava_onevision": tiny_text.LLAVA_ONEVISION.template,
     "internvl": tiny_text.INTERNVL.template,
+    "mistral3": tiny_text.MISTRAL3.template,
     "chatml": tiny_text.QWEN2_VL.template,
     "llama": tiny_text.LLAMA.template,
 }

@@ -170,6 +170,27 @@ def _internvl(ids: Ids) -> Json:
     }
 
 
+def _mistral3(ids: Ids) -> Json:
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 112,
+        "patch_size": 7,
+    }
+    text = _text(64, 4, 2, 3, head_dim=32, rope_parameters=_rope())
+    return {
+        "text_config": {"model_type": "mistral", **text, "sliding_window": None},
+        "vision_config": vision,
+        "image_token_index": ids("[IMG]"),
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": False,
+    }
+
+
 def _gemma3(ids: Ids) -> Json:
     window = ["sliding_attention", "full_attention"]
     text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
@@ -291,6 +312,17 @@ def _internvl_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _mistral3_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "PixtralImageProcessor",
+        "processor_class": "PixtralProcessor",
+        "patch_size": 7,
+        "size": {"longest_edge": 112},
+    }
+    processor = {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
 def _llava15_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -346,6 +378,9 @@ SPECS = MappingProxyType(
         "llava": Family(tiny_text.LLAVA, "LlavaForConditionalGeneration", _llava, _llava15_files),
         "internvl": Family(
             tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, _internvl_files
+        ),
+        "mistral3": Family(
+            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, _mistral3_files
         ),
         "gemma3": Family(
             tiny_text.GEMMA3,

@@ -71,6 +71,24 @@ _INTERNVL = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+_MISTRAL = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}"
+    "{%- if message['content'] is string %}{{- '[INST]' + message['content'] + '[/INST]' }}"
+    "{%- else %}{{- '[INST]' }}"
+    "{%- for block in message['content'] %}"
+    "{%- if block['type'] == 'text' %}{{- block['text'] }}"
+    "{%- elif block['type'] in ['image', 'image_url'] %}{{- '[IMG]' }}{%- endif %}"
+    "{%- endfor %}{{- '[/INST]' }}{%- endif %}"
+    "{%- else %}"
+    "{%- set content = message['content'] %}"
+    "{%- set text = content if content is string else content[0]['text'] %}"
+    "{%- if message['role'] == 'system' %}{{- '[SYSTEM_PROMPT]' + text + '[/SYSTEM_PROMPT]' }}"
+    "{%- else %}{{- text + eos_token }}{%- endif %}"
+    "{%- endif %}"
+    "{%- endfor %}"
+)
 _GEMMA = (
     "{{ bos_token }}"
     "{%- set ns = namespace(turns=messages, prefix='') -%}"
@@ -190,6 +208,14 @@ QWEN2_AUDIO = TextSide(
     eos=("<|im_end|>", "<|endoftext|>"),
     pad="<|endoftext|>",
     tail=(*_QWEN_SPECIAL, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
+)
+MISTRAL3 = TextSide(
+    template=_MISTRAL,
+    eos=("</s>",),
+    pad="<pad>",
+    bos="<s>",
+    head=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"),
+    tail=("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 )
 GEMMA3 = TextSide(
     template=_GEMMA,

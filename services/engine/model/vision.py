@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
@@ -60,7 +61,7 @@ class VisionModel:
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
-        self._options = _OPTIONS.get(kind, {})
+        self._options = _OPTIONS[kind](config) if kind in _OPTIONS else {}
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
         self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
@@ -211,11 +212,28 @@ def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
 
 
+def _encode_mistral3(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """One picture a run: transformers' mask between pictures grows with the square of all."""
+    return [{EC_TENSOR: _mistral3_picture(model, pixels)} for pixels in batch]
+
+
+def _mistral3_picture(model: Any, pixels: Pixels) -> torch.Tensor:
+    values = pixels["pixel_values"].to(model.dtype)
+    return model.get_image_features(values, pixels["image_sizes"]).pooler_output[0]  # type: ignore[no-any-return]
+
+
 def _encode_qwen2_audio(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds} for embeds in encode_qwen2_audio(model, batch)]
 
 
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
+def _mistral3_options(config: PreTrainedConfig) -> dict[str, Any]:
+    return {"patch_size": config.vision_config.patch_size * config.spatial_merge_size}
+
+
+_OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
+    "internvl": lambda config: {"crop_to_patches": True},
+    "mistral3": _mistral3_options,
+}
 """What a family's whole processor tells that of pictures, whatever the model directory says."""
 
 _ENCODERS: Mapping[str, Encoder] = {
@@ -227,4 +245,5 @@ _ENCODERS: Mapping[str, Encoder] = {
     "internvl": _encode_internvl,
     "qwen2_audio": _encode_qwen2_audio,
     "llava_onevision": _encode_llava_onevision,
+    "mistral3": _encode_mistral3,
 }

@@ -8,6 +8,7 @@ qwen_size        to which size their pictures and frames are resized
 gemma3           Gemma 3
 internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
+mistral3         Mistral 3
 qwen2_audio      Qwen2-Audio
 text             every model without media
 """
@@ -23,6 +24,7 @@ from services.frontend.families.base import Audio, Clips, Extent, Family, Placeh
 from services.frontend.families.gemma3 import Gemma3
 from services.frontend.families.internvl import InternVL
 from services.frontend.families.llava_onevision import LlavaOnevision
+from services.frontend.families.mistral3 import Mistral3
 from services.frontend.families.qwen2_audio import Qwen2Audio
 from services.frontend.families.qwen_vl import QwenVL
 from services.frontend.families.text import Text
@@ -39,6 +41,7 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
         "gemma3": Gemma3,
         "internvl": InternVL,
         "llava_onevision": LlavaOnevision,
+        "mistral3": Mistral3,
     }
 )
 

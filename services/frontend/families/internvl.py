@@ -15,6 +15,7 @@ from services.frontend.families.base import (
     options_of,
     processor_identity,
     size_in,
+    special_token,
     token_text,
 )
 from services.frontend.model_info import ModelInfo
@@ -107,8 +108,7 @@ def _placeholder(info: ModelInfo, tokenizer: Tokenizer) -> Placeholder:
     begin = _named(info, "start_image_token") or _BEGIN
     end = _named(info, "end_image_token") or _END
     for token in (begin, end):
-        if tokenizer.id(token) is None:
-            raise ConfigError(f"the tokenizer has no token {token}, which the model uses for media")
+        special_token(tokenizer, token)
     return Placeholder(pad, f"{begin}{pad}{end}", pad, pad_id, inline=pad)
 
 

@@ -12,6 +12,8 @@ import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoImageProcessor
+from transformers.image_utils import ChannelDimension
+from transformers.models.pixtral import image_processing_pil_pixtral as pil_pixtral
 
 from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.families import Family, load_family
@@ -261,6 +263,53 @@ def test_internvl_refuses_contradictions(tmp_path: Path) -> None:
         family_in(model, min_patches=4)
     with pytest.raises(ConfigError, match="no height and width"):
         family_in(model, size={"shortest_edge": 56})
+
+
+@pytest.mark.parametrize(
+    "size", [{"longest_edge": 112}, {"longest_edge": 1540}, {"height": 98, "width": 210}]
+)
+def test_mistral3_grids_are_those_of_transformers(size: dict[str, int], tmp_path: Path) -> None:
+    family = family_in(write_model("mistral3", tmp_path), size=size)
+    edge = size.get("longest_edge")
+    most = (edge, edge) if edge else (size["height"], size["width"])
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 112)
+    @example(1, 6000)
+    @example(6000, 3)
+    @example(113, 14)
+    def check(width: int, height: int) -> None:
+        shape = np.broadcast_to(np.uint8(0), (height, width, 3))
+        resized = pil_pixtral.get_resize_output_image_size(shape, most, 14, ChannelDimension.LAST)
+        if 0 in resized:
+            with pytest.raises(InvalidRequest, match="too long and narrow"):
+                family.measure_image(width, height)
+            return
+        extent = family.measure_image(width, height)
+        assert extent.grid == (1, resized[0] // 14, resized[1] // 14)
+        assert extent.length == math.prod(extent.grid)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_mistral3_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("mistral3", tmp_path)
+    for grid in ([2, 3, 3], [1, 9, 3], [1, 3, 1 << 30]):
+        with pytest.raises(InvalidRequest, match="not the grid of a picture"):
+            family_in(model).extent_of({"image_grid_thw": grid})
+    with pytest.raises(ConfigError, match="do_resize"):
+        family_in(model, do_resize=False)
+    with pytest.raises(ConfigError, match="no longest_edge"):
+        family_in(model, size={"shortest_edge": 56})
+    tokens = {"patch_size": 7, "spatial_merge_size": 2, "image_break_token": "[ROW]"}
+    (model / "processor_config.json").write_text(json.dumps(tokens))
+    with pytest.raises(ConfigError, match=r"no token \[ROW\]"):
+        family_in(model)
+    (model / "processor_config.json").write_text(json.dumps({"patch_size": 7}))
+    with pytest.raises(ConfigError, match=r"7 pixels a side by .*, but .* of 14"):
+        family_in(model)
 
 
 def test_gemma_pictures_have_one_length(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
         ("gemma3", True, True, True),
         ("llava_onevision", True, False, True),
         ("internvl", True, True, True),
+        ("mistral3", True, True, True),
         ("llama", False, True, False),
         ("qwen3_tools", False, True, False),
     ],
