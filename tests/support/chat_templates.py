@@ -161,6 +161,7 @@ TEMPLATES = {
     "llava_onevision": tiny_text.LLAVA_ONEVISION.template,
     "internvl": tiny_text.INTERNVL.template,
     "mistral3": tiny_text.MISTRAL3.template,
+    "smolvlm": tiny_text.SMOLVLM.template,
     "chatml": tiny_text.QWEN2_VL.template,
     "llama": tiny_text.LLAMA.template,
 }

@@ -44,6 +44,7 @@ PROCESSORS = (
     ("gemma3", "Gemma3Processor"),
     ("internvl", "InternVLProcessor"),
     ("mistral3", "PixtralProcessor"),
+    ("smolvlm", "SmolVLMProcessor"),
     ("llava", "LlavaProcessor"),
 )
 # Without it Qwen's positions become one-dimensional and Gemma's pictures causal, silently.
@@ -97,7 +98,13 @@ class Reference:
             inputs[name] = (ids == self.config.image_token_id).int()
             if self.clips:
                 inputs[name] += 2 * (ids == self.config.video_token_id).int()
-        for name in ("num_crops", "num_patches", "video_metadata"):  # the processor's own
+        for name in (
+            "num_crops",
+            "num_patches",
+            "rows",
+            "cols",
+            "video_metadata",
+        ):  # the processor's own
             inputs.pop(name, None)
         return inputs
 
@@ -139,6 +146,8 @@ class Reference:
             options = {**options, "crop_to_patches": True}  # a default of its processor's class
         if self.config.model_type == "mistral3":
             options = {**options, "patch_size": self.processor.patch_size * 2}
+        if self.config.model_type == "smolvlm":
+            options = {**options, "return_row_col_info": True}
         return dict(self.image_processor(images=images, return_tensors="pt", **options))
 
     def _videos(self, clips: list[Any], sampling: dict[str, Any]) -> Inputs:
@@ -290,6 +299,12 @@ def _placeholder_code(
         processor.image_break_token, processor.image_end_token = "[IMG_BREAK]", "[IMG_END]"
         processor.patch_size = config.vision_config.patch_size
         processor.spatial_merge_size = config.spatial_merge_size
+    if config.model_type == "smolvlm":
+        processor.fake_image_token = "<fake_token_around_image>"
+        processor.global_image_token = "<global-img>"
+        vision = config.vision_config
+        side = vision.image_size // vision.patch_size // config.scale_factor
+        processor.image_seq_len = side**2
     if config.model_type == "gemma3":
         begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
         span = begin + processor.image_token * config.mm_tokens_per_image + end

@@ -191,6 +191,24 @@ def _mistral3(ids: Ids) -> Json:
     }
 
 
+def _smolvlm(ids: Ids) -> Json:
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 7,
+    }
+    return {
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": vision,
+        "image_token_id": ids("<image>"),
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+    }
+
+
 def _gemma3(ids: Ids) -> Json:
     window = ["sliding_attention", "full_attention"]
     text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
@@ -323,6 +341,18 @@ def _mistral3_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _smolvlm_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": 84},
+        "max_image_size": {"longest_edge": 56},
+    }
+    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": 16}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
 def _llava15_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -381,6 +411,9 @@ SPECS = MappingProxyType(
         ),
         "mistral3": Family(
             tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, _mistral3_files
+        ),
+        "smolvlm": Family(
+            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, _smolvlm_files
         ),
         "gemma3": Family(
             tiny_text.GEMMA3,

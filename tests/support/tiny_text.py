@@ -89,6 +89,15 @@ _MISTRAL = (
     "{%- endif %}"
     "{%- endfor %}"
 )
+_SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
 _GEMMA = (
     "{{ bos_token }}"
     "{%- set ns = namespace(turns=messages, prefix='') -%}"
@@ -216,6 +225,29 @@ MISTRAL3 = TextSide(
     bos="<s>",
     head=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"),
     tail=("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+)
+SMOLVLM = TextSide(
+    template=_SMOLVLM,
+    eos=("<end_of_utterance>",),
+    pad="<|endoftext|>",
+    tail=(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<image>",
+        "<row_1_col_1>",
+        "<row_1_col_2>",
+        "<row_2_col_1>",
+        "<row_2_col_2>",
+    ),
+    names=(
+        ("fake_image_token", "<fake_token_around_image>"),
+        ("global_image_token", "<global-img>"),
+        ("image_token", "<image>"),
+        ("end_of_utterance_token", "<end_of_utterance>"),
+    ),
 )
 GEMMA3 = TextSide(
     template=_GEMMA,

@@ -26,8 +26,8 @@ from services.engine.model.adapters import (
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.fused_layers import FusedLayers, FusedOps
 from services.engine.model.loader import (
-    LANGUAGE_MODEL,
     has_media,
+    language_part,
     load_part,
     parameter_bytes,
     read_config,
@@ -102,7 +102,7 @@ class LanguageModel:
         self._headless = self.takes_media or pooler is not None
         self._text_model: Any = self._model
         if self.takes_media:
-            self._text_model = getattr(self._model.model, LANGUAGE_MODEL)
+            self._text_model = getattr(self._model.model, language_part(self._model.model))
         elif self._headless:
             self._text_model = self._model.base_model
         score_head = taken_score_head(self._model, pooler) if pooler is not None else None

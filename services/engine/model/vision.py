@@ -222,6 +222,15 @@ def _mistral3_picture(model: Any, pixels: Pixels) -> torch.Tensor:
     return model.get_image_features(values, pixels["image_sizes"]).pooler_output[0]  # type: ignore[no-any-return]
 
 
+def _encode_smolvlm(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Tiles of all pictures in one run, as those of one picture."""
+    tiles = [pixels["pixel_values"] for pixels in batch]
+    (output,) = model.get_image_features(torch.cat(tiles, 1).to(model.dtype)).pooler_output
+    numbers = [picture.shape[1] for picture in tiles]
+    parts = output.view(sum(numbers), -1, output.shape[-1]).split(numbers)
+    return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
+
+
 def _encode_qwen2_audio(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds} for embeds in encode_qwen2_audio(model, batch)]
 
@@ -246,4 +255,5 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen2_audio": _encode_qwen2_audio,
     "llava_onevision": _encode_llava_onevision,
     "mistral3": _encode_mistral3,
+    "smolvlm": _encode_smolvlm,
 }

@@ -10,6 +10,7 @@ internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
 mistral3         Mistral 3
 qwen2_audio      Qwen2-Audio
+smolvlm          SmolVLM
 text             every model without media
 """
 
@@ -27,6 +28,7 @@ from services.frontend.families.llava_onevision import LlavaOnevision
 from services.frontend.families.mistral3 import Mistral3
 from services.frontend.families.qwen2_audio import Qwen2Audio
 from services.frontend.families.qwen_vl import QwenVL
+from services.frontend.families.smolvlm import SmolVLM
 from services.frontend.families.text import Text
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
@@ -42,6 +44,7 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
         "internvl": InternVL,
         "llava_onevision": LlavaOnevision,
         "mistral3": Mistral3,
+        "smolvlm": SmolVLM,
     }
 )
 

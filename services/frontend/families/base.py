@@ -169,6 +169,12 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return text
 
 
+def named_token(info: ModelInfo, name: str) -> str:
+    """A token of tokenizer_config.json, "" without one."""
+    value = info.tokenizer_config.get(name) or ""
+    return str(value["content"] if isinstance(value, dict) else value)
+
+
 def special_token(tokenizer: Tokenizer, text: str) -> str:
     """A token that the family needs, by its text; `ConfigError` if the tokenizer lacks it."""
     if tokenizer.id(text) is None:

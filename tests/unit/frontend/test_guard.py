@@ -38,6 +38,7 @@ SPECIAL = {
     ),
     "llava_onevision": ("<|im_start|>", "<|im_end|>", "<image>", "<video>"),
     "internvl": ("<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>"),
+    "smolvlm": ("<|im_start|>", "<end_of_utterance>", "<image>", "<global-img>", "<row_1_col_1>"),
     "mistral3": ("[INST]", "[/INST]", "</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 }
 TURN = {
@@ -46,6 +47,7 @@ TURN = {
     "llava_onevision": "<|im_start|>",
     "internvl": "<|im_start|>",
     "mistral3": "[INST]",
+    "smolvlm": "<end_of_utterance>",
 }
 PICTURES = [picture(60, 40), picture(90, 30), picture(28, 28)]
 Conversation = list[list[str | int]]
@@ -102,8 +104,8 @@ def check(family: str, front: Frontend, conversation: Conversation) -> None:
 
     turn = front.tokenizer.id(TURN[family])
     system = 1 if family == "qwen2_5_vl" else 0  # the template's own system turn
-    begun = len(conversation) if family == "mistral3" else len(turns) + system + 1
-    assert request.token_ids.count(turn or -1) == begun
+    begun = {"mistral3": len(conversation), "smolvlm": len(turns)}
+    assert request.token_ids.count(turn or -1) == begun.get(family, len(turns) + system + 1)
 
     text = front.tokenizer.decode(
         [t for place, t in enumerate(request.token_ids) if place not in spans],

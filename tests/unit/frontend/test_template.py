@@ -169,6 +169,7 @@ def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
         ("llava_onevision", True, False, True),
         ("internvl", True, True, True),
         ("mistral3", True, True, True),
+        ("smolvlm", True, False, True),
         ("llama", False, True, False),
         ("qwen3_tools", False, True, False),
     ],
