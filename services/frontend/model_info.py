@@ -28,6 +28,7 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 _CLASS_DEFAULTS = MappingProxyType(
     {
         "gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+        "gemma4": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
         "mistral3": {"vocab_size": 131_072, "max_position_embeddings": 131_072},
     }
 )

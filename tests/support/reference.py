@@ -42,6 +42,7 @@ PROCESSORS = (
     ("qwen3_vl_moe", "Qwen3VLProcessor"),
     ("llava_onevision", "LlavaOnevisionProcessor"),
     ("gemma3", "Gemma3Processor"),
+    ("gemma4", "Gemma4Processor"),
     ("internvl", "InternVLProcessor"),
     ("mistral3", "PixtralProcessor"),
     ("smolvlm", "SmolVLMProcessor"),
@@ -54,7 +55,12 @@ TOKEN_TYPES = (
     ("qwen3_vl", "mm_token_type_ids"),
     ("qwen3_vl_moe", "mm_token_type_ids"),
     ("gemma3", "token_type_ids"),
+    ("gemma4", "mm_token_type_ids"),
 )
+
+PROCESSORS_OWN = (
+    "num_crops", "num_patches", "num_soft_tokens_per_image", "rows", "cols", "video_metadata",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,13 +104,7 @@ class Reference:
             inputs[name] = (ids == self.config.image_token_id).int()
             if self.clips:
                 inputs[name] += 2 * (ids == self.config.video_token_id).int()
-        for name in (
-            "num_crops",
-            "num_patches",
-            "rows",
-            "cols",
-            "video_metadata",
-        ):  # the processor's own
+        for name in PROCESSORS_OWN:
             inputs.pop(name, None)
         return inputs
 
@@ -305,6 +305,8 @@ def _placeholder_code(
         vision = config.vision_config
         side = vision.image_size // vision.patch_size // config.scale_factor
         processor.image_seq_len = side**2
+    if config.model_type == "gemma4":
+        processor.boi_token, processor.eoi_token = "<|image>", "<image|>"
     if config.model_type == "gemma3":
         begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
         span = begin + processor.image_token * config.mm_tokens_per_image + end

@@ -223,6 +223,49 @@ def _gemma3(ids: Ids) -> Json:
     }
 
 
+def _gemma4(ids: Ids) -> Json:
+    """As the larger ones: keys are values in full layers, and no layer has inputs of its own."""
+    window = ["sliding_attention", "full_attention"]
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 256,
+        "standardize": True,
+    }
+    own = {
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 32,
+        "layer_types": 2 * window,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+        "final_logit_softcapping": 30.0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+    }
+    return {
+        "text_config": {**_text(64, 4, 2, 4), **own},
+        "vision_config": vision,
+        "audio_config": None,
+        "boi_token_id": ids("<|image>"),
+        "eoi_token_id": ids("<image|>"),
+        "image_token_id": ids("<|image|>"),
+        "video_token_id": ids("<|video|>"),
+        "audio_token_id": ids("<|audio|>"),
+        "tie_word_embeddings": True,
+    }
+
+
 def _qwen2_audio(ids: Ids) -> Json:
     audio = {
         "model_type": "qwen2_audio_encoder",
@@ -393,6 +436,17 @@ def _gemma_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _gemma4_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "processor_class": "Gemma4Processor",
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "max_soft_tokens": 70,
+    }
+    return {"preprocessor_config.json": preprocessor}
+
+
 SPECS = MappingProxyType(
     {
         "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
@@ -420,6 +474,14 @@ SPECS = MappingProxyType(
             "Gemma3ForConditionalGeneration",
             _gemma3,
             _gemma_files,
+            embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
+            last_norm=12.0,
+        ),
+        "gemma4": Family(
+            tiny_text.GEMMA4,
+            "Gemma4ForConditionalGeneration",
+            _gemma4,
+            _gemma4_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),

@@ -121,6 +121,19 @@ _GEMMA = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
 )
+_GEMMA4 = (
+    "{{ bos_token }}"
+    "{%- for message in messages -%}"
+    "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'text' -%}{{ part['text'] | trim }}"
+    "{%- elif part['type'] == 'image' -%}{{ '\\n\\n<|image|>\\n\\n' }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{ '<turn|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|turn>model\\n' }}{%- endif -%}"
+)
 _LLAMA = (
     "{{ bos_token }}"
     "{%- for message in messages -%}"
@@ -266,6 +279,19 @@ GEMMA3 = TextSide(
         ("boi_token", "<start_of_image>"),
         ("eoi_token", "<end_of_image>"),
         ("image_token", "<image_soft_token>"),
+    ),
+)
+GEMMA4 = TextSide(
+    template=_GEMMA4,
+    eos=("<eos>", "<turn|>"),
+    pad="<pad>",
+    bos="<bos>",
+    head=("<pad>", "<eos>", "<bos>", "<unk>"),
+    tail=("<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"),
+    names=(
+        ("boi_token", "<|image>"),
+        ("eoi_token", "<image|>"),
+        ("image_token", "<|image|>"),
     ),
 )
 LLAMA = TextSide(

@@ -68,7 +68,8 @@ class VisionModel:
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        if (product := packing(weight_layout, dtype, device)) is not None:
+        product = packing(weight_layout, dtype, device) if kind not in _PLAIN else None
+        if product is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)
             multiply_patches(self._model)
@@ -190,6 +191,15 @@ def _encode_gemma3(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds} for embeds in model.get_image_features(pixels).pooler_output]
 
 
+def _encode_gemma4(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Patches of each picture, filled up to the most that one has."""
+    output = model.get_image_features(
+        torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
+        torch.cat([pixels["image_position_ids"] for pixels in batch]),
+    )
+    return [{EC_TENSOR: embeds} for embeds in output.pooler_output]
+
+
 def _encode_llava_onevision(model: Any, batch: list[Pixels]) -> list[Tensors]:
     """One picture a run: each has its own number of crops."""
     return [{EC_TENSOR: _llava_picture(model, pixels)} for pixels in batch]
@@ -239,6 +249,9 @@ def _mistral3_options(config: PreTrainedConfig) -> dict[str, Any]:
     return {"patch_size": config.vision_config.patch_size * config.spatial_merge_size}
 
 
+_PLAIN = frozenset({"gemma4"})
+"""Families whose own code reads a weight that a packed layer no longer has."""
+
 _OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
     "internvl": lambda config: {"crop_to_patches": True},
     "mistral3": _mistral3_options,
@@ -251,6 +264,7 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_vl": _encode_qwen,
     "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
+    "gemma4": _encode_gemma4,
     "internvl": _encode_internvl,
     "qwen2_audio": _encode_qwen2_audio,
     "llava_onevision": _encode_llava_onevision,

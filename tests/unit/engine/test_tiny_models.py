@@ -59,7 +59,9 @@ def test_a_picture_takes_few_tokens(family: str, model_dir: ModelDir) -> None:
     assert 16 <= count <= bound
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma4"]
+)
 def test_token_types_change_the_output(family: str, model_dir: ModelDir) -> None:
     """Positions in three dimensions, or the bidirectional mask, matter to these weights."""
     reference = load(model_dir(family).resolve())

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoImageProcessor
 from transformers.image_utils import ChannelDimension, SizeDict
+from transformers.models.gemma4 import image_processing_pil_gemma4 as pil_gemma4
 from transformers.models.pixtral import image_processing_pil_pixtral as pil_pixtral
 from transformers.models.smolvlm import image_processing_pil_smolvlm as pil_smolvlm
 from transformers.models.smolvlm import processing_smolvlm
@@ -313,6 +314,42 @@ def test_mistral3_refuses_contradictions(tmp_path: Path) -> None:
         family_in(model)
     (model / "processor_config.json").write_text(json.dumps({"patch_size": 7}))
     with pytest.raises(ConfigError, match=r"7 pixels a side by .*, but .* of 14"):
+        family_in(model)
+
+
+@pytest.mark.parametrize("most", [70, 280, 1120])
+def test_gemma4_grids_are_those_of_transformers(most: int, tmp_path: Path) -> None:
+    family = family_in(write_model("gemma4", tmp_path), max_soft_tokens=most)
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 6000)
+    @example(6000, 1)
+    @example(1, 70)
+    @example(71, 1)
+    def check(width: int, height: int) -> None:
+        rows, columns = pil_gemma4.get_aspect_ratio_preserving_size(height, width, 4, 9 * most, 3)
+        extent = family.measure_image(width, height)
+        assert extent.grid == (1, rows // 12, columns // 12)
+        assert extent.length == math.prod(extent.grid)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_gemma4_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("gemma4", tmp_path)
+    for grid in ([2, 3, 3], [1, 9, 8]):
+        with pytest.raises(InvalidRequest, match="not the grid of a picture"):
+            family_in(model).extent_of({"image_grid_thw": grid})
+    with pytest.raises(ConfigError, match="do_resize"):
+        family_in(model, do_resize=False)
+    with pytest.raises(ConfigError, match=r"pooling_kernel_size of the .* is 2, but the model's 3"):
+        family_in(model, pooling_kernel_size=2)
+    config = json.loads((model / "config.json").read_text())
+    del config["text_config"]["hidden_size_per_layer_input"]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="hidden_size_per_layer_input"):
         family_in(model)
 
 

@@ -36,6 +36,7 @@ SPECIAL = {
         "<start_of_image>",
         "<image_soft_token>",
     ),
+    "gemma4": ("<bos>", "<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>", "<|video|>"),
     "llava_onevision": ("<|im_start|>", "<|im_end|>", "<image>", "<video>"),
     "internvl": ("<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>"),
     "smolvlm": ("<|im_start|>", "<end_of_utterance>", "<image>", "<global-img>", "<row_1_col_1>"),
@@ -44,6 +45,7 @@ SPECIAL = {
 TURN = {
     "qwen2_5_vl": "<|im_start|>",
     "gemma3": "<start_of_turn>",
+    "gemma4": "<|turn>",
     "llava_onevision": "<|im_start|>",
     "internvl": "<|im_start|>",
     "mistral3": "[INST]",

@@ -166,6 +166,7 @@ def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
         ("qwen2_vl", True, True, True),
         ("chatml", True, True, True),
         ("gemma3", True, True, True),
+        ("gemma4", True, True, True),
         ("llava_onevision", True, False, True),
         ("internvl", True, True, True),
         ("mistral3", True, True, True),

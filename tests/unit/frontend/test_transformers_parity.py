@@ -105,7 +105,7 @@ def test_token_ids_of_the_demo_model_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen2_vl", "gemma3", "llava_onevision", "internvl", "mistral3", "smolvlm"]
+    "family", ["qwen2_vl", "gemma3", "llava_onevision", "internvl", "mistral3", "smolvlm", "gemma4"]
 )
 def test_spans_cover_exactly_the_placeholders(family: str, fronts: Fronts) -> None:
     front = fronts(family)
