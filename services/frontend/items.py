@@ -56,7 +56,7 @@ class Item:
 
     @property
     def span(self) -> Span:
-        return Span(self.modality, self.extent.length, self.extent.times)
+        return Span(self.modality, self.extent.length, self.extent.before)
 
 
 class ItemLoader:

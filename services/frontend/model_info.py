@@ -26,7 +26,11 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ma
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # What transformers' configuration classes assume where published files leave it out.
 _CLASS_DEFAULTS = MappingProxyType(
-    {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
+    {
+        "gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+        "gemma4": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
+        "mistral3": {"vocab_size": 131_072, "max_position_embeddings": 131_072},
+    }
 )
 
 Json = dict[str, Any]

@@ -21,22 +21,23 @@ OFFLOAD_CHARS = 1 << 14  # some milliseconds of tokenizing: more leaves the even
 
 
 class Span(NamedTuple):
-    """A media item of a prompt: its kind, and as how many tokens it stands there. `times`: text
-    before each of the runs of equal length that these are, if they are several."""
+    """A media item of a prompt: its kind, and as how many tokens it stands there. `before`: text
+    before each of the runs of equal length that these are, if they stand apart."""
 
     modality: Modality
     length: int
-    times: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def runs(self) -> int:
-        return max(1, len(self.times))
+        return max(1, len(self.before))
 
     def text(self, placeholder: Placeholder) -> str:
         """What stands for it before tokenizing, with the placeholder's pad once for each run."""
-        if not self.times:
+        if not self.before:
             return placeholder.text
-        return "".join(time + placeholder.inline for time in self.times)
+        runs = (text + placeholder.inline for text in self.before)
+        return "".join(runs) + placeholder.behind
 
 
 @dataclass(frozen=True)

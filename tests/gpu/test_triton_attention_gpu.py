@@ -56,6 +56,7 @@ FEATURES = [
         Case("window", **MIXED, **_sizes(4, 2, 128), window=500),
         Case("window, decode", **DECODE, **_sizes(4, 2, 128), window=500),
         Case("spans", **MEDIA, **_sizes(2, 2, 128)),
+        Case("spans of other layers", **MEDIA, **_sizes(2, 2, 128), windowed_spans=True),
         Case("spans and window", **MEDIA, **_sizes(2, 2, 256), window=128),
         Case("softcap and window", **MIXED, **_sizes(2, 2, 256), softcap=50.0, window=1024),
         Case("sinks and window", **MIXED, **_sizes(8, 2, 64), sinks=True, window=128),

@@ -158,8 +158,11 @@ TEMPLATES = {
     "qwen3_tools": QWEN3_TOOLS,
     "llama3_tools": LLAMA3_TOOLS,
     "gemma3": tiny_text.GEMMA3.template,
+    "gemma4": tiny_text.GEMMA4.template,
     "llava_onevision": tiny_text.LLAVA_ONEVISION.template,
     "internvl": tiny_text.INTERNVL.template,
+    "mistral3": tiny_text.MISTRAL3.template,
+    "smolvlm": tiny_text.SMOLVLM.template,
     "chatml": tiny_text.QWEN2_VL.template,
     "llama": tiny_text.LLAMA.template,
 }

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from services.engine.config import EngineConfig
 from services.engine.engine import Engine
 from services.engine.scheduling.seams import Clock
 from services.membership.events import CacheLog
-from tests.support.reference import Inputs, Messages, Reference, load
+from tests.support.reference import Messages, Reference, load
 
 DEADLINE_S = 60.0
 
@@ -60,12 +61,12 @@ def request_of(
         for part in message["content"]
         if part["type"] == "image"
     ]
-    spans = _spans(reference, token_ids, inputs, len(images))
+    spans = _spans(reference, token_ids, images)
     grids = inputs.get("image_grid_thw", torch.zeros(len(images), 0)).tolist()
     hashes = [blake3(png(image)).hexdigest() for image in images]
     items = [
-        MMItem(name, "image", offset, length, tuple(int(n) for n in grid))
-        for name, (offset, length), grid in zip(hashes, spans, grids, strict=True)
+        MMItem(name, "image", offset, length, tuple(int(n) for n in grid), gaps=gaps)
+        for name, (offset, length, gaps), grid in zip(hashes, spans, grids, strict=True)
     ]
     encode = [
         EncodeItem(item.mm_hash, "image", item.length, item.grid, png(image))
@@ -79,24 +80,19 @@ def request_of(
 
 
 def _spans(
-    reference: Reference, token_ids: list[int], inputs: Inputs, count: int
-) -> list[tuple[int, int]]:
-    """(offset, length) of each picture; two pictures' spans may touch."""
-    if not count:
-        return []
-    token_id = reference.config.image_token_id
-    text = reference.tokenizer.convert_ids_to_tokens(token_id)
-    media = {"num_crops": [0] * count, **inputs}
-    spans: list[tuple[int, int]] = []
+    reference: Reference, token_ids: list[int], images: list[Any]
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(offset, length, gaps) of each picture; two pictures' spans may touch."""
+    token_id = int(reference.config.image_token_id) if images else -1
+    spans: list[tuple[int, int, tuple[int, ...]]] = []
     place = 0
-    for index in range(count):
+    for text in reference.written(images):
+        ids = reference.tokenizer(text, add_special_tokens=False)["input_ids"]
+        pads = [index for index, token in enumerate(ids) if token == token_id]
         place = token_ids.index(token_id, place)
-        if reference.config.model_type == "internvl":  # it has tokens of its own around each
-            length = next(i for i, token in enumerate(token_ids[place:]) if token != token_id)
-        else:
-            length = reference.processor.replace_image_token(media, index).count(text)
-        spans.append((place, length))
-        place += length
+        gaps = tuple(b - a - 1 for a, b in pairwise(pads) if b - a > 1)
+        spans.append((place, len(pads), gaps))
+        place += pads[-1] - pads[0] + 1
     return spans
 
 

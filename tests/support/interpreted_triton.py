@@ -58,6 +58,7 @@ FEATURES = [
     Case("window, decode", **DECODE, window=19),
     Case("spans", **MEDIA),
     Case("spans and window", **MEDIA, window=5),
+    Case("spans of other layers", **MEDIA, windowed_spans=True),
     Case("softcap", **MIXED, softcap=3.0),
     Case("softcap, decode", **DECODE, softcap=3.0),
     Case("sinks", **MIXED, sinks=True),

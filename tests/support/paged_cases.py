@@ -21,6 +21,7 @@ class Case:
     """One step: request r brings queries[r] tokens, the last of contexts[r].
 
     spans: (request, first, past the end) of media seen in both directions
+    windowed_spans: whether they count in layers with a window alone
     codes: what the cache holds, "" for elements of `dtype`
     """
 
@@ -34,6 +35,7 @@ class Case:
     block_size: int = 8
     window: int = 0
     spans: tuple[tuple[int, int, int], ...] = ()
+    windowed_spans: bool = False
     softcap: float | None = None
     sinks: bool = False
     dtype: str = "float32"
@@ -134,6 +136,7 @@ def _batch(case: Case, cache: KVCache, tables: torch.Tensor, device: str) -> Pag
         positions=positions.to(device),
         span_starts=spans[0] if case.spans else None,
         span_ends=spans[1] if case.spans else None,
+        windowed_spans=case.windowed_spans,
     )
 
 

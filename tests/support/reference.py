@@ -5,8 +5,10 @@ chat template, image and video processor, every placeholder expanded by that pro
 token ids, token types, then `generate()` in float32.
 """
 
+import importlib
 import json
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.image_utils import load_image
+from transformers.utils import is_torchvision_available
 
 from tests.support.video_reference import process, process_timed
 
@@ -39,7 +42,10 @@ PROCESSORS = (
     ("qwen3_vl_moe", "Qwen3VLProcessor"),
     ("llava_onevision", "LlavaOnevisionProcessor"),
     ("gemma3", "Gemma3Processor"),
+    ("gemma4", "Gemma4Processor"),
     ("internvl", "InternVLProcessor"),
+    ("mistral3", "PixtralProcessor"),
+    ("smolvlm", "SmolVLMProcessor"),
     ("llava", "LlavaProcessor"),
 )
 # Without it Qwen's positions become one-dimensional and Gemma's pictures causal, silently.
@@ -49,7 +55,12 @@ TOKEN_TYPES = (
     ("qwen3_vl", "mm_token_type_ids"),
     ("qwen3_vl_moe", "mm_token_type_ids"),
     ("gemma3", "token_type_ids"),
+    ("gemma4", "mm_token_type_ids"),
 )
+
+PROCESSORS_OWN = (
+    "num_crops", "num_patches", "num_soft_tokens_per_image", "rows", "cols", "video_metadata",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class Reference:
             inputs[name] = (ids == self.config.image_token_id).int()
             if self.clips:
                 inputs[name] += 2 * (ids == self.config.video_token_id).int()
-        for name in ("num_crops", "num_patches", "video_metadata"):  # the processor's own
+        for name in PROCESSORS_OWN:
             inputs.pop(name, None)
         return inputs
 
@@ -122,11 +133,21 @@ class Reference:
             output = self.model.generate(**inputs, generation_config=config)
         return [_until(row.tolist(), ends) for row in output[:, inputs["input_ids"].shape[1] :]]
 
+    def written(self, images: list[Any]) -> list[str]:
+        """What stands in a prompt for each picture."""
+        media = self._media(images, {})
+        count = range(len(images))
+        return [self.processor.replace_image_token(media, index) for index in count]
+
     def _media(self, images: list[Any], options: dict[str, Any]) -> Inputs:
         if not images:
             return {}
         if self.config.model_type == "internvl":
             options = {**options, "crop_to_patches": True}  # a default of its processor's class
+        if self.config.model_type == "mistral3":
+            options = {**options, "patch_size": self.processor.patch_size * 2}
+        if self.config.model_type == "smolvlm":
+            options = {**options, "return_row_col_info": True}
         return dict(self.image_processor(images=images, return_tensors="pt", **options))
 
     def _videos(self, clips: list[Any], sampling: dict[str, Any]) -> Inputs:
@@ -252,7 +273,7 @@ def _placeholder_code(
     Each picture is processed on its own, as a flat list of pictures is, so that its embedding does
     not depend on the other pictures of the request (LLaVA-OneVision).
     """
-    processor_class = getattr(transformers, name)
+    processor_class = _processor_class(name)
     processor = processor_class.__new__(processor_class)
     processor.image_processor = image_processor
     processor.image_token = tokenizer.convert_ids_to_tokens(config.image_token_id)
@@ -274,12 +295,37 @@ def _placeholder_code(
     if config.model_type == "internvl":
         processor.start_image_token, processor.end_image_token = "<img>", "</img>"
         processor.image_seq_length = config.image_seq_length
+    if config.model_type == "mistral3":
+        processor.image_break_token, processor.image_end_token = "[IMG_BREAK]", "[IMG_END]"
+        processor.patch_size = config.vision_config.patch_size
+        processor.spatial_merge_size = config.spatial_merge_size
+    if config.model_type == "smolvlm":
+        processor.fake_image_token = "<fake_token_around_image>"
+        processor.global_image_token = "<global-img>"
+        vision = config.vision_config
+        side = vision.image_size // vision.patch_size // config.scale_factor
+        processor.image_seq_len = side**2
+    if config.model_type == "gemma4":
+        processor.boi_token, processor.eoi_token = "<|image>", "<image|>"
     if config.model_type == "gemma3":
         begin, end = tokenizer.convert_ids_to_tokens([config.boi_token_id, config.eoi_token_id])
         span = begin + processor.image_token * config.mm_tokens_per_image + end
         processor.full_image_sequence = f"\n\n{span}\n\n"
         processor.image_token = begin
     return processor
+
+
+def _processor_class(name: str) -> Any:
+    """Pixtral's imports a module of torchvision for a function that its Pillow module has too."""
+    if name != "PixtralProcessor" or is_torchvision_available():
+        return getattr(transformers, name)
+    package = "transformers.models.pixtral"
+    module = f"{package}.image_processing_pixtral"
+    sys.modules[module] = importlib.import_module(f"{package}.image_processing_pil_pixtral")
+    try:
+        return importlib.import_module(f"{package}.processing_pixtral").PixtralProcessor
+    finally:
+        del sys.modules[module]
 
 
 def _images(messages: Messages) -> list[Any]:

@@ -170,6 +170,45 @@ def _internvl(ids: Ids) -> Json:
     }
 
 
+def _mistral3(ids: Ids) -> Json:
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 112,
+        "patch_size": 7,
+    }
+    text = _text(64, 4, 2, 3, head_dim=32, rope_parameters=_rope())
+    return {
+        "text_config": {"model_type": "mistral", **text, "sliding_window": None},
+        "vision_config": vision,
+        "image_token_index": ids("[IMG]"),
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": False,
+    }
+
+
+def _smolvlm(ids: Ids) -> Json:
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 56,
+        "patch_size": 7,
+    }
+    return {
+        "text_config": {"model_type": "llama", **_text(64, 4, 2, 3, rope_parameters=_rope())},
+        "vision_config": vision,
+        "image_token_id": ids("<image>"),
+        "scale_factor": 2,
+        "tie_word_embeddings": False,
+    }
+
+
 def _gemma3(ids: Ids) -> Json:
     window = ["sliding_attention", "full_attention"]
     text = _text(64, 4, 2, 4, head_dim=32, query_pre_attn_scalar=24, sliding_window=32)
@@ -180,6 +219,49 @@ def _gemma3(ids: Ids) -> Json:
         "boi_token_index": ids("<start_of_image>"),
         "eoi_token_index": ids("<end_of_image>"),
         "image_token_index": ids("<image_soft_token>"),
+        "tie_word_embeddings": True,
+    }
+
+
+def _gemma4(ids: Ids) -> Json:
+    """As the larger ones: keys are values in full layers, and no layer has inputs of its own."""
+    window = ["sliding_attention", "full_attention"]
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 256,
+        "standardize": True,
+    }
+    own = {
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 32,
+        "layer_types": 2 * window,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+        "final_logit_softcapping": 30.0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+    }
+    return {
+        "text_config": {**_text(64, 4, 2, 4), **own},
+        "vision_config": vision,
+        "audio_config": None,
+        "boi_token_id": ids("<|image>"),
+        "eoi_token_id": ids("<image|>"),
+        "image_token_id": ids("<|image|>"),
+        "video_token_id": ids("<|video|>"),
+        "audio_token_id": ids("<|audio|>"),
         "tie_word_embeddings": True,
     }
 
@@ -291,6 +373,29 @@ def _internvl_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _mistral3_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "PixtralImageProcessor",
+        "processor_class": "PixtralProcessor",
+        "patch_size": 7,
+        "size": {"longest_edge": 112},
+    }
+    processor = {"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
+def _smolvlm_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": 84},
+        "max_image_size": {"longest_edge": 56},
+    }
+    processor = {"processor_class": "SmolVLMProcessor", "image_seq_len": 16}
+    return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
+
+
 def _llava15_files() -> dict[str, Json]:
     preprocessor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -331,6 +436,17 @@ def _gemma_files() -> dict[str, Json]:
     return {"preprocessor_config.json": preprocessor, "processor_config.json": processor}
 
 
+def _gemma4_files() -> dict[str, Json]:
+    preprocessor = {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "processor_class": "Gemma4Processor",
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "max_soft_tokens": 70,
+    }
+    return {"preprocessor_config.json": preprocessor}
+
+
 SPECS = MappingProxyType(
     {
         "qwen2_vl": _qwen("Qwen2VL", tiny_text.QWEN2_VL, _qwen2_vl, 14),
@@ -347,11 +463,25 @@ SPECS = MappingProxyType(
         "internvl": Family(
             tiny_text.INTERNVL, "InternVLForConditionalGeneration", _internvl, _internvl_files
         ),
+        "mistral3": Family(
+            tiny_text.MISTRAL3, "Mistral3ForConditionalGeneration", _mistral3, _mistral3_files
+        ),
+        "smolvlm": Family(
+            tiny_text.SMOLVLM, "SmolVLMForConditionalGeneration", _smolvlm, _smolvlm_files
+        ),
         "gemma3": Family(
             tiny_text.GEMMA3,
             "Gemma3ForConditionalGeneration",
             _gemma3,
             _gemma_files,
+            embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
+            last_norm=12.0,
+        ),
+        "gemma4": Family(
+            tiny_text.GEMMA4,
+            "Gemma4ForConditionalGeneration",
+            _gemma4,
+            _gemma4_files,
             embedding_std=0.03,  # the model multiplies embeddings by sqrt(hidden)
             last_norm=12.0,
         ),

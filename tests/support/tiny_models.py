@@ -22,7 +22,7 @@ from tests.support.tiny_configs import SPECS, Family
 
 VISION_FAMILIES = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava_onevision", "gemma3",
-    "internvl",
+    "gemma4", "internvl", "mistral3", "smolvlm",
 )  # fmt: skip
 TEXT_FAMILIES = ("llama", "qwen3")
 FAMILIES = VISION_FAMILIES + TEXT_FAMILIES

@@ -71,6 +71,33 @@ _INTERNVL = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+_MISTRAL = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}"
+    "{%- if message['content'] is string %}{{- '[INST]' + message['content'] + '[/INST]' }}"
+    "{%- else %}{{- '[INST]' }}"
+    "{%- for block in message['content'] %}"
+    "{%- if block['type'] == 'text' %}{{- block['text'] }}"
+    "{%- elif block['type'] in ['image', 'image_url'] %}{{- '[IMG]' }}{%- endif %}"
+    "{%- endfor %}{{- '[/INST]' }}{%- endif %}"
+    "{%- else %}"
+    "{%- set content = message['content'] %}"
+    "{%- set text = content if content is string else content[0]['text'] %}"
+    "{%- if message['role'] == 'system' %}{{- '[SYSTEM_PROMPT]' + text + '[/SYSTEM_PROMPT]' }}"
+    "{%- else %}{{- text + eos_token }}{%- endif %}"
+    "{%- endif %}"
+    "{%- endfor %}"
+)
+_SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
 _GEMMA = (
     "{{ bos_token }}"
     "{%- set ns = namespace(turns=messages, prefix='') -%}"
@@ -93,6 +120,19 @@ _GEMMA = (
     "{{ '<end_of_turn>\\n' }}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
+)
+_GEMMA4 = (
+    "{{ bos_token }}"
+    "{%- for message in messages -%}"
+    "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if part['type'] == 'text' -%}{{ part['text'] | trim }}"
+    "{%- elif part['type'] == 'image' -%}{{ '\\n\\n<|image|>\\n\\n' }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{ '<turn|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|turn>model\\n' }}{%- endif -%}"
 )
 _LLAMA = (
     "{{ bos_token }}"
@@ -191,6 +231,37 @@ QWEN2_AUDIO = TextSide(
     pad="<|endoftext|>",
     tail=(*_QWEN_SPECIAL, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
 )
+MISTRAL3 = TextSide(
+    template=_MISTRAL,
+    eos=("</s>",),
+    pad="<pad>",
+    bos="<s>",
+    head=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"),
+    tail=("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+)
+SMOLVLM = TextSide(
+    template=_SMOLVLM,
+    eos=("<end_of_utterance>",),
+    pad="<|endoftext|>",
+    tail=(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<image>",
+        "<row_1_col_1>",
+        "<row_1_col_2>",
+        "<row_2_col_1>",
+        "<row_2_col_2>",
+    ),
+    names=(
+        ("fake_image_token", "<fake_token_around_image>"),
+        ("global_image_token", "<global-img>"),
+        ("image_token", "<image>"),
+        ("end_of_utterance_token", "<end_of_utterance>"),
+    ),
+)
 GEMMA3 = TextSide(
     template=_GEMMA,
     eos=("<eos>", "<end_of_turn>"),
@@ -208,6 +279,19 @@ GEMMA3 = TextSide(
         ("boi_token", "<start_of_image>"),
         ("eoi_token", "<end_of_image>"),
         ("image_token", "<image_soft_token>"),
+    ),
+)
+GEMMA4 = TextSide(
+    template=_GEMMA4,
+    eos=("<eos>", "<turn|>"),
+    pad="<pad>",
+    bos="<bos>",
+    head=("<pad>", "<eos>", "<bos>", "<unk>"),
+    tail=("<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"),
+    names=(
+        ("boi_token", "<|image>"),
+        ("eoi_token", "<image|>"),
+        ("image_token", "<|image|>"),
     ),
 )
 LLAMA = TextSide(

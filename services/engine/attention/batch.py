@@ -47,8 +47,9 @@ class PagedBatch:
     query_starts: R + 1 offsets into the T tokens
     context_lens: R, tokens of KV each request has once this step's are written
     positions: int64[T], index of each token within its request
-    span_starts, span_ends: int64[T], the media span in which a token sees every other token,
-        (0, 0) outside; None when no token has one
+    span_starts, span_ends: int64[T], the media span in which a token sees those behind it,
+        too, (0, 0) outside; None when no token has one
+    windowed_spans: whether spans count in layers with a window alone
     backend: what computes attention; None for what suits the device
     starts, contexts: int32[R + 1] and int32[R], `query_starts` and `context_lens` on the device;
         None to copy them there when a kernel asks for them
@@ -63,6 +64,7 @@ class PagedBatch:
     positions: torch.Tensor
     span_starts: torch.Tensor | None = None
     span_ends: torch.Tensor | None = None
+    windowed_spans: bool = False
     backend: AttentionBackend | None = None
     starts: torch.Tensor | None = None
     contexts: torch.Tensor | None = None
@@ -71,6 +73,12 @@ class PagedBatch:
     @property
     def num_requests(self) -> int:
         return len(self.context_lens)
+
+    def spans(self, window: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """`span_starts` and `span_ends` in a layer with this `window`, 0 for none."""
+        if self.windowed_spans and not window:
+            return None, None
+        return self.span_starts, self.span_ends
 
     @property
     def decode_only(self) -> bool:

@@ -133,10 +133,11 @@ def _visible(batch: PagedBatch, tokens: slice, context: int, window: int) -> tor
     position = batch.positions[tokens, None]
     index = torch.arange(context, device=position.device)
     mask = index <= position
-    if window:
+    first, end = batch.spans(window)
+    if first is not None and end is not None:
+        mask |= (index >= first[tokens, None]) & (index < end[tokens, None])
+    if window:  # within a span, too, as transformers has it
         mask &= index > position - window
-    if batch.span_starts is not None and batch.span_ends is not None:
-        mask |= (index >= batch.span_starts[tokens, None]) & (index < batch.span_ends[tokens, None])
     return mask
 
 

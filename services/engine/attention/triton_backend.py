@@ -190,11 +190,12 @@ class TritonAttention:
         tile = prefill_tile(*call.sizes())
         batch, block_q = call.batch, tile.rows // call.group
         grid = (call.query.shape[1] // block_q + batch.num_requests, call.kv_heads)
+        span_starts, span_ends = batch.spans(batch.cache.window(call.layer))
         arguments = {
             **call.outputs(),
             **call.inputs(tile),
-            "span_starts_ptr": batch.span_starts,
-            "span_ends_ptr": batch.span_ends,
+            "span_starts_ptr": span_starts,
+            "span_ends_ptr": span_ends,
             "num_requests": batch.num_requests,
             "SKIP_SINGLE": skip_single,
             "BLOCK_Q": block_q,

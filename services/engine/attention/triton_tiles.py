@@ -107,11 +107,11 @@ def _fold_tile(
     scores = _scores(query, key.to(query.dtype), scale, SOFTCAP)
     if MASKED:
         visible = index[None, :] <= position[:, None]
-        if WINDOW:
-            visible &= index[None, :] > position[:, None] - WINDOW
         if SPANS:
             in_span = (index[None, :] >= span_start[:, None]) & (index[None, :] < span_end[:, None])
             visible |= in_span
+        if WINDOW:  # within a span, too, as transformers has it
+            visible &= index[None, :] > position[:, None] - WINDOW
         scores = tl.where(visible & live[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     # A row that has seen no key yet has top -inf, and -inf - -inf would be NaN.
@@ -184,7 +184,7 @@ def visible_keys(
     """(first, full, end, span_start, span_end) of a query tile from `first_position` on.
 
     Its rows see keys of [first, end) only, and all of [first, full); span_* int32[M] are the media
-    span each row stands in, which it sees all of.
+    span each row stands in, which it sees as far as its window reaches back.
     """
     first = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW else 0
     end = tl.minimum(first_position + BLOCK_Q, context)
@@ -194,8 +194,6 @@ def visible_keys(
         span_start = tl.load(span_starts_ptr + packed, mask=live, other=0).to(tl.int32)
         span_end = tl.load(span_ends_ptr + packed, mask=live, other=0).to(tl.int32)
         end = tl.minimum(tl.maximum(end, tl.max(span_end, 0)), context)
-        if WINDOW:
-            first = tl.minimum(first, tl.min(tl.where(span_end > 0, span_start, first), 0))
     if WINDOW or span_starts_ptr is not None:
         full = first
     else:

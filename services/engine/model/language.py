@@ -26,8 +26,8 @@ from services.engine.model.adapters import (
 from services.engine.model.embedding_layout import EmbeddingLayout
 from services.engine.model.fused_layers import FusedLayers, FusedOps
 from services.engine.model.loader import (
-    LANGUAGE_MODEL,
     has_media,
+    language_part,
     load_part,
     parameter_bytes,
     read_config,
@@ -94,6 +94,8 @@ class LanguageModel:
         self.fused_layers = 0
         self._kv_codes = kv_codes
         self.takes_media = has_media(self.config)
+        if self.takes_media:
+            _refuse_per_layer_inputs(self.text_config)
         self._pooler = pooler
         self._model = load_part(
             model_dir, "language", dtype, device, head=pooler is None or pooler.task == "score"
@@ -102,7 +104,7 @@ class LanguageModel:
         self._headless = self.takes_media or pooler is not None
         self._text_model: Any = self._model
         if self.takes_media:
-            self._text_model = getattr(self._model.model, LANGUAGE_MODEL)
+            self._text_model = getattr(self._model.model, language_part(self._model.model))
         elif self._headless:
             self._text_model = self._model.base_model
         score_head = taken_score_head(self._model, pooler) if pooler is not None else None
@@ -150,7 +152,14 @@ class LanguageModel:
     @property
     def bidirectional_media(self) -> bool:
         """True if the tokens of a picture see one another in both directions."""
-        return bool(self.config.model_type == "gemma3")
+        if self.config.model_type == "gemma3":
+            return True
+        return getattr(self.text_config, "use_bidirectional_attention", None) == "vision"
+
+    @property
+    def windowed_media(self) -> bool:
+        """True if they do so in layers with a sliding window alone."""
+        return bool(self.config.model_type == "gemma4")
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64[T] → [T, hidden]."""
@@ -297,6 +306,15 @@ class LanguageModel:
             ),
             block_size=block_size,
             dtype=dtype,
+        )
+
+
+def _refuse_per_layer_inputs(config: PreTrainedConfig) -> None:
+    """A step has the embeddings of its tokens, not all of their ids."""
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        raise ConfigError(
+            f"model type '{config.model_type}' takes embeddings of the token ids in each layer"
+            " (hidden_size_per_layer_input); it cannot be served"
         )
 
 

@@ -25,7 +25,7 @@ from services.engine.config import Part
 from services.engine.model.quantization import stored_bytes
 from services.engine.model.quantized_files import dense_on_loading, quantized_by
 
-LANGUAGE_MODEL = "language_model"
+_LANGUAGE_MODELS = ("language_model", "text_model")
 
 
 def read_config(model_dir: Path) -> PreTrainedConfig:
@@ -48,6 +48,12 @@ def has_audio(config: PreTrainedConfig) -> bool:
 def has_media(config: PreTrainedConfig) -> bool:
     """Whether there is a part that encodes media, which is called "vision" whatever they are."""
     return has_vision(config) or has_audio(config)
+
+
+def language_part(inner: Any) -> str:
+    """How the language part of a model that takes media is called in it; "" if it has none."""
+    found = (name for name in _LANGUAGE_MODELS if getattr(inner, name, None) is not None)
+    return next(found, "")
 
 
 def load_part(
@@ -162,7 +168,7 @@ def _partial_class(
 
 
 def _drop_language(model: Any) -> None:
-    setattr(model.model, LANGUAGE_MODEL, None)
+    setattr(model.model, language_part(model.model), None)
     _drop_head(model)
 
 
@@ -173,10 +179,11 @@ def _drop_head(model: Any) -> None:
 
 def _drop_vision(model: Any) -> None:
     inner = model.model
-    if getattr(inner, LANGUAGE_MODEL, None) is None:
+    language = language_part(inner)
+    if not language:
         kind = model.config.model_type
-        raise ConfigError(f"--model: model type '{kind}' has no '{LANGUAGE_MODEL}' part")
-    others = [name for name, _ in inner.named_children() if name != LANGUAGE_MODEL]
+        raise ConfigError(f"--model: model type '{kind}' has no '{_LANGUAGE_MODELS[0]}' part")
+    others = [name for name, _ in inner.named_children() if name != language]
     for name in others:
         setattr(inner, name, None)
 

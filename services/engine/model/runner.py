@@ -87,7 +87,13 @@ class Runner:
         logits = self._graphs.forward(arrays) if self._graphs is not None else None
         if logits is None:
             step = upload(arrays, self._device)
-            batch = batch_of(self._cache, step, tokens, [chunk.reach for chunk in chunks])
+            batch = batch_of(
+                self._cache,
+                step,
+                tokens,
+                [chunk.reach for chunk in chunks],
+                windowed_spans=self._model.windowed_media,
+            )
             inputs = self._inputs(step, media)
             if adapters:
                 inputs = replace(inputs, adapters=_groups(adapters, step, len(tokens.owner)))

@@ -58,7 +58,12 @@ def placed(
 
 
 def batch_of(
-    cache: KVCache, step: Mapping[str, torch.Tensor], tokens: StepTokens, contexts: list[int]
+    cache: KVCache,
+    step: Mapping[str, torch.Tensor],
+    tokens: StepTokens,
+    contexts: list[int],
+    *,
+    windowed_spans: bool = False,
 ) -> PagedBatch:
     """What attention needs to know of a step whose arrays lie on the device."""
     return PagedBatch(
@@ -71,6 +76,7 @@ def batch_of(
         positions=step["positions"],
         span_starts=step.get("span_starts"),
         span_ends=step.get("span_ends"),
+        windowed_spans=windowed_spans,
         starts=step["starts"],
         contexts=step["contexts"],
     )

@@ -51,7 +51,7 @@ def encoder_config(config: EngineConfig) -> EngineConfig:
 class TextEncoder:
     """Weights, and what the engine asks of a model."""
 
-    uses_mrope = takes_media = bidirectional_media = False
+    uses_mrope = takes_media = bidirectional_media = windowed_media = False
     adapters = None
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, pooler: Pooler) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from connectors.base import EC_TENSOR, Tensors
 from protocol.errors import ConfigError, InvalidRequest, TriptychError
@@ -60,14 +61,15 @@ class VisionModel:
         if encoder is None:
             raise ConfigError(f"--model: no encoder is known for model type '{kind}'")
         self._encode: Encoder = encoder
-        self._options = _OPTIONS.get(kind, {})
+        self._options = _OPTIONS[kind](config) if kind in _OPTIONS else {}
         self._readers = readers
         self._clips = self._clip_processor(model_dir, kind)
         self._audio = AudioProcessor(model_dir, readers) if has_audio(config) else None
         if self._encode is _encode_qwen:
             segments.register()
             self._model.model.visual.config._attn_implementation = segments.SEGMENTED
-        if (product := packing(weight_layout, dtype, device)) is not None:
+        product = packing(weight_layout, dtype, device) if kind not in _PLAIN else None
+        if product is not None:
             # Nothing is merged: a picture has so many patches that one product is no faster.
             pack(self._model, InputsSeen(self._model), product)
             multiply_patches(self._model)
@@ -189,6 +191,15 @@ def _encode_gemma3(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds} for embeds in model.get_image_features(pixels).pooler_output]
 
 
+def _encode_gemma4(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Patches of each picture, filled up to the most that one has."""
+    output = model.get_image_features(
+        torch.cat([pixels["pixel_values"] for pixels in batch]).to(model.dtype),
+        torch.cat([pixels["image_position_ids"] for pixels in batch]),
+    )
+    return [{EC_TENSOR: embeds} for embeds in output.pooler_output]
+
+
 def _encode_llava_onevision(model: Any, batch: list[Pixels]) -> list[Tensors]:
     """One picture a run: each has its own number of crops."""
     return [{EC_TENSOR: _llava_picture(model, pixels)} for pixels in batch]
@@ -211,11 +222,40 @@ def _encode_internvl(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
 
 
+def _encode_mistral3(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """One picture a run: transformers' mask between pictures grows with the square of all."""
+    return [{EC_TENSOR: _mistral3_picture(model, pixels)} for pixels in batch]
+
+
+def _mistral3_picture(model: Any, pixels: Pixels) -> torch.Tensor:
+    values = pixels["pixel_values"].to(model.dtype)
+    return model.get_image_features(values, pixels["image_sizes"]).pooler_output[0]  # type: ignore[no-any-return]
+
+
+def _encode_smolvlm(model: Any, batch: list[Pixels]) -> list[Tensors]:
+    """Tiles of all pictures in one run, as those of one picture."""
+    tiles = [pixels["pixel_values"] for pixels in batch]
+    (output,) = model.get_image_features(torch.cat(tiles, 1).to(model.dtype)).pooler_output
+    numbers = [picture.shape[1] for picture in tiles]
+    parts = output.view(sum(numbers), -1, output.shape[-1]).split(numbers)
+    return [{EC_TENSOR: embeds.flatten(0, 1)} for embeds in parts]
+
+
 def _encode_qwen2_audio(model: Any, batch: list[Pixels]) -> list[Tensors]:
     return [{EC_TENSOR: embeds} for embeds in encode_qwen2_audio(model, batch)]
 
 
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {"internvl": {"crop_to_patches": True}}
+def _mistral3_options(config: PreTrainedConfig) -> dict[str, Any]:
+    return {"patch_size": config.vision_config.patch_size * config.spatial_merge_size}
+
+
+_PLAIN = frozenset({"gemma4"})
+"""Families whose own code reads a weight that a packed layer no longer has."""
+
+_OPTIONS: Mapping[str, Callable[[PreTrainedConfig], dict[str, Any]]] = {
+    "internvl": lambda config: {"crop_to_patches": True},
+    "mistral3": _mistral3_options,
+}
 """What a family's whole processor tells that of pictures, whatever the model directory says."""
 
 _ENCODERS: Mapping[str, Encoder] = {
@@ -224,7 +264,10 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_vl": _encode_qwen,
     "qwen3_vl_moe": _encode_qwen,
     "gemma3": _encode_gemma3,
+    "gemma4": _encode_gemma4,
     "internvl": _encode_internvl,
     "qwen2_audio": _encode_qwen2_audio,
     "llava_onevision": _encode_llava_onevision,
+    "mistral3": _encode_mistral3,
+    "smolvlm": _encode_smolvlm,
 }

@@ -77,6 +77,7 @@ def run_step(model: LanguageModel, cache: KVCache, reserved: int, step: WarmStep
         positions=sent["positions"],
         span_starts=sent.get("span_starts"),
         span_ends=sent.get("span_ends"),
+        windowed_spans=model.windowed_media,
         starts=sent["starts"],
         contexts=sent["contexts"],
     )

@@ -6,9 +6,12 @@ qwen_clips       clips for Qwen2-VL and Qwen2.5-VL
 timed_clips      clips for Qwen3-VL
 qwen_size        to which size their pictures and frames are resized
 gemma3           Gemma 3
+gemma4           Gemma 4
 internvl         InternVL 3, as transformers has it
 llava_onevision  LLaVA-OneVision
+mistral3         Mistral 3
 qwen2_audio      Qwen2-Audio
+smolvlm          SmolVLM
 text             every model without media
 """
 
@@ -21,10 +24,13 @@ from protocol.errors import ConfigError
 from protocol.plugins import find_class
 from services.frontend.families.base import Audio, Clips, Extent, Family, Placeholder
 from services.frontend.families.gemma3 import Gemma3
+from services.frontend.families.gemma4 import Gemma4
 from services.frontend.families.internvl import InternVL
 from services.frontend.families.llava_onevision import LlavaOnevision
+from services.frontend.families.mistral3 import Mistral3
 from services.frontend.families.qwen2_audio import Qwen2Audio
 from services.frontend.families.qwen_vl import QwenVL
+from services.frontend.families.smolvlm import SmolVLM
 from services.frontend.families.text import Text
 from services.frontend.model_info import ModelInfo
 from services.frontend.tokenizer import Tokenizer
@@ -37,8 +43,11 @@ FAMILIES: Mapping[str, Callable[[ModelInfo, Tokenizer], Family]] = MappingProxyT
         "qwen3_vl_moe": QwenVL,
         "qwen2_audio": Qwen2Audio,
         "gemma3": Gemma3,
+        "gemma4": Gemma4,
         "internvl": InternVL,
         "llava_onevision": LlavaOnevision,
+        "mistral3": Mistral3,
+        "smolvlm": SmolVLM,
     }
 )
 

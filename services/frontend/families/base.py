@@ -19,13 +19,13 @@ from services.frontend.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Extent:
     """`length`: rows of embeddings, hence placeholder tokens. `grid`, and `seconds` for its
-    `seconds_per_grid`: as in `MMItem`. `times`: what is written before each of the grid's t, where
-    these stand apart."""
+    `seconds_per_grid`: as in `MMItem`. `before`: what is written before each of the runs of equal
+    length that these tokens are, where they stand apart: a clip's t, a picture's rows or tiles."""
 
     length: int
     grid: tuple[int, ...] = ()
     seconds: float = 0.0
-    times: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Placeholder:
     `written`: what the chat template writes for it. `text`: what that becomes before tokenizing;
     it holds `pad` exactly once. `pad`: the token that stands where embeddings go, repeated in the
     token ids as often as the picture has embeddings. `inline`: what to put into the text of a
-    message if the template takes strings only.
+    message if the template takes strings only, and for each run of an extent that has several.
+    `behind`: what follows the last of these.
     """
 
     written: str
@@ -43,6 +44,7 @@ class Placeholder:
     pad: str
     pad_id: int
     inline: str
+    behind: str = ""
 
 
 class Clips(ABC):
@@ -164,6 +166,19 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     text = tokenizer.token(token_id)
     if text is None or tokenizer.encode(text) != [token_id]:
         raise ConfigError(f"the tokenizer has no token {token_id}, which the model uses for media")
+    return text
+
+
+def named_token(info: ModelInfo, name: str) -> str:
+    """A token of tokenizer_config.json, "" without one."""
+    value = info.tokenizer_config.get(name) or ""
+    return str(value["content"] if isinstance(value, dict) else value)
+
+
+def special_token(tokenizer: Tokenizer, text: str) -> str:
+    """A token that the family needs, by its text; `ConfigError` if the tokenizer lacks it."""
+    if tokenizer.id(text) is None:
+        raise ConfigError(f"the tokenizer has no token {text}, which the model uses for media")
     return text
 
 

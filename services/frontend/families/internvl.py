@@ -12,9 +12,11 @@ from services.frontend.families.base import (
     Extent,
     Family,
     Placeholder,
+    named_token,
     options_of,
     processor_identity,
     size_in,
+    special_token,
     token_text,
 )
 from services.frontend.model_info import ModelInfo
@@ -104,15 +106,8 @@ def _side(size: int | list[int]) -> int:
 def _placeholder(info: ModelInfo, tokenizer: Tokenizer) -> Placeholder:
     pad_id = info.config.get("image_token_id", _IMAGE_ID)
     pad = token_text(tokenizer, pad_id)
-    begin = _named(info, "start_image_token") or _BEGIN
-    end = _named(info, "end_image_token") or _END
+    begin = named_token(info, "start_image_token") or _BEGIN
+    end = named_token(info, "end_image_token") or _END
     for token in (begin, end):
-        if tokenizer.id(token) is None:
-            raise ConfigError(f"the tokenizer has no token {token}, which the model uses for media")
+        special_token(tokenizer, token)
     return Placeholder(pad, f"{begin}{pad}{end}", pad, pad_id, inline=pad)
-
-
-def _named(info: ModelInfo, name: str) -> str:
-    """A token of tokenizer_config.json, "" without one."""
-    value = info.tokenizer_config.get(name) or ""
-    return str(value["content"] if isinstance(value, dict) else value)

@@ -96,7 +96,7 @@ class TimedClips(QwenClips):
         t, h, w = grid = self._grid.grid(clip, taken, bounds)
         times = taken.times(clip, self._grid.together)
         said = tuple(f"<{time:.1f} seconds>" for time in times)
-        return Extent(t * h * w // self._grid.merge**2, grid, times=said)
+        return Extent(t * h * w // self._grid.merge**2, grid, before=said)
 
     def extent_of(self, metadata: Mapping[str, Any]) -> Extent:
         raise InvalidRequest(

@@ -1,5 +1,6 @@
 """The engine, in this process, gives the tokens of transformers' `generate()`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def served(worker: Engine, path: Path, cases: list[Messages]) -> list[list[int]]
 def test_every_family_equals_generate(family: str, model_dir: ModelDir) -> None:
     path = model_dir(family)
     cases = text_cases() if family in TEXT_FAMILIES else picture_cases()
-    budget = 96 if family == "gemma3" else 40
+    budget = 96 if family.startswith("gemma") else 40
     worker = engine(path, max_num_batched_tokens=budget, max_num_seqs=8)
     assert served(worker, path, cases) == expected(path, cases)
     worker.close()
@@ -102,6 +103,15 @@ def test_a_cached_prefix_ending_inside_a_picture_is_right(model_dir: ModelDir) -
 def test_a_model_with_other_state_is_refused(tmp_path: Path) -> None:
     path = build(STATEFUL_FAMILY, tmp_path / "stateful")
     with pytest.raises(ConfigError, match="linear_attention"):
+        engine(path)
+
+
+def test_inputs_of_each_layer_are_refused(tmp_path: Path) -> None:
+    path = build("gemma4", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["hidden_size_per_layer_input"] = 8
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="hidden_size_per_layer_input"):
         engine(path)
 
 

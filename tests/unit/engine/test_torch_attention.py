@@ -15,6 +15,9 @@ CASES = [
     Case("decode beside prompts", (1, 30, 1, 5), (50, 30, 700, 21), group=4),
     Case("windows", (1, 20, 1), (70, 60, 9), window=16),
     Case("media spans", (20, 1), (40, 30), spans=((0, 22, 33), (1, 20, 30))),
+    Case("a window within a span", (20, 1), (40, 30), window=8, spans=((0, 22, 33),)),
+    Case("spans of other layers", (20,), (40,), spans=((0, 22, 33),), windowed_spans=True),
+    Case("spans of windows", (20,), (40,), window=8, spans=((0, 22, 33),), windowed_spans=True),
     Case("softcap and sinks", (1, 7, 1), (30, 20, 44), softcap=20.0, sinks=True),
     Case("one KV head, other value dimension", (1, 1), (17, 23), kv_heads=1, group=7, v_dim=8),
     Case("int8", (1, 30, 1, 5), (50, 30, 700, 21), group=4, codes=INT8),
@@ -36,10 +39,11 @@ def naive(case: Case, step: Step) -> torch.Tensor:
         for t in range(batch.query_starts[r], batch.query_starts[r + 1]):
             position = int(batch.positions[t])
             seen = index <= position
+            counts = bool(case.spans) and (case.window > 0 or not case.windowed_spans)
+            if counts and batch.span_starts is not None and batch.span_ends is not None:
+                seen |= (index >= batch.span_starts[t]) & (index < batch.span_ends[t])
             if case.window:
                 seen &= index > position - case.window
-            if batch.span_starts is not None and batch.span_ends is not None:
-                seen |= (index >= batch.span_starts[t]) & (index < batch.span_ends[t])
             for head in range(case.heads):
                 kv = head // case.group
                 scores = keys[:, kv] @ step.query[head, t].double() * 0.3

@@ -12,11 +12,18 @@ import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoImageProcessor
+from transformers.image_utils import ChannelDimension, SizeDict
+from transformers.models.gemma4 import image_processing_pil_gemma4 as pil_gemma4
+from transformers.models.pixtral import image_processing_pil_pixtral as pil_pixtral
+from transformers.models.smolvlm import image_processing_pil_smolvlm as pil_smolvlm
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from protocol.errors import ConfigError, InvalidRequest
 from services.frontend.families import Family, load_family
 from services.frontend.model_info import ModelInfo
 from services.frontend.pixel_bounds import PixelBounds, bounds_of
+from services.frontend.prompt import Span
 from services.frontend.tokenizer import Tokenizer
 from tests.support.frontend_helpers import write_model
 
@@ -261,6 +268,157 @@ def test_internvl_refuses_contradictions(tmp_path: Path) -> None:
         family_in(model, min_patches=4)
     with pytest.raises(ConfigError, match="no height and width"):
         family_in(model, size={"shortest_edge": 56})
+
+
+@pytest.mark.parametrize(
+    "size", [{"longest_edge": 112}, {"longest_edge": 1540}, {"height": 98, "width": 210}]
+)
+def test_mistral3_grids_are_those_of_transformers(size: dict[str, int], tmp_path: Path) -> None:
+    family = family_in(write_model("mistral3", tmp_path), size=size)
+    edge = size.get("longest_edge")
+    most = (edge, edge) if edge else (size["height"], size["width"])
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 112)
+    @example(1, 6000)
+    @example(6000, 3)
+    @example(113, 14)
+    def check(width: int, height: int) -> None:
+        shape = np.broadcast_to(np.uint8(0), (height, width, 3))
+        resized = pil_pixtral.get_resize_output_image_size(shape, most, 14, ChannelDimension.LAST)
+        if 0 in resized:
+            with pytest.raises(InvalidRequest, match="too long and narrow"):
+                family.measure_image(width, height)
+            return
+        extent = family.measure_image(width, height)
+        assert extent.grid == (1, resized[0] // 14, resized[1] // 14)
+        assert extent.length == math.prod(extent.grid)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_mistral3_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("mistral3", tmp_path)
+    for grid in ([2, 3, 3], [1, 9, 3], [1, 3, 1 << 30]):
+        with pytest.raises(InvalidRequest, match="not the grid of a picture"):
+            family_in(model).extent_of({"image_grid_thw": grid})
+    with pytest.raises(ConfigError, match="do_resize"):
+        family_in(model, do_resize=False)
+    with pytest.raises(ConfigError, match="no longest_edge"):
+        family_in(model, size={"shortest_edge": 56})
+    tokens = {"patch_size": 7, "spatial_merge_size": 2, "image_break_token": "[ROW]"}
+    (model / "processor_config.json").write_text(json.dumps(tokens))
+    with pytest.raises(ConfigError, match=r"no token \[ROW\]"):
+        family_in(model)
+    (model / "processor_config.json").write_text(json.dumps({"patch_size": 7}))
+    with pytest.raises(ConfigError, match=r"7 pixels a side by .*, but .* of 14"):
+        family_in(model)
+
+
+@pytest.mark.parametrize("most", [70, 280, 1120])
+def test_gemma4_grids_are_those_of_transformers(most: int, tmp_path: Path) -> None:
+    family = family_in(write_model("gemma4", tmp_path), max_soft_tokens=most)
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 6000)
+    @example(6000, 1)
+    @example(1, 70)
+    @example(71, 1)
+    def check(width: int, height: int) -> None:
+        rows, columns = pil_gemma4.get_aspect_ratio_preserving_size(height, width, 4, 9 * most, 3)
+        extent = family.measure_image(width, height)
+        assert extent.grid == (1, rows // 12, columns // 12)
+        assert extent.length == math.prod(extent.grid)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+def test_gemma4_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("gemma4", tmp_path)
+    for grid in ([2, 3, 3], [1, 9, 8]):
+        with pytest.raises(InvalidRequest, match="not the grid of a picture"):
+            family_in(model).extent_of({"image_grid_thw": grid})
+    with pytest.raises(ConfigError, match="do_resize"):
+        family_in(model, do_resize=False)
+    with pytest.raises(ConfigError, match=r"pooling_kernel_size of the .* is 2, but the model's 3"):
+        family_in(model, pooling_kernel_size=2)
+    config = json.loads((model / "config.json").read_text())
+    del config["text_config"]["hidden_size_per_layer_input"]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="hidden_size_per_layer_input"):
+        family_in(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": {"longest_edge": 84}},
+        {"size": {"longest_edge": 2016}, "max_image_size": {"longest_edge": 504}},
+        {"size": {"longest_edge": 9000}, "max_image_size": {"longest_edge": 504}},
+        {"size": {"height": 100, "width": 200}},
+        {"do_image_splitting": False},
+    ],
+    ids=["tiny", "published", "large", "fixed", "whole"],
+)
+def test_smolvlm_tiles_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
+    model = write_model("smolvlm", tmp_path)
+    tile = options.get("max_image_size", {"longest_edge": 56})["longest_edge"]
+    tokens = (tile // 7 // 2) ** 2
+    (model / "processor_config.json").write_text(json.dumps({"image_seq_len": tokens}))
+    family, code = family_in(model, **options), processing_smolvlm.get_image_prompt_string
+    processor = SizesOfSmolVLM(size={"longest_edge": 84}, max_image_size={"longest_edge": 56})
+    for name, value in options.items():
+        setattr(processor, name, value)
+
+    @settings(max_examples=300, deadline=None, database=None)
+    @given(SIDES, SIDES)
+    @example(1, 6000)
+    @example(6000, 1)
+    @example(84, 56)
+    @example(57, 57)
+    def check(width: int, height: int) -> None:
+        rows, columns = processor.tiles(height, width)
+        expected = code(rows, columns, 1, "<fake_token_around_image>", "<image>", "<global-img>")
+        extent = family.measure_image(width, height)
+        span = Span("image", extent.length, extent.before)
+        assert span.text(family.placeholders["image"]) == expected
+        assert extent.length == tokens * (rows * columns + 1)
+        assert family.extent_of({"image_grid_thw": list(extent.grid)}) == extent
+
+    check()
+
+
+class SizesOfSmolVLM(SmolVLMImageProcessorPil):
+    """Cuts a picture as transformers does, without its pixels."""
+
+    def tiles(self, height: int, width: int) -> tuple[int, int]:
+        if not self.do_image_splitting:
+            return 0, 0
+        image = np.broadcast_to(np.uint8(0), (3, height, width))
+        size, tile = SizeDict(**self.size), self.max_image_size
+        image = self.resize_for_vision_encoder(self.resize(image, size), tile["longest_edge"])
+        _, rows, columns = self.split_images(image, tile)
+        return rows, columns
+
+    def resize(self, image: Any, size: SizeDict, resample: Any = None, **options: Any) -> Any:
+        rows, columns = size.height, size.width
+        if size.longest_edge:
+            rows, columns = pil_smolvlm.get_resize_output_image_size(image, size.longest_edge)
+        return np.broadcast_to(np.uint8(0), (3, rows, columns))
+
+
+def test_smolvlm_refuses_contradictions(tmp_path: Path) -> None:
+    model = write_model("smolvlm", tmp_path)
+    with pytest.raises(ConfigError, match="do_resize"):
+        family_in(model, do_resize=False)
+    with pytest.raises(ConfigError, match="no longest_edge"):
+        family_in(model, size={"shortest_edge": 56})
+    with pytest.raises(ConfigError, match="image_seq_len is 16, but the model makes 64"):
+        family_in(model, max_image_size={"longest_edge": 112})
 
 
 def test_gemma_pictures_have_one_length(tmp_path: Path) -> None:

@@ -36,14 +36,20 @@ SPECIAL = {
         "<start_of_image>",
         "<image_soft_token>",
     ),
+    "gemma4": ("<bos>", "<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>", "<|video|>"),
     "llava_onevision": ("<|im_start|>", "<|im_end|>", "<image>", "<video>"),
     "internvl": ("<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>"),
+    "smolvlm": ("<|im_start|>", "<end_of_utterance>", "<image>", "<global-img>", "<row_1_col_1>"),
+    "mistral3": ("[INST]", "[/INST]", "</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 }
 TURN = {
     "qwen2_5_vl": "<|im_start|>",
     "gemma3": "<start_of_turn>",
+    "gemma4": "<|turn>",
     "llava_onevision": "<|im_start|>",
     "internvl": "<|im_start|>",
+    "mistral3": "[INST]",
+    "smolvlm": "<end_of_utterance>",
 }
 PICTURES = [picture(60, 40), picture(90, 30), picture(28, 28)]
 Conversation = list[list[str | int]]
@@ -92,14 +98,16 @@ def check(family: str, front: Frontend, conversation: Conversation) -> None:
     request = rendered(front, turns).generate
     pad = front.family.placeholders["image"].pad_id
     pictures = [part for parts in conversation for part in parts if isinstance(part, int)]
-    spans = [place for item in request.mm_items for place in range(item.offset, item.end)]
+    runs = [run for item in request.mm_items for run in item.runs]
+    spans = [place for run in runs for place in range(*run)]
 
     assert len(request.mm_items) == len(pictures)
     assert spans == [place for place, token in enumerate(request.token_ids) if token == pad]
 
     turn = front.tokenizer.id(TURN[family])
     system = 1 if family == "qwen2_5_vl" else 0  # the template's own system turn
-    assert request.token_ids.count(turn or -1) == len(turns) + system + 1
+    begun = {"mistral3": len(conversation), "smolvlm": len(turns)}
+    assert request.token_ids.count(turn or -1) == begun.get(family, len(turns) + system + 1)
 
     text = front.tokenizer.decode(
         [t for place, t in enumerate(request.token_ids) if place not in spans],

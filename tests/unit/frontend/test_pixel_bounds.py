@@ -71,7 +71,7 @@ def test_a_picture_by_uuid_is_that_of_its_bounds(fronts: Fronts) -> None:
     assert caught.value.code == "unknown_media"
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava_onevision", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma3", "llava_onevision", "mistral3", "qwen3"])
 def test_models_with_one_size_for_all_refuse(family: str, fronts: Fronts) -> None:
     with pytest.raises(InvalidRequest) as caught:
         render(fronts(family), mm_processor_kwargs=SMALL)

@@ -88,7 +88,7 @@ def test_any_size_and_length_of_qwen3(
             found.measure(clip, FrameSampling())
         return
     extent = found.measure(clip, FrameSampling())
-    assert extent.grid == grid and len(extent.times) == grid[0]
+    assert extent.grid == grid and len(extent.before) == grid[0]
     assert extent.length == grid[0] * grid[1] * grid[2] // 4
 
 

@@ -57,7 +57,15 @@ def test_embeddings_by_the_uuid_that_an_encoder_reported(fronts: Fronts) -> None
 
 
 def test_every_family_takes_its_own_metadata_back(fronts: Fronts) -> None:
-    for family in ("qwen2_5_vl", "gemma3", "llava_onevision"):
+    for family in (
+        "qwen2_5_vl",
+        "gemma3",
+        "gemma4",
+        "llava_onevision",
+        "internvl",
+        "mistral3",
+        "smolvlm",
+    ):
         (item,) = render(fronts(family), user(image_part(WIDE))).generate.mm_items
         metadata = {"image_grid_thw": list(item.grid)} if item.grid else {}
         part = {"type": "image_embeds", "image_embeds": metadata, "uuid": item.mm_hash}

@@ -104,12 +104,15 @@ def test_token_ids_of_the_demo_model_are_those_of_transformers() -> None:
         assert render(front, messages).generate.token_ids == expected
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava_onevision", "internvl"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "gemma3", "llava_onevision", "internvl", "mistral3", "smolvlm", "gemma4"]
+)
 def test_spans_cover_exactly_the_placeholders(family: str, fronts: Fronts) -> None:
     front = fronts(family)
     request = render(front, user("a", image_part(RED), image_part(WIDE), "b")).generate
     pad = front.family.placeholders["image"].pad_id
-    spans = [place for item in request.mm_items for place in range(item.offset, item.end)]
+    runs = [run for item in request.mm_items for run in item.runs]
+    spans = [place for run in runs for place in range(*run)]
     assert spans == [place for place, token in enumerate(request.token_ids) if token == pad]
     first, second = request.mm_items
     assert first.end <= second.offset and first.mm_hash != second.mm_hash
