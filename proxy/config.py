@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
@@ -22,7 +23,11 @@ from protocol.options import (
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
 from proxy.worker_urls import worker_urls
+from services.frontend.config import FrontendConfig
 from services.frontend.options import FrontendOptions
+
+SEVERAL = ";"
+"""Stands between several models, and between the names of one and those of the next."""
 
 
 def _check_header(key: str) -> None:
@@ -230,6 +235,46 @@ class ProxyConfig(
     log_level: str = log_level_option()
     log_format: str = log_format_option()
     vllm_metrics: bool = vllm_metrics_option()
+    model: str = option(
+        "models/demo",
+        "Directory of the model: config.json, tokenizer.json and weights, as the hub has them; or"
+        " its name at the hub, if the hub's local cache has it; or demo. Given again, or with"
+        f" {SEVERAL} between the models: the proxy serves them all, each by the workers that name"
+        " it so, which must be Triptych's (--dialect tokens); the first one answers requests that"
+        " name none, and calls that cannot (/, /tokenizer/encode, GenerateStreamCall).",
+        "path",
+        env="MODEL",
+        section="Model",
+        between=SEVERAL,
+    )
+    served_model_name: str = option(
+        "",
+        "Comma-separated names by which clients may call the model; the first one is shown in"
+        " answers. Empty: the value of --model. Of several models: once for each, in their order.",
+        "names",
+        between=SEVERAL,
+    )
+
+    def with_dialect(self) -> ProxyConfig:
+        """With the dialect of a proxy of several models, which is known."""
+        if self.dialect == "auto" and len(self._all_models()) > 1:
+            return replace(self, dialect="tokens")
+        return self
+
+    def to_configs(self) -> list[FrontendConfig]:
+        """Of each model; `ConfigError` names what is wrong."""
+        models, names = self._all_models(), self.served_model_name.split(SEVERAL)
+        if len(names) > len(models):
+            raise ConfigError(
+                f"--served-model-name: it names {len(names)} models, but --model is"
+                f" {len(models)}: names of one model stand in one list, with commas between them"
+            )
+        each = zip_longest(models, names, fillvalue="")
+        return [replace(self, model=one, served_model_name=its).to_config() for one, its in each]
+
+    def _all_models(self) -> list[str]:
+        several = [one for one in self.model.split(SEVERAL) if one.strip()]
+        return several or [self.model]
 
     def check_workers(self) -> None:
         """`ConfigError` if several processes cannot serve what other flags ask for."""

@@ -20,12 +20,12 @@ async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[i
     place = Place("proxy", config.host, config.max_in_flight, config)
 
     def behind() -> Behind:
-        if gateway.frontend is None:
+        if gateway.models is None:
             raise ConfigError(
                 "--kserve-grpc-port, --rtp-grpc-port: they need a model that the proxy renders for:"
                 " not with --dialect openai"
             )
-        service = service_of(gateway, gateway.frontend)
+        service = service_of(gateway, gateway.models)
         return Behind(service, lambda: able(gateway) and not gateway.life.draining, access)
 
     async with (

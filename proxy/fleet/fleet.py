@@ -33,6 +33,7 @@ class WorkerUnknown(Unavailable):
 
 Relayed = Literal["none", "media", "all"]
 Some = Sequence[Instance]
+_COMPUTING: tuple[Role, Role] = ("prefill", "decode")
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Fleet:
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
-    `models`: what they serve, as a master tells.
+    `models`: what they serve, as they or a master tell.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `pushed_to`: whether there are workers that encoders push embeddings to.
     `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
@@ -68,10 +69,14 @@ class Fleet:
 
     @staticmethod
     def from_urls(
-        encode: str, prefill: str, decode: str, breaker: Callable[[], Breaker] = Breaker
+        encode: str,
+        prefill: str,
+        decode: str,
+        breaker: Callable[[], Breaker] = Breaker,
+        models: ServedModels | None = None,
     ) -> Fleet:
         """From the comma-separated flags; `ConfigError` if a list is not one of URLs."""
-        fleet = Fleet(breaker=breaker)
+        fleet = Fleet(breaker=breaker, models=models or ServedModels())
         lists: tuple[tuple[Role, str], ...] = (
             ("encode", encode),
             ("prefill", prefill),
@@ -223,34 +228,50 @@ class Fleet:
         computing = instance.role != "encode" and self.relayed != "all"
         peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
         now = time.monotonic()
-        others = (peer for peer in peers if peer is not instance and not peer.late_probes)
+        others = (
+            peer
+            for peer in peers
+            if peer is not instance and not peer.late_probes and peer.rendered == instance.rendered
+        )
         return any(peer.usable(now) for peer in others)
 
-    def by_content(self, mm_hash: str, avoid: Sequence[Instance] = ()) -> Instance:
+    def by_content(
+        self, mm_hash: str, avoid: Sequence[Instance] = (), model: str | None = None
+    ) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache. Without an encoder, one that could become one."""
-        able = self.usable("encode", avoid)
+        a repeated picture meets its cache. Without an encoder, one that could become one. `model`:
+        as of `usable`."""
+        able = self.usable("encode", avoid, model)
         if not able:
-            computing = (*self.usable("prefill", avoid), *self.usable("decode", avoid))
-            able = [one for one in computing if one.changes_role]
+            computing = (self.usable(role, avoid, model) for role in _COMPUTING)
+            able = [one for some in computing for one in some if one.changes_role]
         if not able:
-            raise self.no_worker("encode")
+            raise self.no_worker("encode", model)
         return rendezvous(able, mm_hash)
 
-    def able(self, pictures: bool) -> bool:
+    def able(self, pictures: bool, model: str | None = None) -> bool:
         """Whether a request could be placed; `pictures`: also one with any, if they are encoded
-        apart. Without relaying, prefill and decode workers stand in for each other."""
-        decode, prefill = bool(self.usable("decode")), bool(self.usable("prefill"))
+        apart. Without relaying, prefill and decode workers stand in for each other. `model`: as of
+        `usable`."""
+        decode = bool(self.usable("decode", (), model))
+        prefill = bool(self.usable("prefill", (), model))
         relays = self.relayed == "all"
         computed = decode and (prefill or not self.prefill) if relays else decode or prefill
-        return computed and (not pictures or not self.encode or bool(self.usable("encode")))
+        return computed and (not pictures or self._encodes(model))
+
+    def _encodes(self, model: str | None) -> bool:
+        """Whether pictures can be encoded, apart or by the workers that compute."""
+        known = self.encode if model is None else self.models.serving(self.encode, model)
+        return not known or bool(self.usable("encode", (), model))
 
     def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         why = f"no {role} worker is up"
-        if model in self.models.adapters and self.usable(role):
+        if self.models.rendered and model:
+            why = f"no {role} worker that serves '{model}' is up"
+        elif model in self.models.adapters and self.usable(role):
             other = "prefill" if role == "decode" else "decode"
             why = f"no {role} worker has adapter '{model}' in the files that {other} workers have"
         return NoWorker(why, retry_after_s=min(waits, default=1.0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from operator import attrgetter
 
 from protocol.refs import compatibility_of
 from proxy.fleet.fleet import Fleet
@@ -13,13 +15,34 @@ logger = logging.getLogger(__name__)
 
 def mistakes_of(fleet: Fleet) -> list[str]:
     """A sentence for each mistake, which names the workers and the flags to look at."""
-    if not (fleet.watched and fleet.models.several):
-        return _among(fleet.prefill, fleet.decode, fleet.all())
+    if fleet.models.rendered:
+        return _of_each(fleet, attrgetter("rendered")) + _unserved(fleet)
+    if fleet.watched and fleet.models.several:
+        return _of_each(fleet, attrgetter("model"))
+    return _among(fleet.prefill, fleet.decode, fleet.all())
+
+
+def _of_each(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[str]:
+    """Of the workers of one model after the other."""
     found: list[str] = []
-    for model in sorted({worker.model for worker in fleet.all()}):
-        groups = (fleet.prefill, fleet.decode, fleet.all())
-        found += _among(*([one for one in group if one.model == model] for group in groups))
+    groups = (fleet.prefill, fleet.decode, fleet.all())
+    for model in sorted({model_of(worker) for worker in fleet.all()} - {""}):
+        found += _among(*([one for one in group if model_of(one) == model] for group in groups))
     return found
+
+
+def _unserved(fleet: Fleet) -> list[str]:
+    """Models that no worker serves, and workers of no model, among several that are rendered."""
+    served = {worker.rendered for worker in fleet.all()}
+    models = [f"no worker serves {one} (see --model)" for one in fleet.models.rendered
+              if one not in served]  # fmt: skip
+    workers = [
+        f"{one.role} worker {one.url} serves {one.model}, which none of this proxy's models is"
+        " called (see --served-model-name)"
+        for one in fleet.all()
+        if one.model and not one.rendered
+    ]
+    return models + workers
 
 
 def _among(prefill: list[Instance], decode: list[Instance], workers: list[Instance]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from protocol.errors import ModelNotFound
 from protocol.types import Role
@@ -11,7 +11,10 @@ from proxy.fleet.worker import Instance
 
 class ServedModels:
     """Kept true by the fleet. A name is a model's own, an alias, or that of a LoRA adapter; of two
-    models with one name the one whose own it is is meant, else the first."""
+    models with one name the one whose own it is is meant, else the first. `rendered`: first names
+    of the models that this proxy renders for, if they are several (`RenderedModels`)."""
+
+    rendered: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}  # by name
@@ -26,7 +29,7 @@ class ServedModels:
             for name in sorted(worker.models):
                 found.setdefault(name, worker.model)
         self._models = {**found, **{worker.model: worker.model for worker in known}}
-        self.adapters = _adapters_of(known)
+        self.adapters = adapters_of(known)
         self.several = len(set(self._models.values())) > 1
 
     def of(self, name: str) -> str:
@@ -40,6 +43,11 @@ class ServedModels:
         if name not in self._models:
             raise ModelNotFound(f"model: no worker serves '{name[:256]}'", param="model")
         return self._models[name]
+
+    def adapters_with(self, model: str) -> Mapping[str, str]:
+        """LoRA adapters of a model by its first name, with their revisions: all, where the proxy
+        renders for no other."""
+        return self.adapters
 
     def has_any(self, workers: Sequence[Instance], name: str) -> bool:
         """Whether one of them serves what a request names, well or not."""
@@ -68,7 +76,7 @@ class ServedModels:
         ]
 
 
-def _adapters_of(workers: Sequence[Instance]) -> dict[str, str]:
+def adapters_of(workers: Sequence[Instance]) -> dict[str, str]:
     """LoRA adapters with the revision that counts: of those that workers which take requests have,
     one that most stages have, the first one of several; else any worker's."""
     found: dict[str, dict[str, set[Role]]] = {}

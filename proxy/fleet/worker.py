@@ -55,6 +55,7 @@ class Instance:
     models: frozenset[str] = frozenset()  # this name, its aliases, LoRA adapters
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters → revision or ""
     aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
+    rendered: str = ""  # first name of the model, of several that the proxy renders for
     revision: str = ""  # name of the weights in content keys
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None

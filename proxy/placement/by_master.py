@@ -71,8 +71,10 @@ class MasterPlanner:
         )
 
     def _names_no_model(self, error: TriptychError) -> bool:
-        """Whether the request is wrong; of one model the workers may know further names."""
-        return self._fleet.models.several and isinstance(error, ModelNotFound)
+        """Whether the request is wrong. Of one model the workers may know further names; models
+        that are rendered here are known, whether or not they have workers."""
+        models = self._fleet.models
+        return models.several and not models.rendered and isinstance(error, ModelNotFound)
 
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
@@ -81,12 +83,12 @@ class MasterPlanner:
         )
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
-        plan = self._plan(state, placement)
+        plan = self._plan(state, placement, need.wanted_model)
         self._metrics.placements.labels("master").inc()
         return plan
 
     def _asked(self, state: RequestState, need: Need) -> ScheduleRequest:
-        size = self._block_size()
+        size = self._block_size(need.wanted_model)
         return ScheduleRequest(
             need.request_id,
             max(1, need.prompt_tokens),
@@ -105,11 +107,18 @@ class MasterPlanner:
             pooling=need.pooling,
         )
 
-    def _block_size(self) -> int:
-        sizes = (i.block_size for i in (*self._fleet.prefill, *self._fleet.decode))
+    def _block_size(self, model: str | None) -> int:
+        """Of the workers that serve `model`, which are all unless the proxy renders for several."""
+        models = self._fleet.models
+        wanted = models.of(model) if models.rendered and model else ""
+        sizes = (
+            one.block_size
+            for one in (*self._fleet.prefill, *self._fleet.decode)
+            if one.rendered == wanted
+        )
         return next((size for size in sizes if size), _BLOCK_SIZE)
 
-    def _plan(self, state: RequestState, placement: Placement) -> Plan:
+    def _plan(self, state: RequestState, placement: Placement, model: str | None = None) -> Plan:
         encoders, held, local = {}, set(), set()
         at = placement.prefill or placement.decode
         for item in placement.encoders:
@@ -128,6 +137,7 @@ class MasterPlanner:
             encoders,
             frozenset(held),
             frozenset(local),
+            model,
         )
 
     def _encodes(self, at: Target) -> bool:

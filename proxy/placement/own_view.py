@@ -60,12 +60,12 @@ def by_load(
         raise fleet.no_worker("decode", model)
     fresh = [one for one in prefilling if one not in avoid]
     if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
-        return Plan(fleet.lightest(fresh or prefilling))
+        return Plan(fleet.lightest(fresh or prefilling), model=model)
     decode = fleet.lightest(decoding)
     if max_tokens == 1:
-        return Plan(decode)
+        return Plan(decode, model=model)
     fresh = [one for one in fresh if hands_over(one, decode)]
-    return Plan(decode, fleet.lightest(fresh) if fresh else None)
+    return Plan(decode, fleet.lightest(fresh) if fresh else None, model=model)
 
 
 def hands_over(prefill: Instance, decode: Instance) -> bool:
@@ -78,7 +78,8 @@ class Room:
     """How many requests may be under way. Counted when the fleet changes, not for every request.
 
     `requests`: `per_worker` for each worker that decodes; with `per_worker` 0, twice what it runs
-    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once.
+    at once. 0, for any number, if no worker is up. `at_once`: what these workers run at once. Of a
+    model without any that decode, those that prefill count.
     """
 
     def __init__(self, fleet: Fleet, per_worker: int) -> None:
@@ -89,7 +90,12 @@ class Room:
         self.count()
 
     def count(self) -> None:
-        workers = self._fleet.usable("decode") or self._fleet.usable("prefill")
+        fleet = self._fleet
+        workers = [
+            worker
+            for model in fleet.models.rendered or (None,)
+            for worker in fleet.usable("decode", (), model) or fleet.usable("prefill", (), model)
+        ]
         of_each = (self._per_worker or 2 * one.max_running or _UNKNOWN_ROOM for one in workers)
         self.requests = sum(of_each)
         running = [one.max_running or self._per_worker or _UNKNOWN_ROOM for one in workers]

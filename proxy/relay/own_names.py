@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from proxy.config import SEVERAL
 from proxy.fleet.fleet import Fleet
 from proxy.relay.bodies import RequestBody
 
 
 class OwnNames:
-    """`names`: --served-model-name, comma-separated."""
+    """`names`: --served-model-name."""
 
     def __init__(self, fleet: Fleet, names: str) -> None:
         self._fleet = fleet
-        self._names = frozenset(name.strip() for name in names.split(",") if name.strip())
+        parted = names.replace(SEVERAL, ",").split(",")
+        self._names = frozenset(name.strip() for name in parted if name.strip())
 
     def rename(self, request: RequestBody) -> None:
         """A name of the proxy's own stands for the model that all workers serve."""

@@ -29,13 +29,15 @@ _KNOWN = 100_000
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a request, with its bytes, and the encoder it was planned for."""
+    """An item of a request, with its bytes, the encoder it was planned for, and the model whose
+    encoders can take it (`Plan.model`)."""
 
     holder: str
     item: MMItem
     data: bytes
     place: Instance | None
     record: RequestRecord
+    model: str | None
 
     @property
     def mm_hash(self) -> str:
@@ -81,7 +83,16 @@ class EncodeStage:
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
             asyncio.create_task(
-                one(_Item(request.request_id, item, media[name], plan.encoders.get(name), record))
+                one(
+                    _Item(
+                        request.request_id,
+                        item,
+                        media[name],
+                        plan.encoders.get(name),
+                        record,
+                        plan.model,
+                    )
+                )
             )
             for name, item in wanted.items()
             if name not in plan.held
@@ -131,13 +142,13 @@ class EncodeStage:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
         places = {
-            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash))
+            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash), plan.model)
             for item in items
             if item.mm_hash not in plan.held
         }
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    def _first(self, mm_hash: str, place: Instance | None) -> Instance | None:
+    def _first(self, mm_hash: str, place: Instance | None, model: str | None) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
         flight, fleet = self._flights.get(mm_hash), self.dispatch.fleet
@@ -149,14 +160,15 @@ class EncodeStage:
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:
-            return fleet.by_content(mm_hash)
+            return fleet.by_content(mm_hash, (), model)
         except NoWorker:
             return None
 
     async def _encode(self, item: _Item) -> bool:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
-        tries = Tries(deadline=time.monotonic() + self.timeout_s, request_id=item.holder)
+        deadline = time.monotonic() + self.timeout_s
+        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.model)
 
         def choose() -> Instance:
             encoder = self._next(item, tries.avoid)
@@ -171,8 +183,8 @@ class EncodeStage:
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        first = None if failed else self._first(item.mm_hash, item.place)
-        return first or self.dispatch.fleet.by_content(item.mm_hash, failed)
+        first = None if failed else self._first(item.mm_hash, item.place, item.model)
+        return first or self.dispatch.fleet.by_content(item.mm_hash, failed, item.model)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
         send = None if self._known.get(item.mm_hash) == encoder.url else item.data

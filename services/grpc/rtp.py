@@ -34,7 +34,7 @@ class RtpModel:
 
     def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
         self._service = service
-        self._frontend = service.frontend
+        self._frontend = service.models.first  # calls name no model
         self._intake = Intake(service.bodies)
         self._able = able
         self._check = check

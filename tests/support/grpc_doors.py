@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from proxy.app import OPENED
 from proxy.grpc_door import grpc_doors
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys
 from tests.support.scripted_workers import Stack
@@ -19,7 +20,7 @@ async def door_of(
     config = replace(
         stack.gateway.config, kserve_grpc_port=-1 if rtp else 0, rtp_grpc_port=0 if rtp else -1
     )
-    gateway = replace(stack.gateway, frontend=front, config=config)
+    gateway = replace(stack.gateway, models=Models([front]) if front else None, config=config)
     gateway.bodies = stack.gateway.bodies
     access = Access(clients=ApiKeys(keys), opened=OPENED)
     async with grpc_doors(gateway, access) as found:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from proxy.app import OPENED, served
 from proxy.request_log import RequestLog
+from services.frontend.models import Models
 from services.frontend.render import Frontend
 from services.http.access import Access, ApiKeys
 from services.http.server import bind, serve
@@ -25,7 +26,7 @@ async def app_of(
         ready.set()
         yield
 
-    gateway = replace(stack.gateway, frontend=front)
+    gateway = replace(stack.gateway, models=Models([front]))
     gateway.log = log or gateway.log
     app = served(gateway, Access(clients=ApiKeys(keys), opened=OPENED))
     task = asyncio.create_task(serve(app, listener, "proxy", stop, during=during()))
