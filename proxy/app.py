@@ -135,21 +135,14 @@ def pools(gateway: Gateway) -> bool:
     return has_some or gateway.config.dialect == "tokens"
 
 
-def able(gateway: Gateway) -> bool:
-    """Whether requests can be served, those with pictures too unless the model takes none; of
-    several models, those to one of them."""
+def able(gateway: Gateway, model: str = "") -> bool:
+    """Whether requests can be served, those with pictures too unless the model takes none: to the
+    one that has this first name, or to any."""
     models, fleet = gateway.models, gateway.fleet
     if models is None or not models.several:
         return fleet.able(pictures=models is None or models.first.info.has_media)
-    return any(able_models(gateway).values())
-
-
-def able_models(gateway: Gateway) -> dict[str, bool]:
-    """Whether requests to each of several models can be served, by their first names."""
-    models, fleet = gateway.models, gateway.fleet
-    if models is None or not models.several:
-        return {}
-    return {one.name: fleet.able(one.info.has_media, one.name) for one in models.all}
+    wanted = [models.known(model)] if model else models.all
+    return any(fleet.able(one.info.has_media, one.name) for one in wanted)
 
 
 def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
@@ -178,8 +171,9 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
         }
         own = "draining" if gateway.life.draining else "up"
         body = {"proxy": own, **workers, "problems": mistakes_of(fleet)}
-        if models := able_models(gateway):
-            body["models"] = {name: "up" if up else "down" for name, up in models.items()}
+        if gateway.models is not None and gateway.models.several:
+            names = [one.name for one in gateway.models.all]
+            body["models"] = {name: "up" if able(gateway, name) else "down" for name in names}
         return JSONResponse(body, status_code=200 if able(gateway) else 503)
 
     @routes.get("/ping")

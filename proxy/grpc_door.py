@@ -26,7 +26,11 @@ async def grpc_doors(gateway: Gateway, access: Access) -> AsyncGenerator[tuple[i
                 " not with --dialect openai"
             )
         service = service_of(gateway, gateway.models)
-        return Behind(service, lambda: able(gateway) and not gateway.life.draining, access)
+
+        def takes(model: str) -> bool:
+            return able(gateway, model) and not gateway.life.draining
+
+        return Behind(service, takes, access)
 
     async with (
         door("kserve", config.kserve_grpc_port, place, behind) as kserve,

@@ -38,9 +38,9 @@ _NAMES_AT_ONCE = 4
 
 
 class KServe:
-    """`able`: whether requests can be served. `check`: why a caller may not ask, None if it may."""
+    """`able`: as of `Behind`. `check`: why a caller may not ask, None if it may."""
 
-    def __init__(self, service: Service, able: Callable[[], bool], check: Check) -> None:
+    def __init__(self, service: Service, able: Callable[[str], bool], check: Check) -> None:
         self._service = service
         self._models = service.models
         self._intake = Intake(service.bodies)
@@ -72,10 +72,12 @@ class KServe:
         return pb.Live(live=True)
 
     async def ready(self, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able())
+        return pb.Ready(ready=self._able(""))
 
     async def model_ready(self, request: pb.ModelName, context: Context) -> pb.Ready:
-        return pb.Ready(ready=self._able() and request.name in self._models.names)
+        models = self._models
+        known = request.name in models.names
+        return pb.Ready(ready=known and self._able(models.of(request.name).name))
 
     async def server_metadata(self, context: Context) -> pb.ServerMetadata:
         return pb.ServerMetadata(name="triptych", version=version(), extensions=[])
