@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from protocol.generate import GENERATE_PATH, RENDER_PATH
-from protocol.registry import Drain, InstanceInfo
+from protocol.registry import Drain, InstanceInfo, InstanceName
 from protocol.types import Role
 from proxy.fleet.fleet import Fleet, NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
@@ -279,7 +279,7 @@ async def test_of_several_rendered_models_all_workers_are_this_proxys() -> None:
         asked = {name: watcher.asked_for(name) for name in ("nice", "c", "l")}
         assert asked == {"nice": "b", "c": "/models/c", "l": "l"}
         assert fleet.models.adapters_with("nice") == {"l": "r"}
-        master.service.deregister("x")
+        master.service.deregister(InstanceName("x"))
         assert await watcher.once(0.0)
         assert usable(fleet) == {"encode": [ENCODER]} and not fleet.usable("decode", (), "nice")
         assert watcher.asked_for("nice") == "nice"
