@@ -239,9 +239,10 @@ class ProxyConfig(
         "models/demo",
         "Directory of the model: config.json, tokenizer.json and weights, as the hub has them; or"
         " its name at the hub, if the hub's local cache has it; or demo. Given again, or with"
-        f" {SEVERAL} between the models: the proxy serves them all, each by the workers that name"
-        " it so, which must be Triptych's (--dialect tokens); the first one answers requests that"
-        " name none, and calls that cannot (/, /tokenizer/encode, GenerateStreamCall).",
+        f" {SEVERAL} between models: the proxy serves them all. A worker, which must be Triptych's"
+        " (--dialect tokens), serves the model that it has a name of (--served-model-name). The"
+        " first model answers requests that name none, and calls that cannot name one (POST /,"
+        " /tokenizer/encode, GenerateStreamCall). Other flags hold for all models.",
         "path",
         env="MODEL",
         section="Model",
@@ -250,7 +251,8 @@ class ProxyConfig(
     served_model_name: str = option(
         "",
         "Comma-separated names by which clients may call the model; the first one is shown in"
-        " answers. Empty: the value of --model. Of several models: once for each, in their order.",
+        " answers. Empty: the value of --model. Of several models: once for each, in the order of"
+        f" --model, or with {SEVERAL} between them.",
         "names",
         between=SEVERAL,
     )

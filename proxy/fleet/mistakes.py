@@ -34,11 +34,14 @@ def _of_each(fleet: Fleet, model_of: Callable[[Instance], str]) -> list[str]:
 def _unserved(fleet: Fleet) -> list[str]:
     """Models that no worker serves, and workers of no model, among several that are rendered."""
     served = {worker.rendered for worker in fleet.all()}
-    models = [f"no worker serves {one} (see --model)" for one in fleet.models.rendered
-              if one not in served]  # fmt: skip
+    models = [
+        f"no worker serves {one} (see --model, --served-model-name)"
+        for one in fleet.models.rendered
+        if one not in served
+    ]
     workers = [
-        f"{one.role} worker {one.url} serves {one.model}, which none of this proxy's models is"
-        " called (see --served-model-name)"
+        f"{one.role} worker {one.url} serves {one.model}, which no model of this proxy is called"
+        " (see --served-model-name)"
         for one in fleet.all()
         if one.model and not one.rendered
     ]

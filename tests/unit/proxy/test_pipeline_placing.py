@@ -34,11 +34,15 @@ from protocol.registry import (
 )
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
+from proxy.fleet.fleet import NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.served_models import ServedModels
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
+from proxy.placement.needs import ModelNames
 from proxy.placement.reporter import Reporter
-from proxy.tokens.pipeline import Pipeline
+from proxy.tokens.pipeline import Pipeline, ServedModel
 from tests.support.scripted_workers import (
     DONE,
     TOKENS,
@@ -96,8 +100,10 @@ class Master:
 
 
 @asynccontextmanager
-async def placed_by(master: Master, *decode: Worker) -> AsyncIterator[tuple[Stack, Pipeline]]:
-    async with master.serving() as url, before(decode=list(decode)) as stack:
+async def placed_by(
+    master: Master, *decode: Worker, models: ServedModels | None = None
+) -> AsyncIterator[tuple[Stack, Pipeline]]:
+    async with master.serving() as url, before(decode=list(decode), models=models) as stack:
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterClient([url], gateway.client)
         link.heard(url)
@@ -177,6 +183,28 @@ async def test_a_master_that_cannot_say_is_done_without(answer: Answer) -> None:
     async with placed_by(master, Worker()) as (_, pipeline):
         assert await taken(pipeline, asking()) == {0: TOKENS}
         assert len(master.asked) == 1
+
+
+async def test_of_several_models_a_master_is_asked_for_the_requests_own() -> None:
+    """By the name that its workers give, with keys for their block size; one that the master does
+    not know has no workers."""
+    master = Master(["d1", ModelNotFound("which?")])
+    rendered = RenderedModels([("a",), ("nice", "b"), ("c",)])
+    async with placed_by(master, Worker(), Worker(), models=rendered) as (stack, pipeline):
+        for instance, model, size in zip(stack.decode, ("a", "b"), (1, 2), strict=True):
+            instance.model, instance.models = model, frozenset((model,))
+            instance.block_size = size
+        stack.fleet.news()
+        for name in ("nice", "c"):
+            served = ServedModel(ModelNames(name, "keyed", "r", alone=False))
+            steps = pipeline.run(asking(), {}, model=served)
+            if name == "c":
+                with pytest.raises(NoWorker):
+                    await anext(steps)
+            else:
+                assert [output async for outputs in steps for output in outputs]
+    assert [(one.model, one.block_size) for one in master.asked][:1] == [("b", 2)]
+    assert master.asked[1].model == "c"
 
 
 async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_again() -> None:

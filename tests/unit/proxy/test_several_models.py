@@ -67,7 +67,8 @@ async def fleet_of(models: Models) -> AsyncIterator[tuple[Stack, dict[str, Worke
     workers = {
         names[0]: Worker(whole=vector if names[0] == "vectors" else handing_over) for names in NAMES
     }
-    serving = before(decode=[*workers.values()], models=RenderedModels(NAMES))
+    flags = ("--admin-api-key", "root")
+    serving = before(decode=[*workers.values()], models=RenderedModels(NAMES), flags=flags)
     async with serving as stack:
         for instance, model in zip(stack.decode, workers, strict=True):
             instance.model, instance.models = model, frozenset((model,))
@@ -198,6 +199,17 @@ async def test_a_model_without_workers_is_unavailable_alone(site: Site) -> None:
     for instance in site.stack.decode:
         instance.up = False
     assert (await site.ask("/health"))[0] == 503
+
+
+async def test_operators_may_ask_the_workers_of_one_model(site: Site) -> None:
+    async def asked(model: str) -> list[str]:
+        url = f"{site.url}/reset_prefix_cache?model={model}"
+        async with site.session.post(url, headers={"x-api-key": "root"}) as response:
+            return list((await response.json()).get("workers", ()))
+
+    urls = {name: worker.url for name, worker in site.workers.items()}
+    assert await asked("text") == [urls["text"]] and await asked("eyes") == [urls["pictures"]]
+    assert sorted(await asked("")) == sorted(urls.values()) and await asked("other") == []
 
 
 async def test_token_ids_are_those_of_the_requests_model(models: Models, site: Site) -> None:
