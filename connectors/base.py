@@ -86,7 +86,7 @@ class ECConnector(ABC):
         """Store an entry; returns what consumers need to find it (for `ec_transfer_params`), None
         while entries that must stay leave no room: try again later.
 
-        May evict entries that are kept for nobody, least recently used first. Raises
+        May evict entries that are kept for no request, least recently used first. Raises
         `TransferError` if the entry can never be stored.
         """
 

@@ -81,6 +81,12 @@ class Connectors:
         )
         return ArenaEC(self._node(config), compatibility, options, changed)
 
+    def ec_kind(self, compatibility: str) -> str:
+        """What two workers must share to hand over embeddings: `compatibility` and the transport;
+        "" if this one keeps its own."""
+        transport = self._ec.transport
+        return "" if transport == "local" else f"{compatibility}:{transport}"
+
     def make_kv(self, compatibility: str, device: str) -> KVConnector:
         """`compatibility` as for EC, to which the transport is added; the pool lies on `device`."""
         config = self._kv
@@ -101,8 +107,8 @@ class Connectors:
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """While this is entered bytes move and peers are sent them without anybody's help; nobody
-        calls a connector."""
+        """While this is entered bytes move and peers are sent them by themselves; no connector may
+        be called."""
         with contextlib.ExitStack() as stack:
             for node in self._nodes.values():
                 stack.enter_context(node.meanwhile())

@@ -1,6 +1,6 @@
 """Leases: who holds what until when, on this process's monotonic clock.
 
-A lease has a key, an owner and a generation; it ends by release or, if nobody renews it, by
+A lease has a key, an owner and a generation; it ends by release or, if it is not renewed, by
 expiry, which is counted. Generations never repeat and begin at random, so a late message about an
 earlier lease of the same key, or of another process, is told apart.
 """
@@ -48,7 +48,7 @@ class LeaseTable(Generic[Key]):
         return lease.generation
 
     def start_clock(self, key: Key) -> None:
-        """From here on the lease lapses if nobody renews it."""
+        """From here on the lease lapses unless it is renewed."""
         lease = self._leases.get(key)
         if lease is not None and lease.deadline is None:
             lease.deadline = self._clock() + self.seconds

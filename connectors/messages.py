@@ -123,7 +123,7 @@ class ECGrant(msgspec.Struct, tag=True):
 
 
 class ECLost(msgspec.Struct, tag=True):
-    """The entry is not here, and nobody has asked for it to be made."""
+    """The entry is not here, and no request has asked for it to be made."""
 
     query: int
 

@@ -54,7 +54,7 @@ class Meter:
         self._stats.failures[code] = self._stats.failures.get(code, 0) + 1
 
     def asked(self, *, hit: bool) -> None:
-        """Somebody asked the store for an entry."""
+        """The store was asked for an entry."""
         self._stats.hits += hit
         self._stats.misses += not hit
 

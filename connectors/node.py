@@ -80,8 +80,8 @@ class Node:
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """While the engine computes a step, and nobody calls this node: peers that ask hear that it
-        does, and bytes move as far as the transport can do that by itself."""
+        """While the engine computes a step, and does not call this node: peers that ask hear that
+        it does, and bytes move as far as the transport can do that by itself."""
         self._began = time.monotonic()
         with self._speaker.running(), self.transport.meanwhile():
             yield

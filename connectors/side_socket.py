@@ -15,7 +15,7 @@ from protocol.errors import TransferError
 HIGH_WATER = 10_000
 _BUDGET = 1000  # messages of one socket in one poll, so that a flood does not hold up the engine
 _MAX_BYTES = 4 << 20  # of a message of ours
-_MAX_FRAME = 16 << 20  # ZMQ ends the connection of whoever sends more
+_MAX_FRAME = 16 << 20  # ZMQ ends the connection of a peer that sends more
 _LINGER_MS = 1000  # the last word to a peer, such as that its KV was copied, still leaves
 # A process that is stopped or cut off answers no ZMTP heartbeat; one that computes does, by ZMQ's
 # own thread. So a connection ends long before silence would say anything.

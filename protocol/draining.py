@@ -14,7 +14,7 @@ async def held_only(
     request: EncodeRequest, encode: Callable[[EncodeRequest], Awaitable[list[EncodeOutput]]]
 ) -> list[EncodeOutput]:
     """What a worker that drains answers to an encode call: the items that it has. `NotServing` if
-    another one came with its data, which somebody else must encode."""
+    another one came with its data, which another worker must encode."""
     asked = [msgspec.structs.replace(item, data=None) for item in request.items]
     outputs = await encode(msgspec.structs.replace(request, items=asked))
     brought = {item.mm_hash for item in request.items if item.data is not None}

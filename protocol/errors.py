@@ -17,7 +17,7 @@ TriptychError
 ├── RequestAborted            499  the client left
 ├── TransferError             503  an embedding or KV transfer failed; the caller may recompute
 │   ├── TransferTimeout
-│   ├── EmbeddingLost         nobody has it any more: encode the item again
+│   ├── EmbeddingLost         no worker has it any more: encode the item again
 │   └── IncompatiblePeer      the two sides disagree on model, dtype, layout or version
 └── ConfigError               a flag, variable or file is wrong; the process does not start
 """

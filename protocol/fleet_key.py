@@ -1,7 +1,7 @@
 """The secret that the processes of one fleet share: what it is, how it is shown, how it is checked.
 
-Whoever has it may call every control route of masters and workers, and speak to engines over ZMQ
-(`protocol.curve`). It says nothing about clients, which have API keys.
+A process that has it may call every control route of masters and workers, and speak to engines over
+ZMQ (`protocol.curve`). It says nothing about clients, which have API keys.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def refuses_key(status: int, content: object) -> bool:
 
 
 def check_secret(text: str, shortest: int = _SHORTEST) -> None:
-    """`ConfigError` unless a header can carry it and nobody can guess it; "" is no key."""
+    """`ConfigError` unless a header can carry it and it cannot be guessed; "" is no key."""
     if not text:
         return
     if not (text.isascii() and text.isprintable()) or " " in text:
@@ -97,7 +97,7 @@ class FleetOptions:
     fleet_key: str = option(
         "",
         "Secret that all masters, workers and proxies of a fleet share; control routes and ZMQ"
-        " connections need it. Empty: they are open to whoever reaches them.",
+        " connections need it. Empty: they are open to all that reach them.",
         "key",
         check=check_secret,
         secret=True,

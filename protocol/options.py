@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,13 @@ def shutdown_timeout_option() -> Any:
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
     return field.metadata.get("rule") or Rule("")
+
+
+def help_of(kind: type[Any], field: dataclasses.Field[Any]) -> str:
+    """What is said of an option: its own sentences, and what holds of it in this process alone,
+    which the configuration has in `notes` by the option's name."""
+    notes: Mapping[str, str] = getattr(kind, "notes", {})
+    return " ".join(filter(None, (rule_of(field).help, notes.get(field.name))))
 
 
 def sections(kind: type[Any]) -> dict[str, list[str]]:

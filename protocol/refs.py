@@ -138,6 +138,12 @@ def compatibility_of(params: dict[str, Any] | None) -> str:
     return found if isinstance(found, str) else ""
 
 
+def fits(one: str, other: str) -> bool:
+    """Whether workers of two compatibilities, of their KV or of their EC, can hand over to each
+    other; one that does not say fits all."""
+    return not one or not other or one == other
+
+
 def wants_remote_decode(params: dict[str, Any] | None) -> bool:
     """True if the caller asks this worker to prefill and keep the KV for another to fetch."""
     return bool(params and params.get("do_remote_decode"))

@@ -99,6 +99,8 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     model: Name  # the name that clients use
     generation: str = ""  # another one after each restart: the caches are empty then
     revision: str = ""  # name of the weights, as in content keys
+    # digest of which token has which id (`Tokenizer.digest`), empty if it does not say
+    tokenizer: Annotated[str, Meta(max_length=256)] = ""
     dialect: Literal["tokens", "openai"] = "tokens"  # protocol of its generate and encode calls
     block_size: Annotated[int, Meta(ge=1, le=65536)] = 16  # tokens in one KV block
     max_running: Count = 0  # requests that it computes at once, 0 if unknown
@@ -108,6 +110,9 @@ class InstanceInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_endpoint: dict[str, Any] | None = None
     # entry of `ec_transfer_params` by which embeddings still being made are asked for
     ec_endpoint: dict[str, Any] | None = None
+    # what a worker must share with this one to hand it embeddings, or to take its: model, weights,
+    # dtype and transport; empty: it does not say, and counts as fitting all
+    ec_compatibility: Annotated[str, Meta(max_length=1024)] = ""
     # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
     ec_zmq_addrs: Annotated[list[str], Meta(max_length=4096)] = []
     # where it publishes cache events; empty: a master predicts its caches

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_type_hints
 import yaml
 
 from protocol.errors import ConfigError
-from protocol.options import Rule, checked, option, rule_of, sections
+from protocol.options import Rule, checked, help_of, option, rule_of, sections
 
 _T = TypeVar("_T")
 ENV_PREFIX = "TRIPTYCH_"
@@ -122,15 +122,16 @@ def _parser(kind: type[Any], fields: _Fields, types: Mapping[str, Any], prog: st
     for heading, names in sections(kind).items():
         group = parser.add_argument_group(heading) if heading else parser
         for name in names:
-            _add_flag(group, name, fields[name], types[name])
+            _add_flag(group, fields[name], types[name], help_of(kind, fields[name]))
     return parser
 
 
 def _add_flag(
-    group: argparse._ActionsContainer, name: str, field: dataclasses.Field[Any], kind: Any
+    group: argparse._ActionsContainer, field: dataclasses.Field[Any], kind: Any, help: str
 ) -> None:
-    rule = rule_of(field)
-    text, flags = _help(name, field, rule).replace("%", "%%"), (flag_of(name), *rule.flags)
+    rule, name = rule_of(field), field.name
+    text = f"{help} [{_facts(name, field, rule)}]".replace("%", "%%")
+    flags = (flag_of(name), *rule.flags)
     if kind is bool:
         switch = argparse.BooleanOptionalAction
         group.add_argument(*flags, dest=name, action=switch, help=text)
@@ -140,14 +141,14 @@ def _add_flag(
         group.add_argument(*flags, dest=name, help=text, metavar=metavar, action=action)
 
 
-def _help(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:
-    """The sentence, then unit and range, the default and the variable."""
+def _facts(name: str, field: dataclasses.Field[Any], rule: Rule) -> str:
+    """Unit and range, the default and the variable."""
     default = str(field.default)
     default = default.lower() if isinstance(field.default, bool) else default
     facts = [f"{rule.unit} {rule.range()}".strip()] if rule.range() else []
     facts.append(f"default {default or 'empty'}")
     facts.append(" or ".join(_variables(name, rule)))
-    return f"{rule.help} [{'; '.join(facts)}]"
+    return "; ".join(facts)
 
 
 def _variables(name: str, rule: Rule) -> list[str]:

@@ -92,11 +92,6 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
-    @property
-    def foreseen_s(self) -> float:
-        """How long the next request to come will wait."""
-        return self._queue.foreseen_ms() / 1e3
-
     def admitted(self, state: RequestState, cost: float) -> AbstractAsyncContextManager[None]:
         """Inside, the request is under way. Raises `Unavailable` or `RateLimited` at once if the
         wait would be too long, `DeadlineExceeded` once the request's own time is up."""
@@ -150,7 +145,7 @@ class Admission:
             self.pump()
 
     async def _turn(self, ticket: Ticket[None, bool], left_s: float) -> None:
-        """Wait for it; `under_way` is counted by whoever gives it."""
+        """Wait for it; `pump` counts the request in `under_way`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -180,7 +175,7 @@ class Admission:
         )
 
     def _take_back(self, ticket: Ticket[None, bool]) -> None:
-        """Nobody waits for this turn any more; if it was given already it goes to the next."""
+        """The request has left; its turn, if it was given already, goes to the next one."""
         if ticket.outcome is None:
             self._queue.remove(ticket)
         elif ticket.outcome is True:

@@ -19,9 +19,8 @@ from proxy.fleet.dns import DnsFollower, names_of
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
 from proxy.fleet.mistakes import MistakeLog
+from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe, probe_first
-from proxy.fleet.rendered_models import RenderedModels
-from proxy.fleet.served_models import ServedModels
 from proxy.fleet.state_log import StateLog
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
@@ -36,6 +35,7 @@ from proxy.tokens.stages import TokensStages
 from proxy.tokens.worker_calls import StageTimes, WorkerCalls
 from proxy.upstream.client import UpstreamClient
 from services.frontend.models import Models
+from services.frontend.render import Frontend
 from services.http.background import supervised
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,7 @@ def make_gateway(
 ) -> Gateway:
     """Everything a proxy consists of; the caller owns `client`, that to `masters`, `models`."""
     pools = models is not None and any(one.info.pooler is not None for one in models.all)
-    rendered: RenderedModels | None = None
-    if models is not None and models.several:
-        rendered = RenderedModels([one.config.names for one in models.all])
-    fleet = make_fleet(config, pools=pools, models=rendered)
+    fleet = make_fleet(config, pools=pools, own=own_models(config, models))
     fleet.subscribe(MistakeLog(fleet).look)
     fleet.subscribe(StateLog(fleet).look)
     if models is not None:
@@ -84,6 +81,18 @@ def _tell_adapters(fleet: Fleet, models: Models) -> None:
             for name, revision in fleet.models.adapters_with(frontend.name).items()
             if revision and name not in frontend.config.names
         }
+
+
+def own_models(config: ProxyConfig, models: Models | None) -> OwnModels:
+    """What the flags say that the workers serve."""
+    if models is None:
+        return OwnModels(OwnModel(config.served_names))
+    return OwnModels(*map(_own_model, models.all))
+
+
+def _own_model(frontend: Frontend) -> OwnModel:
+    info = frontend.info
+    return OwnModel(frontend.config.names, info.name, info.revision, frontend.tokenizer.digest)
 
 
 def served_names(models: Models | None) -> tuple[str, ...]:
@@ -156,17 +165,15 @@ def make_own_view(config: ProxyConfig, fleet: Fleet, metrics: ProxyMetrics) -> O
     return OwnView(fleet, admission)
 
 
-def make_fleet(
-    config: ProxyConfig, *, pools: bool = False, models: ServedModels | None = None
-) -> Fleet:
+def make_fleet(config: ProxyConfig, *, pools: bool = False, own: OwnModels | None = None) -> Fleet:
     """`ConfigError` without a worker that decodes, where none can be added later. A model that
-    `pools` needs only workers that prefill. `models`: as of `Fleet`."""
+    `pools` needs only workers that prefill. `own`: as of `Fleet`."""
     fleet = Fleet.from_urls(
         config.encode_servers_urls,
         config.prefill_servers_urls,
         config.decode_servers_urls,
         lambda: Breaker(config.breaker_failures, config.breaker_cooldown),
-        models,
+        own,
     )
     name_consumers(fleet, config)
     fleet.force_dialect(config.dialect)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from typing import ClassVar
 
 from protocol.errors import ConfigError
 from protocol.fleet_key import FleetOptions
@@ -22,12 +23,9 @@ from protocol.options import (
 )
 from protocol.server_options import ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 from protocol.settings import parse_urls, urls
+from proxy.flag_scopes import NOTES
+from proxy.model_options import ModelOptions
 from proxy.worker_urls import worker_urls
-from services.frontend.config import FrontendConfig
-from services.frontend.options import FrontendOptions
-
-SEVERAL = ";"
-"""Stands between several models, and between the names of one and those of the next."""
 
 
 def _check_header(key: str) -> None:
@@ -37,10 +35,11 @@ def _check_header(key: str) -> None:
 
 @dataclass(frozen=True)
 class ProxyConfig(
-    FrontendOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
+    ModelOptions, FleetOptions, ClientKeyOptions, CorsOptions, TlsOptions, TraceOptions
 ):
     """Resolved once at start."""
 
+    notes: ClassVar[Mapping[str, str]] = NOTES
     host: str = option(
         "127.0.0.1",
         "Address to listen on; 0.0.0.0 or :: for all of this machine.",
@@ -128,8 +127,7 @@ class ProxyConfig(
     )
     send_media: bool = option(
         False,
-        "In the openai dialect, send the bytes of media to prefill and decode workers too, not to"
-        " encode workers alone.",
+        "Send the bytes of media to prefill and decode workers too, not to encode workers alone.",
     )
     max_body_bytes: int = size(128 << 20, "Largest body of a request.", section="Server")
     max_received_bytes: int = size(
@@ -172,7 +170,7 @@ class ProxyConfig(
     tenant_share: float = option(
         1.0,
         "Share of what all workers run at once that one tenant, an API key, may have while another"
-        " asks too. 1: all of it. With a master: the master's own flag.",
+        " asks too. 1: all of it.",
         "share",
         above=0,
         maximum=1,
@@ -214,7 +212,7 @@ class ProxyConfig(
     )
     encode_at_once: int = count(
         32,
-        "In the openai dialect, calls that one encode worker gets at once.",
+        "Calls that one encode worker gets at once.",
         "calls",
         maximum=65536,
     )
@@ -229,54 +227,18 @@ class ProxyConfig(
     log_requests: bool = option(
         False,
         "Write a line for each request, at level info: stages, tokens, workers, outcome. Relayed"
-        " requests have Server-Timing and metrics by model then. It takes 5 to 9 % of what"
-        " relaying a short one does.",
+        " requests have Server-Timing and metrics by model then. It adds a fifth to the"
+        " processor time that relaying a short one takes.",
     )
     log_level: str = log_level_option()
     log_format: str = log_format_option()
     vllm_metrics: bool = vllm_metrics_option()
-    model: str = option(
-        "models/demo",
-        "Directory of the model: config.json, tokenizer.json and weights, as the hub has them; or"
-        " its name at the hub, if the hub's local cache has it; or demo. Given again, or with"
-        f" {SEVERAL} between models: the proxy serves them all. A worker, which must be Triptych's"
-        " (--dialect tokens), serves the model that it has a name of (--served-model-name). The"
-        " first model answers requests that name none, and calls that cannot name one (POST /,"
-        " /tokenizer/encode, GenerateStreamCall). Other flags hold for all models.",
-        "path",
-        env="MODEL",
-        section="Model",
-        between=SEVERAL,
-    )
-    served_model_name: str = option(
-        "",
-        "Comma-separated names by which clients may call the model; the first one is shown in"
-        " answers. Empty: the value of --model. Of several models: once for each, in the order of"
-        f" --model, or with {SEVERAL} between them.",
-        "names",
-        between=SEVERAL,
-    )
 
     def with_dialect(self) -> ProxyConfig:
         """With the dialect of a proxy of several models, which is known."""
-        if self.dialect == "auto" and len(self._all_models()) > 1:
+        if self.dialect == "auto" and len(self.models) > 1:
             return replace(self, dialect="tokens")
         return self
-
-    def to_configs(self) -> list[FrontendConfig]:
-        """Of each model; `ConfigError` names what is wrong."""
-        models, names = self._all_models(), self.served_model_name.split(SEVERAL)
-        if len(names) > len(models):
-            raise ConfigError(
-                f"--served-model-name: it names {len(names)} models, but --model is"
-                f" {len(models)}: names of one model stand in one list, with commas between them"
-            )
-        each = zip_longest(models, names, fillvalue="")
-        return [replace(self, model=one, served_model_name=its).to_config() for one, its in each]
-
-    def _all_models(self) -> list[str]:
-        several = [one for one in self.model.split(SEVERAL) if one.strip()]
-        return several or [self.model]
 
     def check_workers(self) -> None:
         """`ConfigError` if several processes cannot serve what other flags ask for."""
@@ -286,7 +248,8 @@ class ProxyConfig(
 
     def check_timeouts(self) -> None:
         """`ConfigError` if a clip may take longer to read than the call has that it is read in."""
-        if self.allow_clips and self.video_timeout >= self.encode_timeout:
+        reads = self.dialect != "openai" and self.allow_clips
+        if reads and self.video_timeout >= self.encode_timeout:
             raise ConfigError(
                 f"--video-timeout: {self.video_timeout:g} s is not below --encode-timeout,"
                 f" {self.encode_timeout:g} s, within which an encode worker reads a clip: lower it,"

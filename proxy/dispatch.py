@@ -1,9 +1,9 @@
 """One call to a worker, and another elsewhere if it fails: the same for both dialects.
 
-Every call is counted, timed, and its failure charged to whom it speaks against. A failure that a
-request has met at one worker and meets again at another is the request's own: the first worker is
-forgiven, the second one is not charged. A worker that takes no more requests is out of choice at
-once, and the attempt there does not count.
+Every call is counted, timed, and its failure charged to the worker it counts against. A failure
+that a request has met at one worker and meets again at another is the request's own: the first
+worker is forgiven, the second one is not charged. A worker that takes no more requests is out of
+choice at once, and the attempt there does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Protocol, TypeVar
 from protocol.errors import RateLimited, TriptychError, Unavailable
 from protocol.request_record import Call
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet, NoWorker, WorkerUnknown
+from proxy.fleet.fleet import Fleet
+from proxy.fleet.refusals import NoWorker, WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.request_state import Tries

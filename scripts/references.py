@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 from prometheus_client import CollectorRegistry
 
 from connectors.meter import BUCKETS_S, TransferStats
-from protocol.options import Rule, rule_of, sections
+from protocol.options import Rule, help_of, rule_of, sections
 from protocol.settings import flag_of
 from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
@@ -83,16 +83,17 @@ def flags_page() -> str:
                 "| flag | value | default | meaning |",
                 "|---|---|---|---|",
             ]
-            lines += [_flag_row(fields[name], types[name]) for name in names]
+            lines += [_flag_row(config, fields[name], types[name]) for name in names]
             lines.append("")
     return "\n".join(lines)
 
 
-def _flag_row(field: dataclasses.Field[Any], kind: type) -> str:
+def _flag_row(config: type[Any], field: dataclasses.Field[Any], kind: type) -> str:
     rule = rule_of(field)
     default = str(field.default).lower() if kind is bool else str(field.default)
     names = [*rule.flags, *([rule.env] if rule.env else [])]
-    meaning = rule.help + (f" Also {', '.join(f'`{name}`' for name in names)}." if names else "")
+    also = f" Also {', '.join(f'`{name}`' for name in names)}." if names else ""
+    meaning = help_of(config, field) + also
     shown = f"`{default}`" if default else "empty"
     return _row(f"`{flag_of(field.name)}`", _value(rule, kind), shown, meaning)
 

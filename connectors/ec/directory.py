@@ -17,8 +17,8 @@ _PREFIX = "ec-producer-"
 
 
 class Listing:
-    """A producer's address in a folder, for as long as its process lives: whoever finds the file
-    without its lock removes it, and whoever comes looks for such files."""
+    """A producer's address in a folder, for as long as its process lives: a process that
+    finds the file without its lock removes it; each looks for such files when it starts."""
 
     def __init__(self, folder: Path, instance_id: str, address: Address) -> None:
         self._path = folder / f"{_PREFIX}{instance_id}"

@@ -95,7 +95,7 @@ class FileEC(ECConnector):
     def _put(
         self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None
     ) -> dict[str, Any] | None:
-        """`left` takes what is pushed out although it is kept for somebody."""
+        """`left` takes what is pushed out although a request needs it."""
         self.check_name(mm_hash)
         if not self._holds(mm_hash):
             size = sum(tensor.nbytes for tensor in entry.tensors.values())
@@ -136,7 +136,7 @@ class FileEC(ECConnector):
         return self._fits(size)
 
     def _push_out(self, size: int, left: dict[str, NewEntry]) -> bool:
-        """Make room with entries that are kept for somebody, least recently used first."""
+        """Make room with entries that requests still need, least recently used first."""
         for mm_hash in list(self._entries):
             if self._fits(size):
                 break
@@ -153,7 +153,7 @@ class FileEC(ECConnector):
         return self._fits(size)
 
     def _pinned(self, mm_hash: str) -> bool:
-        """Whether an entry is kept for somebody, whose mark is still there; requests that another
+        """Whether an entry is kept for a request whose mark is still there; requests that another
         instance keeps it for count from when their marks are first seen."""
         holders, now = self._entries[mm_hash].holders, time.monotonic()
         marks = self._lease_files.kept(mm_hash)
@@ -224,7 +224,7 @@ class FileEC(ECConnector):
             self._remove(mm_hash)
 
     def close(self) -> None:
-        """Remove this instance's entries, and the marks if nobody else is there."""
+        """Remove this instance's entries, and the marks if no other instance is there."""
         self.clear()
         if self._folders.close():
             self._lease_files.clear()

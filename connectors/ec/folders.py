@@ -94,7 +94,7 @@ class Folders:
     @contextlib.contextmanager
     def taken_away(self, mm_hash: str) -> Iterator[Path | None]:
         """The folder of an entry that is being removed, None if that is not ours to do. It goes in
-        one piece: who writes the entry at this moment makes a folder of its own, and nobody's marks
+        one piece: who writes the entry at this moment makes a folder of its own, and no marks
         change in this one."""
         folder, away = self._root / mm_hash, self._owner.temporary()
         if not self._ours(folder):
@@ -126,6 +126,6 @@ class Folders:
         return not self.exists(mm_hash) and folder.exists() and self._ours(folder)
 
     def close(self) -> bool:
-        """Write no more; whether nobody else does."""
+        """Write no more; whether no other instance does."""
         self._owner.close()
         return self._owner.alone()

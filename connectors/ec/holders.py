@@ -40,8 +40,8 @@ class Holders:
         holders[name] = max(until, holders.get(name, until))
 
     def done(self, mm_hash: str, holder: str) -> None:
-        """A request does not need an entry any more; one that nobody knows stands for one whose id
-        is not known."""
+        """A request does not need an entry any more; an unknown one stands for one whose id is
+        not known."""
         holders = self._until.get(mm_hash, {})
         unnamed = (name for name in holders if name.startswith(_UNNAMED))
         name = holder if holder in holders else next(unnamed, None)

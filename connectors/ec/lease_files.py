@@ -31,7 +31,7 @@ def short(holder: str) -> str:
 
 
 class LeaseFiles:
-    """Those below `root`. What nobody takes away goes `longest_s` after it was first seen here: no
+    """Those below `root`. What is not taken away goes `longest_s` after it was first seen here: no
     two clocks need to agree."""
 
     def __init__(self, root: Path, longest_s: float) -> None:
@@ -42,7 +42,7 @@ class LeaseFiles:
         self._wanted: set[str] | None = None
 
     def kept(self, mm_hash: str) -> set[str]:
-        """The requests, by short name, that an entry is kept for, whoever has put it."""
+        """The requests, by short name, that an entry is kept for, whichever instance put it."""
         return kept_in(self._root / mm_hash)
 
     def keep(self, mm_hash: str, holder: str) -> bool:
@@ -65,7 +65,7 @@ class LeaseFiles:
         return True
 
     def lapse(self, mm_hash: str, holder: str) -> None:
-        """Nobody waits for a request any more."""
+        """A request is not waited for any more."""
         self._kept(mm_hash, holder).unlink(missing_ok=True)
 
     def done(self, mm_hash: str, holder: str) -> None:
@@ -119,7 +119,7 @@ class LeaseFiles:
         return [path for pattern in patterns for path in self._root.glob(pattern)]
 
     def clear(self) -> None:
-        """Remove what nobody is there for."""
+        """Remove what no instance is there for."""
         for path in self._waiting():
             drop(path)
         with contextlib.suppress(OSError):

@@ -100,7 +100,8 @@ class ArenaLoad(ECLoad):
         if self.peer is not None:
             self._ask_one(self.peer)
         elif now >= self._next_look:
-            # While nobody has been asked, handshakes are under way, which end between two polls.
+            # While no producer has been asked, handshakes are under way, which end between two
+            # polls.
             self._next_look = now + (_LOOK_S if self._asked else 0.0)
             for address in self.reader.producers():
                 try:

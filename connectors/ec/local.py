@@ -46,7 +46,7 @@ class LocalEC(ECConnector):
     def _put(
         self, mm_hash: str, entry: Entry, left: dict[str, Entry] | None
     ) -> dict[str, Any] | None:
-        """`left` takes what is pushed out although it is kept for somebody."""
+        """`left` takes what is pushed out although a request needs it."""
         if mm_hash not in self._entries:
             size = _nbytes(entry.tensors)
             if size > self._capacity:
@@ -75,7 +75,7 @@ class LocalEC(ECConnector):
         return self._fits(size)
 
     def _push_out(self, size: int, left: dict[str, Entry]) -> bool:
-        """Make room with entries that are kept for somebody, least recently used first."""
+        """Make room with entries that requests still need, least recently used first."""
         for mm_hash in list(self._entries):
             if self._fits(size):
                 break

@@ -14,7 +14,7 @@ def aligned(size: int) -> int:
 class RangeAllocator:
     """`capacity` bytes. The smallest hole that is large enough is taken.
 
-    Whoever takes a range gives it back, once, by its offset.
+    A range is given back by its taker, once, by its offset.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -74,8 +74,9 @@ class ECStore:
         return self._put(mm_hash, entry, None)
 
     def swap(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry]) -> bool:
-        """`offer` that may also take the place of entries that nobody reads; copies of those that
-        are kept for somebody go into `left`, even if what is read leaves no room after all."""
+        """`offer` that may also take the place of entries that are not being read; copies of
+        those that requests still need go into `left`, even if what is read leaves no room after
+        all."""
         return self._put(mm_hash, entry, left)
 
     def _put(self, mm_hash: str, entry: NewEntry, left: dict[str, NewEntry] | None) -> bool:
@@ -119,7 +120,7 @@ class ECStore:
         return offset
 
     def _push_out(self, size: int, left: dict[str, NewEntry]) -> int | None:
-        """Make room with entries that are kept for somebody, least recently used first."""
+        """Make room with entries that requests still need, least recently used first."""
         offset = None
         for mm_hash in [name for name, entry in self._entries.items() if not entry.readers]:
             entry = self._entries[mm_hash]
@@ -178,7 +179,7 @@ class ECStore:
             self.space.give(entry.offset)
 
     def _drop(self, mm_hash: str) -> None:
-        """Forget an entry; its memory is free once nobody reads it."""
+        """Forget an entry; its memory is free once no consumer reads it."""
         entry = self._entries.pop(mm_hash)
         self._holders.drop(mm_hash)
         self._changed(mm_hash, 0, 0)

@@ -84,7 +84,7 @@ class KVConnector(ABC):
 
     def endpoint(self) -> dict[str, Any]:
         """What a proxy must know to point a consumer at this producer before it has computed
-        anything; empty if nobody can fetch from here."""
+        anything; empty if no consumer can fetch from here."""
         return {}
 
     @abstractmethod

@@ -171,7 +171,7 @@ class KVProducer:
                 self._release(request_id, offer)
 
     def _release(self, request_id: str, offer: _Offer) -> None:
-        """Nobody wants an offer now. While it grows somebody else still may."""
+        """No consumer wants an offer now. While it grows another one still may."""
         if offer.complete:
             self._finish(request_id)
         else:
@@ -201,7 +201,7 @@ class KVProducer:
 
     @property
     def blocks_held(self) -> int:
-        """Blocks that are offered to somebody."""
+        """Blocks that are offered."""
         return sum(len(offer.blocks) for offer in self._offers.values())
 
     @property

@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 class Transfer(ABC):
-    """A read under way. Whoever started it polls it to its end or cancels it."""
+    """A read under way. Its starter polls it to its end or cancels it."""
 
     @abstractmethod
     def poll(self) -> bool:
@@ -115,7 +115,7 @@ class Transport(ABC):
         """Serve peers and advance transfers; called at least once per engine step."""
 
     def meanwhile(self) -> AbstractContextManager[None]:
-        """While this is entered the transport polls itself, and nobody else calls it."""
+        """While this is entered the transport polls itself, and must not be called."""
         return nullcontext()
 
     @property

@@ -24,9 +24,9 @@ from protocol.errors import ConfigError, TransferError
 # How long `close` waits for reads to end. Over TCP, UCX emulates a read in the process that is
 # read, and aborts that process ("unexpected error: Endpoint timeout", or an assertion in stubs.c)
 # if it comes to serve a reader that has gone. A peer that runs ends its reads within this time; one
-# that is stopped (SIGSTOP, a paused machine) under the reads of somebody who ends dies when it goes
-# on. No bound rules that out, as it may be stopped for any time; and a reader that is killed does
-# the same to it.
+# that is stopped (SIGSTOP, a paused machine) under the reads of a process that ends dies when it
+# goes on. No bound rules that out, as it may be stopped for any time; and a reader that is killed
+# does the same to it.
 _LINGER_S = 3.0
 
 

@@ -33,7 +33,7 @@ class NixlPeer:
 
 
 class NixlRead(Transfer):
-    """Holds its NIXL handle until NIXL has ended the transfer, whoever still wants it."""
+    """Holds its NIXL handle until NIXL has ended the transfer, wanted or not."""
 
     def __init__(self, agent: Agent, remote: NixlPeer, handle: int, timeout_s: float) -> None:
         self._agent = agent

@@ -89,11 +89,6 @@ class SharedMemory:
             with mmap.mmap(self.descriptor, end - first, offset=first) as pages:
                 pages.madvise(mmap.MADV_REMOVE)
 
-    @property
-    def allocated_bytes(self) -> int:
-        """How much memory it takes."""
-        return os.fstat(self.descriptor).st_blocks * 512
-
     def reader_descriptor(self) -> int:
         """A new descriptor of the same file that allows reading only; the caller closes it.
 

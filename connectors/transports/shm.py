@@ -156,10 +156,6 @@ class ShmTransport(Transport):
     def discard(self, region: str, offset: int, size: int) -> None:
         self._regions[region].memory.discard(offset, size)
 
-    def committed_bytes(self, region: str) -> int:
-        """How much memory a region takes."""
-        return self._regions[region].memory.allocated_bytes
-
     def describe(self, region: str) -> bytes:
         ours = self._regions[region]
         return msgspec.msgpack.encode(_Description(ours.server.path.name, ours.memory.view.size))

@@ -63,7 +63,7 @@ class UcxTransport(Transport):
 
     @property
     def late(self) -> int:
-        """Messages thrown away because nobody wanted them any more."""
+        """Messages thrown away because their read had ended."""
         return self._reader.late
 
     def takes(self, device: str) -> bool:
@@ -146,7 +146,7 @@ class UcxTransport(Transport):
         self.poll()
 
     def meanwhile(self) -> AbstractContextManager[None]:
-        """Without a connection there is nobody who would wait for anything."""
+        """Without a connection no peer waits for anything."""
         return self._background.running() if self._worker.linked else nullcontext()
 
     @property

@@ -29,7 +29,7 @@ from protocol.errors import TransferError
 logger = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 
-# Per reader, so that one that has stopped reading holds up nobody else.
+# Per reader, so that one that has stopped reading holds up no other.
 _WINDOW = 256
 _BUNDLES = 8  # of them bundles, each with a buffer
 _MAX_JOBS = 1024
@@ -47,7 +47,7 @@ class Region:
 
 class Buffers:
     """Staging for bundles: `count` buffers, made as one piece (on large pages) when first needed.
-    Whoever takes more gets them for once."""
+    A caller that takes more gets buffers for one use."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -149,7 +149,7 @@ class UcxReader:
         return read
 
     def receive(self, message: Message, transfer: int, index: int) -> None:
-        """Take a message for which no receive is posted: a bundle, or one that nobody wants."""
+        """Take a message for which no receive is posted: a bundle, or one whose read has ended."""
         read = self._reads.get(transfer)
         ranges = None if read is None else read.bundles.get(index)
         if read is None or ranges is None:

@@ -1,7 +1,7 @@
 """A UCX worker: links to peers, tagged sends, and receives.
 
 What is expected lands where it belongs: its receive is posted before it comes. ucxx cannot cancel
-one receive; it is ended with an empty message of ours, and what nobody expects any more is thrown
+one receive; it is ended with an empty message of ours, and what is not expected any more is thrown
 away when it arrives.
 """
 
@@ -61,7 +61,7 @@ _Operation = tuple[Any, Any, Then]
 
 class UcxWorker:
     """`host` is the address to listen on. Bytes move only in `progress`: a thread of UCX's own
-    would wake for each packet, also on the core where somebody else has just taken it."""
+    would wake for each packet, also on the core that another process has just taken."""
 
     def __init__(self, host: str) -> None:
         chosen = settings(host)
@@ -101,7 +101,8 @@ class UcxWorker:
 
     def link(self, address: bytes, epoch: int = 0) -> Link:
         """The connection to a worker, made if there is none, it is broken or the peer says that its
-        `epoch` is over. That nobody listens there shows later. `TransferError` if UCX knows no way.
+        `epoch` is over. That no process listens there shows later. `TransferError` if UCX knows no
+        way.
         """
         known = self._links.get(address)
         if known is not None and known.alive and known.epoch >= epoch:

@@ -30,7 +30,7 @@ _JSON: Mapping[str, str] = MappingProxyType({"content-type": "application/json"}
 async def learn(client: UpstreamClient, instance: Instance, ask_dialect: bool) -> None:
     """Ask a worker what it is. One that could not say it in time is asked again:
     it is not taken for one that has nothing to say. Of another engine a master tells the rest."""
-    told_by_master = instance.vouched and instance.dialect == "openai"
+    told_by_master = instance.known_to_master and instance.dialect == "openai"
     if not (told_by_master or await _read_server_info(client, instance, ask_dialect)):
         return
     resumes: bool | None = False
@@ -67,8 +67,10 @@ async def _read_server_info(client: UpstreamClient, instance: Instance, ask_dial
     instance.models = frozenset((instance.model, *names))
     instance.adapters = _texts(info, "adapters")
     instance.revision = _text(info, "revision")
+    instance.tokenizer = _text(info, "tokenizer")
     instance.kv_endpoint = _object(info, "kv_transfer_params")
     instance.ec_endpoint = _object(info, "ec_transfer_params")
+    instance.ec_compatibility = _text(info, "ec_compatibility")
     instance.max_running = _count(info, "max_num_seqs")
     instance.block_size = _count(info, "block_size")
     return True
@@ -153,7 +155,7 @@ async def _object_at(client: UpstreamClient, url: str) -> dict[str, Any] | None:
         answer = await client.get(url)
     except TriptychError as error:
         if isinstance(error, CallFailed) and error.kind == WRONG_KEY:
-            logger.error("%s", error.message)  # it stays out of use until somebody mends that
+            logger.error("%s", error.message)  # it stays out of use until the key is right
         return {} if _is_no_such_thing(error) else None
     try:
         return decoded(answer, dict[str, Any], fail=UpstreamError)

@@ -13,23 +13,16 @@ from typing import Literal
 
 from blake3 import blake3
 
-from protocol.errors import Unavailable
+from protocol.refs import fits
 from protocol.types import Role
 from proxy.fleet.circuit_breaker import Breaker
+from proxy.fleet.own_model import OwnModels, models_of
+from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
+from proxy.fleet.rendered_models import RenderedModels
 from proxy.fleet.served_models import ServedModels
 from proxy.fleet.worker import Dialect, Instance
+from proxy.fleet.worker_lists import WorkerLists
 from proxy.worker_urls import split_urls
-
-
-class NoWorker(Unavailable):
-    """No worker of a role can be asked."""
-
-    code = "no_worker"
-
-
-class WorkerUnknown(Unavailable):
-    """A place was found, at a worker that has just come or gone: another one may do."""
-
 
 Relayed = Literal["none", "media", "all"]
 Some = Sequence[Instance]
@@ -37,35 +30,41 @@ _COMPUTING: tuple[Role, Role] = ("prefill", "decode")
 
 
 @dataclass
-class Fleet:
-    """Lists of workers by role, kept true to the facts by `proxy.fleet.probing` or a master.
+class Fleet(WorkerLists):
+    """Its lists are kept true to the facts by `proxy.fleet.probing` or a master.
 
-    `encode`, `prefill`, `decode`: the workers that serve these stages.
     `breaker`: makes the circuit breaker of a worker that is added.
     `relayed`: which requests could meet a worker that speaks only the `openai` dialect.
     `forced`: the dialect of all workers, by --dialect; None: each is asked.
     `watched`: a master says who is up, and only workers in doubt are probed.
-    `models`: what they serve, as they or a master tell.
+    `own`: what this proxy was told they serve. `models`: what they serve, as they or a master tell.
+    `unserved`: models of a master's workers that are none of this proxy's; where that has one model
+    alone, only while no worker serves it. `misfits`: how many workers read other tokens than it
+    renders.
     `resumers`: how many decode workers could resume a stream that another one has begun.
     `pushed_to`: whether there are workers that encoders push embeddings to.
-    `_leaving` have departed, but may have calls. `_doubtful` are to be probed at once.
+    `_leaving` are removed, but may have calls. `_doubtful` are to be probed at once.
     """
 
-    encode: list[Instance] = field(default_factory=list)
-    prefill: list[Instance] = field(default_factory=list)
-    decode: list[Instance] = field(default_factory=list)
     breaker: Callable[[], Breaker] = Breaker
     relayed: Relayed = "none"
     forced: Dialect | None = None
     watched: bool = False
     resumers: int = 0
     pushed_to: bool = False
-    models: ServedModels = field(default_factory=ServedModels)
+    own: OwnModels = field(default_factory=OwnModels)
+    models: ServedModels = field(init=False)
+    unserved: tuple[str, ...] = ()
+    misfits: int = 0
     _leaving: list[Instance] = field(default_factory=list)
     _doubtful: list[Instance] = field(default_factory=list)
     _in_doubt: asyncio.Event = field(default_factory=asyncio.Event)
     _observers: list[Callable[[], None]] = field(default_factory=list)
     _turns: Counter[Role] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        names = [one.names for one in self.own.all]
+        self.models = RenderedModels(names) if self.own.several else ServedModels()
 
     @staticmethod
     def from_urls(
@@ -73,10 +72,10 @@ class Fleet:
         prefill: str,
         decode: str,
         breaker: Callable[[], Breaker] = Breaker,
-        models: ServedModels | None = None,
+        own: OwnModels | None = None,
     ) -> Fleet:
         """From the comma-separated flags; `ConfigError` if a list is not one of URLs."""
-        fleet = Fleet(breaker=breaker, models=models or ServedModels())
+        fleet = Fleet(breaker=breaker, own=own or OwnModels())
         lists: tuple[tuple[Role, str], ...] = (
             ("encode", encode),
             ("prefill", prefill),
@@ -99,40 +98,21 @@ class Fleet:
         if instance in self.of(instance.role):
             self.of(instance.role).remove(instance)
             self._leaving.append(instance)
-        instance.departed, instance.up = True, False
-
-    def move(self, instance: Instance, role: Role) -> None:
-        """A worker serves another role from here on; its calls go on."""
-        if instance in self.of(instance.role):
-            self.of(instance.role).remove(instance)
-            self.of(role).append(instance)
-        instance.role = role
-
-    def find(self, role: Role, url: str) -> Instance | None:
-        return next((i for i in self.of(role) if i.url == url), None)
-
-    def all(self) -> list[Instance]:
-        return [*self.encode, *self.prefill, *self.decode]
-
-    def of(self, role: Role) -> list[Instance]:
-        """The workers of a role."""
-        if role == "encode":
-            return self.encode
-        return self.prefill if role == "prefill" else self.decode
+        instance.removed, instance.up = True, False
 
     def to_probe(self) -> Iterable[Instance]:
-        """Those whose health nobody vouches for, who have not said all, and those that leave."""
+        """Workers that no master knows, that have not said all of themselves, or that leave."""
         self._leaving = [i for i in self._leaving if i.in_flight]
         if not self.watched:
             return [*self.all(), *self._leaving]
-        doubtful = [i for i in self.all() if not (i.up and i.known and i.vouched) or i.suspect]
-        return [*doubtful, *self._leaving]
+        return [*(i for i in self.all() if i.doubtful), *self._leaving]
 
     def quiet(self) -> list[Instance]:
-        """Workers that a master vouches for, and whose calls here have said nothing for a while: a
-        master notices only after a lease that nobody can reach them."""
+        """Workers that a master knows, and whose calls here have said nothing for a while: a master
+        notices only after a lease that they cannot be reached."""
         now = time.monotonic()
-        return [i for i in self.all() if self.watched and i.vouched and i.up and i.quiet(now)]
+        known = (i for i in self.all() if self.watched and i.known_to_master)
+        return [i for i in known if i.up and i.quiet(now)]
 
     def doubt(self, instance: Instance) -> None:
         """It is to be probed at once."""
@@ -151,11 +131,23 @@ class Fleet:
     def news(self) -> None:
         """Workers have come, gone or changed: what follows from that."""
         self._choose_relayed()
+        for instance in self.all():
+            self.judge(instance)
+        self.misfits = sum(instance.misfit for instance in self.all())
         self.models.look(self.all())
         self.resumers = sum(i.resumes and i.up and not i.draining for i in self.decode)
         self.pushed_to = any(i.ec_zmq_addrs for i in (*self.prefill, *self.decode))
         for observe in self._observers:
             observe()
+
+    def judge(self, instance: Instance) -> None:
+        """Which of this proxy's models it serves, and whether it reads what is rendered for that:
+        to be called once it has said what it is. Where all requests are relayed, workers render
+        them."""
+        names = instance.models - instance.adapters.keys()
+        instance.rendered = self.models.named(instance.model, names)
+        own = self.own.of(instance.rendered)
+        instance.misfit = self.relayed != "all" and own.misreads(instance)
 
     def subscribe(self, observe: Callable[[], None]) -> None:
         """Have `observe` called whenever workers may have come, gone or changed."""
@@ -190,13 +182,18 @@ class Fleet:
         else:
             self.relayed = "none"
 
-    def usable(self, role: Role, avoid: Some = (), model: str | None = None) -> list[Instance]:
+    def usable(
+        self, role: Role, avoid: Some = (), model: str | None = None, reader: str = ""
+    ) -> list[Instance]:
         """Workers of a role that may be asked. Those to `avoid` are left out while another worker
-        can do the work, then suspects are. `model`: the name that a request gives, None for any."""
+        can do the work, then suspects are. `model`: the name that a request gives, None for any.
+        `reader`: the EC compatibility of the worker that is to read their embeddings."""
         now = time.monotonic()
         able = [instance for instance in self.of(role) if instance.usable(now)]
         if model is not None:
             able = self.models.serving(able, model)
+        if reader:
+            able = [instance for instance in able if fits(instance.ec_compatibility, reader)]
         if avoid:
             able = [instance for instance in able if instance not in avoid] or able
         return [instance for instance in able if not instance.suspect] or able
@@ -207,7 +204,7 @@ class Fleet:
         workers = self.of(role)
         if len(workers) == 1 and not self.models.several:
             (only,) = workers
-            if only.up and not only.draining and only.breaker.closed:
+            if only.up and not (only.draining or only.misfit) and only.breaker.closed:
                 return only
         able = self.usable(role, avoid, model)
         if not able:
@@ -224,7 +221,7 @@ class Fleet:
         return min((*able[start:], *able[:start]), key=attrgetter("in_flight"))
 
     def replaceable(self, instance: Instance) -> bool:
-        """Whether somebody who answers in time could take this one's work."""
+        """Whether a worker that answers in time could take this one's work."""
         computing = instance.role != "encode" and self.relayed != "all"
         peers = [*self.prefill, *self.decode] if computing else self.of(instance.role)
         now = time.monotonic()
@@ -236,12 +233,14 @@ class Fleet:
         return any(peer.usable(now) for peer in others)
 
     def by_content(
-        self, mm_hash: str, avoid: Sequence[Instance] = (), model: str | None = None
+        self, mm_hash: str, avoid: Some = (), model: str | None = None, reader: str = ""
     ) -> Instance:
         """The encoder that this item goes to as long as it is usable (rendezvous hashing), so that
-        a repeated picture meets its cache. Without an encoder, one that could become one. `model`:
-        as of `usable`."""
-        able = self.usable("encode", avoid, model)
+        a repeated picture meets its cache. Without an encoder, one that could become one. `model`,
+        `reader`: as of `usable`."""
+        able = self.usable("encode", avoid, model, reader)
+        if not able and reader and self.usable("encode", (), model):
+            raise Unreadable
         if not able:
             computing = (self.usable(role, avoid, model) for role in _COMPUTING)
             able = [one for some in computing for one in some if one.changes_role]
@@ -266,6 +265,13 @@ class Fleet:
 
     def no_worker(self, role: Role, model: str | None = None) -> NoWorker:
         """Why no worker of a role can be asked, and when to ask again. `model`: as of `usable`."""
+        meant = self.models.meant(model)
+        misfits = [one for one in self.computing(meant) if one.misfit and one.up]
+        if misfits and role != "encode":
+            own = self.own.of(misfits[0].rendered)
+            return WrongTokenizer(own.refusal(misfits), retry_after_s=1.0)
+        if others := self._others(meant):
+            return NoWorker(self.own.of(meant).unserved(others), retry_after_s=1.0)
         now = time.monotonic()
         waits = [i.breaker.wait_s(now) for i in self.of(role) if i.up and not i.draining]
         why = f"no {role} worker is up"
@@ -275,6 +281,14 @@ class Fleet:
             other = "prefill" if role == "decode" else "decode"
             why = f"no {role} worker has adapter '{model}' in the files that {other} workers have"
         return NoWorker(why, retry_after_s=min(waits, default=1.0))
+
+    def _others(self, meant: str) -> Sequence[str]:
+        """Models that workers serve, where none serves the one that a request means."""
+        if not self.own.several:
+            return self.unserved
+        if not meant or any(one.rendered == meant for one in self.all()):
+            return ()
+        return self.unserved or models_of(one for one in self.all() if not one.rendered)
 
 
 def rendezvous(instances: Sequence[Instance], key: str) -> Instance:

@@ -71,16 +71,16 @@ class FleetWatcher:
         return True
 
     def _on_our_own(self) -> None:
-        """Nobody vouches for anybody, until a master tells of all."""
+        """No worker counts as known to a master, until one tells of all."""
         self._version = ""
         for instance in self.by_id.values():
-            instance.vouched = False
+            instance.known_to_master = False
 
     def _apply(self, news: Workers) -> None:
         now = time.monotonic()
         if news.full:
             for name in self.by_id.keys() - {view.info.instance_id for view in news.workers}:
-                self.by_id[name].vouched = False
+                self.by_id[name].known_to_master = False
                 self._orphaned.setdefault(name, now)
         late = {name for name, since in self._orphaned.items() if now - since > _ORPHAN_S}
         gone = self.by_id.keys() & (late | set(news.gone))
@@ -88,7 +88,9 @@ class FleetWatcher:
             told = name in news.gone
             unnamed = f"no master has named it for {_ORPHAN_S:g} s"
             self._leave(name, "the master has forgotten it" if told else unnamed)
-        self._views = {n: v for n, v in self._views.items() if n not in gone} | {
+        # Workers of other models are in no list of this proxy's, and none waits for them.
+        known = self.by_id.keys() if news.full else self._views.keys() - set(news.gone)
+        self._views = {n: v for n, v in self._views.items() if n in known and n not in gone} | {
             view.info.instance_id: view for view in news.workers if _role(view.info.role)
         }
         chosen = self._choose_model()
@@ -97,23 +99,25 @@ class FleetWatcher:
                 self._change(view)
             elif view.info.instance_id in self.by_id:
                 self._leave(view.info.instance_id, "it serves another model")
-        if gone or news.workers:
+        if gone or news.gone or news.workers:
             self._fleet.news()
 
     def _choose_model(self) -> bool:
         """Whether the workers' name of the model is another from here on."""
+        if self._rendered is not None:
+            infos = [view.info for view in self._views.values()]
+            self._fleet.unserved = tuple(sorted({i.model for i in infos if not self._is_ours(i)}))
+            return False
         served = {view.info.model for view in self._views.values()}
         chosen = next((name for name in self._names if name in served), "")
         if not chosen and len(served) == 1:
             (chosen,) = served
+        self._fleet.unserved = () if chosen or not self._names else tuple(sorted(served))
         if chosen == self.model:
             return False
         self.model = chosen
         if self._names and chosen and chosen not in self._names:
             logger.info("all workers serve %s: %s is an alias of it", chosen, self._names[0])
-        elif self._names and not chosen and served:
-            models = ", ".join(sorted(served))
-            logger.error("--served-model-name: no worker serves %s, but %s", self._names, models)
         return True
 
     def _is_ours(self, info: InstanceInfo) -> bool:
@@ -140,22 +144,24 @@ class FleetWatcher:
     def _change(self, view: WorkerView) -> None:
         info = view.info
         known = self.by_id.get(info.instance_id)
-        if known is not None and not _same_life(known, info):
+        if known is not None and not _same_process(known, info):
             self._leave(info.instance_id, "it restarted")
             known = None
         if known is None:
             known = self._join(info)
         self._serve(known, info)
         self._orphaned.pop(info.instance_id, None)
-        known.draining, known.vouched = view.draining, True
+        known.draining, known.known_to_master = view.draining, True
         known.kv_endpoint, known.ec_endpoint = info.kv_endpoint, info.ec_endpoint
+        known.ec_compatibility = info.ec_compatibility
         known.ec_zmq_addrs = tuple(info.ec_zmq_addrs) or known.ec_zmq_addrs
         known.max_running, known.block_size = info.max_running, info.block_size
-        known.model, known.revision = info.model, info.revision
+        known.model, known.revision, known.tokenizer = info.model, info.revision, info.tokenizer
         known.models = frozenset((info.model, *info.aliases, *info.adapters))
         known.aliases = frozenset(info.aliases)
         known.adapters = {name: info.adapter_revisions.get(name, "") for name in info.adapters}
         known.dialect = self._fleet.forced or info.dialect
+        self._fleet.judge(known)
 
     def _serve(self, instance: Instance, info: InstanceInfo) -> None:
         """It is in the list of the role that it serves."""
@@ -179,13 +185,13 @@ class FleetWatcher:
         return instance
 
     def _forget(self, instance: Instance) -> None:
-        """The names of its former lives: that they leave is no news of this one."""
+        """The names that it had before it restarted: that they leave says nothing of it now."""
         for name in [name for name, known in self.by_id.items() if known is instance]:
             del self.by_id[name]
             self._orphaned.pop(name, None)
 
 
-def _same_life(instance: Instance, info: InstanceInfo) -> bool:
+def _same_process(instance: Instance, info: InstanceInfo) -> bool:
     """A worker whose role is not to change is another one with another role."""
     if (instance.generation, instance.url) != (info.generation, _url(info)):
         return False

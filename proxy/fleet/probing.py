@@ -51,7 +51,7 @@ async def probe_once(fleet: Fleet, client: UpstreamClient) -> bool:
 
 
 async def listen(fleet: Fleet, client: UpstreamClient) -> None:
-    """Give up workers that calls wait for, that a master vouches for, and that are silent."""
+    """Give up workers that calls wait for, that a master knows, and that are silent."""
     quiet = fleet.quiet()
     asked = (_listen_to(fleet, client, instance) for instance in quiet)
     results = await asyncio.gather(*asked, return_exceptions=True)
@@ -84,7 +84,7 @@ async def _probe_all(fleet: Fleet, client: UpstreamClient, asked: list[Instance]
 
 async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) -> bool:
     """A refused connection means down at once, a late answer only if it happens again and again.
-    True if it is there, and has not said how it is spoken to: it gets no requests until then."""
+    True if it is up but did not answer the protocol probe: it gets no requests until it does."""
     try:
         takes_requests = await _asked(client, instance)
     except ProxyExhausted:
@@ -95,10 +95,11 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
             return _hold(instance, instance.up)
         instance.refused(error.message)
         return False
-    if instance.suspect and not instance.vouched:
-        instance.known = False  # it may be another life of it
-    if not instance.known and not instance.departed:
+    if instance.suspect and not instance.known_to_master:
+        instance.known = False  # it may have restarted
+    if not instance.known and not instance.removed:
         await learn(client, instance, not fleet.forced)
+        fleet.judge(instance)
     elif instance.tells_adapters:
         instance.probes += 1
         if instance.probes % _ADAPTERS_EVERY == 0:
@@ -106,7 +107,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
     before = instance.up, instance.draining
     instance.answered()
     if not takes_requests:
-        instance.draining = True  # until its next life; a master may have said so too
+        instance.draining = True  # until it restarts; a master may have said so too
     held = _hold(instance, before[0])
     if before != (instance.up, instance.draining):
         fleet.news()
@@ -115,7 +116,7 @@ async def probe_one(fleet: Fleet, client: UpstreamClient, instance: Instance) ->
 
 async def _late(fleet: Fleet, client: UpstreamClient, instance: Instance) -> None:
     was_lost = instance.lost
-    instance.late_probes += 1  # before anything else: others that are late by now replace nobody
+    instance.late_probes += 1  # before anything else: other late workers are no replacement
     cut_off = not (was_lost or await client.reaches(instance.url))
     alone = not fleet.replaceable(instance)
     instance.late(alone, cut_off)

@@ -22,14 +22,12 @@ class RenderedModels(ServedModels):
         self._workers_names: dict[str, str] = {}  # by first name
 
     def named(self, model: str, aliases: Iterable[str]) -> str:
-        """The first name of the model that a worker serves which calls it so, "" for none."""
         found = (self._first.get(name, "") for name in (model, *sorted(aliases)))
         return next(filter(None, found), "")
 
     def look(self, workers: Iterable[Instance]) -> None:
+        """Once each has been judged by `named`."""
         workers = list(workers)
-        for one in workers:
-            one.rendered = self.named(one.model, one.models - one.adapters.keys())
         self._workers_names = {one.rendered: one.model for one in reversed(workers)}
         self.adapters, self._with_adapter = {}, {}
         for model in self.rendered:
@@ -37,6 +35,9 @@ class RenderedModels(ServedModels):
             for name, revision in found.items():
                 if name not in self._first and name not in self.adapters:
                     self.adapters[name], self._with_adapter[name] = revision, model
+
+    def meant(self, name: str | None) -> str:
+        return self.of(name) if name else ""
 
     def of(self, name: str) -> str:
         """The first name of the model that a request's name stands for, "" for none of them."""

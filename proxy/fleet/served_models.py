@@ -32,6 +32,16 @@ class ServedModels:
         self.adapters = adapters_of(known)
         self.several = len(set(self._models.values())) > 1
 
+    def named(self, model: str, aliases: Iterable[str]) -> str:
+        """The first name of the model that a worker serves which calls it so, of several that this
+        proxy renders for; "" for none."""
+        return ""
+
+    def meant(self, name: str | None) -> str:
+        """The first name of the model that a request names, of several that this proxy renders for;
+        "" for none."""
+        return ""
+
     def of(self, name: str) -> str:
         """The model that a request's name stands for, "" where all workers serve one: they judge
         names themselves. `ModelNotFound` if none serves it, or if several could be meant."""

@@ -43,8 +43,8 @@ class Instance:
     suspect: bool = False
     known: bool = False  # it has said all of what follows since it came up
     listed: bool = False  # by a flag, so it stays whatever a master says
-    vouched: bool = False  # a master says that it is there
-    departed: bool = False  # it is no more of the fleet, and finishes what it has
+    known_to_master: bool = False  # a master says that it is there
+    removed: bool = False  # from the fleet; it finishes what it has
     in_flight: int = 0  # calls of this proxy there
     heard: float = 0.0  # when a call there last came to a good end
     late_probes: int = 0  # those it has not answered in time since it last did
@@ -57,10 +57,13 @@ class Instance:
     aliases: frozenset[str] = frozenset()  # the aliases among them, as a master tells
     rendered: str = ""  # first name of the model, of several that the proxy renders for
     revision: str = ""  # name of the weights in content keys
+    tokenizer: str = ""  # digest of its vocabulary, "" if unknown
+    misfit: bool = False  # its model reads other tokens than this proxy renders
     # where a decode worker asks for KV that this one is still computing, None if it cannot be asked
     kv_endpoint: dict[str, Any] | None = None
     # where a consumer asks for embeddings that it is still making, None if it cannot be asked
     ec_endpoint: dict[str, Any] | None = None
+    ec_compatibility: str = ""  # what those must share whose embeddings it reads, "" if unknown
     # where encoders push embeddings to, for each data-parallel rank; empty: it fetches them itself
     ec_zmq_addrs: tuple[str, ...] = ()
     dialect: Dialect | None = None  # None until it has been asked for it
@@ -74,15 +77,20 @@ class Instance:
     def tells_adapters(self) -> bool:
         """Whether it is to be asked again for its LoRA adapters: no master tells of them."""
         computes = self.dialect == "tokens" and self.role != "encode"
-        return computes and not (self.vouched or self.departed)
+        return computes and not (self.known_to_master or self.removed)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is to be probed although a master answers."""
+        return not (self.up and self.known and self.known_to_master) or self.suspect
 
     def usable(self, now: float) -> bool:
         """Whether a request may be sent there; `now` as of its breaker."""
-        return not self.draining and self.serves(now)
+        return not (self.draining or self.misfit) and self.serves(now)
 
     def serves(self, now: float) -> bool:
         """Whether it may be asked for what it holds, even if it drains."""
-        return self.up and not self.departed and self.breaker.admits(now)
+        return self.up and not self.removed and self.breaker.admits(now)
 
     def may_say(self, name: str, status: int) -> bool:
         """Whether an answer that names an instance, "" for none, can be this worker's. One of
@@ -106,7 +114,7 @@ class Instance:
         connections; after a restart it does not drain unless a master says so."""
         self.up = self.known = False
         self.cause = cause
-        self.draining = self.draining and self.vouched
+        self.draining = self.draining and self.known_to_master
 
     def quiet(self, now: float) -> bool:
         """Whether calls wait there that nothing was heard of for a while."""
@@ -114,9 +122,9 @@ class Instance:
 
     def late(self, alone: bool, cut_off: bool) -> None:
         """It has not answered its last probe in time, which counts already. Only if that happens
-        again and again it is lost, for a busy machine is not a dead worker; more often if nobody
-        could take its work, `alone`. One whose address does not answer at all, `cut_off`, is lost
-        at once unless it is alone."""
+        again and again it is lost, for a busy machine is not a dead worker; more often if no
+        other could take its work, `alone`. One whose address does not answer at all, `cut_off`, is
+        lost at once unless it is alone."""
         enough = 1 if cut_off else _LATE_PROBES
         if self.late_probes >= (_LATE_PROBES_ALONE if alone else enough):
             self.refused(
@@ -126,7 +134,7 @@ class Instance:
 
     def left(self) -> None:
         """No master has heard of it for long: another silence is enough."""
-        self.vouched = False
+        self.known_to_master = False
         self.refused("no master knows it")
         self.late_probes = max(self.late_probes, _LATE_PROBES_ALONE - 1)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from protocol.errors import DeadlineExceeded, ModelNotFound, RateLimited, TriptychError, Unavailable
 from protocol.registry import SCHEDULE_PATH, Finished, Placement, ScheduleRequest, Stage, Target
 from protocol.types import Role
 from proxy.admission import Admission
-from proxy.fleet.fleet import Fleet, WorkerUnknown
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.refusals import WorkerUnknown
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.master_client import MasterClient
-from proxy.placement.own_view import OwnView, by_load
+from proxy.placement.own_view import OwnView, by_load_of
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.placement.reporter import Reporter
 from proxy.request_state import RequestState
@@ -56,6 +58,7 @@ class MasterPlanner:
     async def place(self, state: RequestState, need: Need) -> Plan:
         """Raises what the master says if it has no room."""
         if self._client.present:
+            self._check_readers(need.wanted_model)
             try:
                 return await self._by_master(state, need)
             except (WorkerUnknown, DeadlineExceeded, asyncio.CancelledError):
@@ -66,9 +69,20 @@ class MasterPlanner:
                     raise
                 logger.warning("the master: %s; placing by the last view", error.message)
         self._metrics.placements.labels("proxy").inc()
-        return by_load(
-            self._fleet, need.max_tokens, state.avoid, need.wanted_model, pooling=need.pooling
-        )
+        return by_load_of(self._fleet, need, state.avoid)
+
+    def _check_readers(self, model: str | None) -> None:
+        """Raises if no worker of the model reads what this proxy renders, which a master does not
+        know."""
+        if not self._fleet.misfits:
+            return
+        computing = self._computing(model)
+        if computing and all(one.misfit for one in computing):
+            raise self._fleet.no_worker("decode", model)
+
+    def _computing(self, model: str | None) -> list[Instance]:
+        """Workers that prefill or decode, of several rendered models those of the one named."""
+        return self._fleet.computing(self._fleet.models.meant(model))
 
     def _names_no_model(self, error: TriptychError) -> bool:
         """Whether the request is wrong. Of one model the workers may know further names; models
@@ -84,6 +98,9 @@ class MasterPlanner:
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)
         plan = self._plan(state, placement, need.wanted_model)
+        if plan.decode.misfit or (plan.prefill is not None and plan.prefill.misfit):
+            self.over(need.request_id, AttemptEnd(aborted=True))
+            raise self._fleet.no_worker("decode", need.wanted_model)
         self._metrics.placements.labels("master").inc()
         return plan
 
@@ -101,21 +118,21 @@ class MasterPlanner:
             deadline_s=state.left_s,
             tenant=state.caller.tenant,
             session=state.caller.session,
-            avoid=list({i.instance_id for i in state.avoid if i.instance_id}),
+            avoid=list({i.instance_id for i in self._avoided(state) if i.instance_id}),
             debug=state.record.explained,
             predicted=need.predicted,
             pooling=need.pooling,
         )
 
+    def _avoided(self, state: RequestState) -> Iterable[Instance]:
+        """Workers that have failed the request, or do not read what this proxy renders."""
+        if not self._fleet.misfits:
+            return state.avoid
+        return (*state.avoid, *(one for one in self._fleet.all() if one.misfit))
+
     def _block_size(self, model: str | None) -> int:
         """Of the workers that serve `model`, which are all unless the proxy renders for several."""
-        models = self._fleet.models
-        wanted = models.of(model) if models.rendered and model else ""
-        sizes = (
-            one.block_size
-            for one in (*self._fleet.prefill, *self._fleet.decode)
-            if one.rendered == wanted
-        )
+        sizes = (one.block_size for one in self._computing(model))
         return next((size for size in sizes if size), _BLOCK_SIZE)
 
     def _plan(self, state: RequestState, placement: Placement, model: str | None = None) -> Plan:
@@ -178,7 +195,7 @@ class MasterPlanner:
 
 
 def _is_store(target: Target | None) -> bool:
-    """Whoever needs an embedding finds it there by itself."""
+    """A worker that needs an embedding finds it there by itself."""
     return target is not None and target.role == "store"
 
 

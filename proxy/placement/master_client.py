@@ -74,7 +74,7 @@ class MasterClient:
         url = self.url
         try:
             answer = await self._client.get(url + path, Patience.of(timeout_s), _HEADERS)
-            found = _decoded(answer, kind, url)
+            found = _decoded(answer, kind)
         except ProxyExhausted as error:  # the master was not asked
             raise MasterAway(f"master {url}: {error.message}") from None
         except TriptychError as error:
@@ -94,7 +94,7 @@ class MasterClient:
             asked.add(url)
             try:
                 answer = await self._posted(url, path, data, deadline, traceparent)
-                found = _decoded(answer, kind, url)
+                found = _decoded(answer, kind)
             except TriptychError as error:
                 if not _is_broken(error):
                     raise
@@ -119,7 +119,7 @@ class MasterClient:
 
     def _patience(self, url: str, deadline: float) -> Patience:
         """A master may take its time to answer as long as it is `present`, and a little to become
-        so: whoever follows it hears of it soon."""
+        so: the watcher of the fleet hears of it soon."""
         unheard_until = time.monotonic() + _UNHEARD_S
 
         def alive() -> bool:
@@ -133,8 +133,9 @@ def _is_broken(error: TriptychError) -> bool:
     return isinstance(error, UpstreamError) or error.status == InternalError.status
 
 
-def _decoded(answer: bytes, kind: type[_T], url: str) -> _T:
+def _decoded(answer: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(answer, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise UpstreamError(f"master {url} answered with nonsense") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"the answer is not a valid {kind.__name__} in msgpack: {error}"
+        raise UpstreamError(what) from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from protocol.refs import compatibility_of
 from protocol.types import Role
 from proxy.admission import Admission
 from proxy.fleet.fleet import Fleet
+from proxy.fleet.pairing import hands_over, reader_of
+from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import AttemptEnd, Need, Plan
 from proxy.request_state import RequestState
@@ -27,9 +28,7 @@ class OwnView:
         self.admission = admission
 
     async def place(self, state: RequestState, need: Need) -> Plan:
-        return by_load(
-            self._fleet, need.max_tokens, state.avoid, need.wanted_model, pooling=need.pooling
-        )
+        return by_load_of(self._fleet, need, state.avoid)
 
     def stage_over(
         self, request_id: str, stage: Role, elapsed_s: float, mm_hash: str | None = None
@@ -43,6 +42,14 @@ class OwnView:
         """The fleet knows."""
 
 
+def by_load_of(fleet: Fleet, need: Need, avoid: Sequence[Instance]) -> Plan:
+    """`by_load` for an attempt that takes `need`."""
+    return by_load(
+        fleet, need.max_tokens, avoid, need.wanted_model, pooling=need.pooling,
+        media=bool(need.items),
+    )  # fmt: skip
+
+
 def by_load(
     fleet: Fleet,
     max_tokens: int,
@@ -50,28 +57,32 @@ def by_load(
     model: str | None = None,
     *,
     pooling: bool = False,
+    media: bool = False,
 ) -> Plan:
     """The least loaded workers, of which one can take the other's KV; if all of one stage are down,
     or have failed the request, or none fits, those of the other do both. `model`: as a request
     names it, where the fleet may have several. With `pooling` nothing is decoded: prefill workers
-    come first."""
+    come first. With `media` the worker that prefills can read some encoder's embeddings."""
     decoding, prefilling = (fleet.usable(role, avoid, model) for role in _COMPUTING)
     if not (decoding or prefilling):
         raise fleet.no_worker("decode", model)
+    reads = reader_of(fleet.usable("encode", (), model) if media else ())
+    if media:
+        prefilling = [one for one in prefilling if reads(one)]
+        decoding = [d for d in decoding if reads(d) or any(hands_over(p, d) for p in prefilling)]
+        if not (decoding or prefilling):
+            raise Unreadable
     fresh = [one for one in prefilling if one not in avoid]
     if not decoding or (fresh and (pooling or all(one in avoid for one in decoding))):
         return Plan(fleet.lightest(fresh or prefilling), model=model)
     decode = fleet.lightest(decoding)
-    if max_tokens == 1:
+    alone = reads(decode)
+    if max_tokens == 1 and alone:
         return Plan(decode, model=model)
-    fresh = [one for one in fresh if hands_over(one, decode)]
-    return Plan(decode, fleet.lightest(fresh) if fresh else None, model=model)
-
-
-def hands_over(prefill: Instance, decode: Instance) -> bool:
-    """Whether their KV is of one compatibility; whoever does not say fits all."""
-    kinds = {compatibility_of(one.kv_endpoint) for one in (prefill, decode)} - {""}
-    return len(kinds) < 2
+    partners = [one for one in fresh if hands_over(one, decode)]
+    if not (partners or alone):
+        partners = [one for one in prefilling if hands_over(one, decode)]
+    return Plan(decode, fleet.lightest(partners) if partners else None, model=model)
 
 
 class Room:

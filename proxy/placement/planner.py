@@ -61,6 +61,11 @@ class Plan:
     local: frozenset[str] = frozenset()
     model: str | None = None
 
+    @property
+    def reader(self) -> str:
+        """The EC compatibility of the worker that reads the embeddings."""
+        return (self.prefill or self.decode).ec_compatibility
+
 
 class Planner(Protocol):
     """Admits requests, plans each of their attempts, and is told how it went."""

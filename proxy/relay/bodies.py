@@ -16,6 +16,7 @@ from protocol.errors import InvalidRequest
 from proxy.relay.data_urls import DataUrls
 from proxy.relay.media import EncodedMedia, MediaItem, Reference, media_of, replaced
 from proxy.upstream.answer import Body
+from services.frontend.priority import check_priority
 
 _MARKS = (b'_url"', b'input_audio"')
 _REMOTE_DECODE = {
@@ -80,10 +81,13 @@ class RequestBody:
                 code="too_many_media",
             )
 
-    @property
-    def priority(self) -> int:
-        """Lower is earlier; what is no such number is the workers' to refuse."""
+    def priority(self, lowest: int) -> int:
+        """Lower is earlier; `InvalidRequest` below `lowest`. What is no number at all is the
+        workers' to refuse."""
         given = self.fields.get("priority")
+        if given is None:
+            return 0
+        check_priority(_as_number(given), lowest)
         return given if type(given) is int and abs(given) < _URGENCY else 0
 
     @property
@@ -200,6 +204,16 @@ def _encoded(fields: dict[str, Any]) -> bytes:
         return _ENCODER.encode(fields)
     except RecursionError:
         raise _too_deep() from None
+
+
+def _as_number(given: object) -> float:
+    """As vLLM reads an integer: "-1" and -1.0 are -1 there, so that no spelling evades a bound."""
+    if isinstance(given, int | float):
+        return given
+    try:
+        return float(given) if isinstance(given, str) else 0
+    except ValueError:
+        return 0
 
 
 def _too_deep() -> InvalidRequest:

@@ -15,6 +15,8 @@ from protocol.openai import CHAT_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
 from proxy.fleet.fleet import rendezvous
+from proxy.fleet.pairing import common_reader
+from proxy.fleet.refusals import Unreadable
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.placement.planner import Planner
@@ -34,12 +36,14 @@ _Params = dict[str, Any]  # `ec_transfer_params` of an encoder's answer
 @dataclass(frozen=True)
 class _Call:
     """What all tries of an item's encode call share. `key`: of its content. `fields`: header lines.
-    `place`: the encoder that a master has named. `model`: as the client names it."""
+    `place`: the encoder that a master has named. `model`: as the client names it. `reader`: the EC
+    compatibility of the worker that is to read the item, as far as that is known by now."""
 
     key: bytes
     fields: bytes
     place: Instance | None
     model: str
+    reader: str
 
 
 class _Encoded(NamedTuple):
@@ -104,8 +108,10 @@ class RelayEncodeStage:
             place = request.plan.encoders.get(name)
         own_name = name if request.exact else ""
         body = request.body.encode_body(item, own_name)
-        key = digest_of(body, request.client.authorization)
-        call = _Call(key, request.client.fields(f"-{number}".encode()), place, request.model)
+        reader = self._reader(request)
+        key = digest_of(body, request.client.authorization) + reader.encode()
+        fields = request.client.fields(f"-{number}".encode())
+        call = _Call(key, fields, place, request.model, reader)
         pushed: Pushed | None = None
         if request.consumer is not None and request.consumer.address:
             said, encoder, pushed = await self._pushed(request, item, own_name, call)
@@ -117,6 +123,13 @@ class RelayEncodeStage:
         if request.plan is not None:
             self._planner.stage_over(request.placed_as, "encode", time.monotonic() - start, name)
         return _Encoded(_reference(said, item.modality), pushed)
+
+    def _reader(self, request: RelayedRequest) -> str:
+        """Without a plan the worker that reads an item is chosen once it is encoded."""
+        if request.plan is not None:
+            return request.plan.reader
+        fleet = self._dispatch.fleet
+        return common_reader(fleet.prefill or fleet.decode)
 
     async def _pushed(
         self, request: RelayedRequest, item: MediaItem, name: str, call: _Call
@@ -153,16 +166,18 @@ class RelayEncodeStage:
             place = call.place
             if place is not None and not tries.avoid and place.serves(time.monotonic()):
                 return place
-            return self._choose(call.key, tries.avoid, call.model)
+            return self._choose(call, tries.avoid)
 
         return await self._dispatch.tried(tries, "encode", choose, work)
 
-    def _choose(self, key: bytes, avoid: Sequence[Instance], model: str) -> Instance:
-        able = self._dispatch.fleet.usable("encode", avoid, model)
+    def _choose(self, call: _Call, avoid: Sequence[Instance]) -> Instance:
+        fleet = self._dispatch.fleet
+        able = fleet.usable("encode", avoid, call.model, call.reader)
         if not able:
-            raise self._dispatch.fleet.no_worker("encode")
+            others = call.reader and fleet.usable("encode", (), call.model)
+            raise Unreadable() if others else fleet.no_worker("encode")
         most = 2 * min(instance.in_flight for instance in able) + _BUSIER
-        return rendezvous([i for i in able if i.in_flight <= most], key.hex())
+        return rendezvous([i for i in able if i.in_flight <= most], call.key.hex())
 
 
 def _reference(params: _Params, modality: str) -> Reference | None:

@@ -14,7 +14,6 @@ from blake3 import blake3
 from protocol.registry import MediaNeed
 from proxy.placement.planner import Need
 from proxy.relay.bodies import RequestBody, digest_of
-from proxy.relay.request_state import RelayedRequest
 
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 256
@@ -22,11 +21,10 @@ _FIRST = ("model", "tools", "cache_salt", "chat_template", "chat_template_kwargs
 _ENCODER = msgspec.json.Encoder()
 
 
-def predicted_need(request: RelayedRequest, name: str) -> Need:
-    """The need of a request by its messages; `names` of its media are set with it."""
-    body = request.body
-    request.names = [digest_of(body.encode_body(item)).hex() for item in body.items]
-    text, offsets = _written(body, request.names)
+def predicted_need(body: RequestBody) -> tuple[Need, list[str]]:
+    """The need of a request by its messages, without an attempt's id; names of its media."""
+    names = [digest_of(body.encode_body(item)).hex() for item in body.items]
+    text, offsets = _written(body, names)
     items = [
         MediaNeed(
             mm_hash,
@@ -34,11 +32,11 @@ def predicted_need(request: RelayedRequest, name: str) -> Need:
             offset // _BYTES_PER_TOKEN,
             modality="image" if item.modality == "image" else "video",
         )
-        for item, mm_hash, offset in zip(body.items, request.names, offsets, strict=True)
+        for item, mm_hash, offset in zip(body.items, names, offsets, strict=True)
     ]
     root = _root(body.fields)
-    return Need(
-        name,
+    need = Need(
+        "",
         max(1, -(-len(text) // _BYTES_PER_TOKEN)),
         _max_tokens(body.fields),
         items,
@@ -46,6 +44,7 @@ def predicted_need(request: RelayedRequest, name: str) -> Need:
         _model(body.fields),
         predicted=True,
     )
+    return need, names
 
 
 def chained(root: bytes, text: bytes, size: int) -> list[int]:

@@ -7,21 +7,35 @@ the media's bytes: the same prompt has the same keys, and the same beginning the
 
 from __future__ import annotations
 
+import functools
 import random
+from array import array
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from protocol.errors import TriptychError
-from protocol.openai import CHAT_PATH, decode_chat, decode_completion
+from protocol.openai import (
+    CHAT_PATH,
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+from protocol.types import GenerateRequest
 from proxy.fleet.fleet import Fleet
 from proxy.placement.needs import ModelNames, need_of
 from proxy.placement.planner import Need
 from proxy.relay.data_urls import STAND_IN
+from proxy.relay.description import Description, ServedAs
 from proxy.relay.media import MediaItem
 from proxy.relay.message_keys import predicted_need
 from proxy.relay.request_state import RelayedRequest
-from services.frontend.render import Frontend, RenderedRequest
+from services.frontend.render import Frontend
 
 _AT_HAND = ("data:", STAND_IN)
+_UNRENDERED = ServedAs(None, "", ModelNames())
 
 
 class Needs:
@@ -32,32 +46,55 @@ class Needs:
         self._frontend = frontend
 
     async def of(self, request: RelayedRequest) -> Need:
-        """The need of the attempt that begins; `names` of the request's media are set with it."""
-        rendered = None
-        if self._frontend is not None and all(map(_is_at_hand, request.body.items)):
-            rendered = await self._rendered(self._frontend, request)
+        """The need of the attempt that begins; `names` of the request's media are set with it.
+
+        The request is rendered once, however often it is tried or waits for a worker: again only
+        if the fleet serves its model by another name by now."""
+        known = request.description
+        if known is None or known.served_as != self._served_as(known.asked):
+            known = request.description = await self._described(request)
+        request.names, request.exact = known.names, known.exact
+        if known.exact and known.names and not self._fleet.encode:
+            request.body.name_items(known.names)
         # Clients may repeat an id: the master would take the second request for the first one.
         name = f"{request.request_id}-{random.getrandbits(64):016x}"
-        if rendered is None:
-            request.exact = False
-            return predicted_need(request, name)
-        return self._exact(request, rendered, name)
+        return replace(known.need, request_id=name)
 
-    async def _rendered(
-        self, frontend: Frontend, request: RelayedRequest
-    ) -> RenderedRequest | None:
+    async def _described(self, request: RelayedRequest) -> Description:
+        prompt = self._readable(request)
+        asked = None if prompt is None else prompt.model
+        served_as = self._served_as(asked)
+        wanted: GenerateRequest | None = None
+        if self._frontend is not None and prompt is not None:
+            prompt.model = served_as.name
+            wanted = await _rendered(self._frontend, prompt, request.request_id)
+        items = len(request.body.items)
+        if wanted is not None and len(wanted.mm_items) == items:
+            need, exact = need_of(_packed(wanted), served_as.keyed), True
+            names = [item.mm_hash for item in wanted.mm_items]
+        else:
+            (need, names), exact = predicted_need(request.body), False
+        # A long prompt has thousands of keys, which every attempt takes along.
+        need = replace(need, keys=functools.cache(need.keys))
+        return Description(need, names, exact, asked, served_as)
+
+    def _readable(
+        self, request: RelayedRequest
+    ) -> ChatCompletionRequest | CompletionRequest | None:
         """None for what only the workers know how to render; they judge it too."""
+        if self._frontend is None or not all(map(_is_at_hand, request.body.items)):
+            return None
+        decode = decode_chat if request.client.path == CHAT_PATH else decode_completion
         try:
-            if request.client.path == CHAT_PATH:
-                chat = decode_chat(request.client.body)
-                chat.model = self._ours(chat.model)
-                return await frontend.render_chat(chat, request_id=request.request_id)
-            completion = decode_completion(request.client.body)
-            completion.model = self._ours(completion.model)
-            prompts = await frontend.render_completion(completion, request_id=request.request_id)
+            return decode(request.client.body)
         except TriptychError:
             return None
-        return prompts[0] if len(prompts) == 1 else None
+
+    def _served_as(self, asked: str | None) -> ServedAs:
+        if self._frontend is None:
+            return _UNRENDERED
+        revision = self._frontend.served.adapters.get(asked or "", "")
+        return ServedAs(self._ours(asked), revision, self._names())
 
     def _ours(self, asked: str | None) -> str | None:
         """The name for the frontend: none, which it takes for its own model, if workers serve that
@@ -67,22 +104,31 @@ class Needs:
         plain = any(asked == worker.model or asked in worker.aliases for worker in workers)
         return "" if one and plain else asked
 
-    def _exact(self, request: RelayedRequest, rendered: RenderedRequest, name: str) -> Need:
-        wanted = rendered.generate
-        request.exact = len(wanted.mm_items) == len(request.body.items)
-        if not request.exact:
-            return predicted_need(request, name)
-        request.names = [item.mm_hash for item in wanted.mm_items]
-        if request.names and not self._fleet.encode:
-            request.body.name_items(request.names)
-        return replace(need_of(wanted, self._names()), request_id=name)
-
     def _names(self) -> ModelNames:
         """As the workers are registered: their cache events are named so."""
         for worker in (*self._fleet.prefill, *self._fleet.decode):
             if worker.model:
                 return ModelNames(worker.model, worker.model, worker.revision)
         return ModelNames()
+
+
+async def _rendered(
+    frontend: Frontend, prompt: ChatCompletionRequest | CompletionRequest, request_id: str
+) -> GenerateRequest | None:
+    """None for what only the workers know how to render."""
+    try:
+        if isinstance(prompt, ChatCompletionRequest):
+            return (await frontend.render_chat(prompt, request_id=request_id)).generate
+        prompts = await frontend.render_completion(prompt, request_id=request_id)
+    except TriptychError:
+        return None
+    return prompts[0].generate if len(prompts) == 1 else None
+
+
+def _packed(wanted: GenerateRequest) -> GenerateRequest:
+    """With token ids of four bytes instead of some thirty: they are kept as long as the request."""
+    packed: Any = array("i", wanted.token_ids)
+    return msgspec.structs.replace(wanted, token_ids=packed)
 
 
 def _is_at_hand(item: MediaItem) -> bool:

@@ -52,8 +52,9 @@ class Passing:
         self._gateway = gateway
         self._metrics = gateway.metrics
         self._forwarder = Forwarder(gateway)
-        self._names = OwnNames(gateway.fleet, gateway.config.served_model_name)
+        self._names = OwnNames(gateway.fleet, gateway.config.served_names)
         self._keyed = gateway.config.asks_for_api_keys
+        self._min_priority = gateway.config.min_priority
         self._stored = StoredResponses()
 
     async def answer(self, route: PassedRoute, request: Request) -> Response:
@@ -206,7 +207,8 @@ class Passing:
         read = RequestBody.parse(passed.body)
         self._names.rename(read)
         passed.headers["content-type"] = JSON
-        passed.body, passed.priority = b"".join(read.bare), read.priority
+        passed.priority = read.priority(self._min_priority)
+        passed.body = b"".join(read.bare)
         passed.model, passed.stream = read.model, read.stream
 
     async def _events(

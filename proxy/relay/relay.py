@@ -62,12 +62,13 @@ class Relay:
         self.bodies = gateway.bodies
         self.enter, self.leave = gateway.in_flight.enter, gateway.in_flight.leave
         self._authorization = config.authorization.encode()
-        # A key of ours is for nobody else: workers get their own.
+        # Workers never see the key that a client has for this proxy: they get their own.
         self._keyed = config.asks_for_api_keys
         self._callers: dict[bytes, Caller] = {}
         self._deadlines: list[_Deadline] = []
         self._tracer = gateway.tracer
-        self._names = OwnNames(gateway.fleet, config.served_model_name)
+        self._min_priority = config.min_priority
+        self._names = OwnNames(gateway.fleet, config.served_names)
 
     async def close(self) -> None:
         await self._stages.close()
@@ -134,7 +135,7 @@ class Relay:
             request = RelayedRequest(
                 deadline=start + seconds,
                 request_id=client.request_id.decode("latin-1"),
-                priority=body.priority,
+                priority=body.priority(self._min_priority),
                 caller=caller,
                 client=client,
                 body=body,

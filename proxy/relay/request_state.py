@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from proxy.placement.planner import Plan
 from proxy.relay.bodies import RequestBody
 from proxy.relay.cached_tokens import telling
 from proxy.relay.consumer import Consumer
+from proxy.relay.description import Description
 from proxy.relay.media import EncodedMedia
 from proxy.relay.request import ClientRequest
 from proxy.relay.response import ClientResponse
@@ -28,11 +29,12 @@ class RelayedRequest(RequestState):
     `fields`: header lines that go to workers. `model`: the name that the client uses.
     `source`: to be told whose stream is forwarded, None at its end.
     `start`: when it came, of `time.monotonic`.
+    `description`: as a master is told of it, None before it is.
     `names`: of each media item, the mm_hash that planners know it by; empty without a master.
     `exact`: whether these names are those of our own content keys.
     `plan`: where a master has placed the attempt under way; its id there is `placed_as`.
     `media`: what encoders said.
-    `handed`: prefill's handles, to be given back to `prefill` as long as nobody has taken them.
+    `handed`: prefill's handles, to be given back to `prefill` until a decode worker takes them.
     `cached_tokens`: of the prompt, what prefill found cached; None if it did not say.
     `decoder`: who was asked for the answer last.
     `consumer`: the worker that the embeddings are pushed to, None if they are not pushed.
@@ -44,7 +46,8 @@ class RelayedRequest(RequestState):
     response: ClientResponse
     source: Callable[[Exchange | None], None]
     start: float
-    names: list[str] = field(default_factory=list)
+    description: Description | None = field(init=False, default=None)
+    names: Sequence[str] = ()
     exact: bool = field(init=False, default=False)
     plan: Plan | None = field(init=False, default=None)
     placed_as: str = field(init=False, default="")

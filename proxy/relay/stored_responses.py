@@ -61,7 +61,7 @@ class StoredResponses:
         held = self._held.get(name)
         if held is None or held.tenant != tenant:
             return None
-        if held.worker.departed:
+        if held.worker.removed:
             self.forget(name)
             return None
         self._held.move_to_end(name)

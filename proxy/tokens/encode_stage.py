@@ -16,7 +16,7 @@ from protocol.generate_answers import EncodeAnswer
 from protocol.request_record import RequestRecord, traced
 from protocol.types import EncodeItem, EncodeOutput, EncodeRequest, GenerateRequest, MMItem
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import NoWorker
+from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.placement.planner import Plan
 from proxy.request_state import Tries
@@ -29,19 +29,28 @@ _KNOWN = 100_000
 
 @dataclass(frozen=True)
 class _Item:
-    """An item of a request, with its bytes, the encoder it was planned for, and the model whose
-    encoders can take it (`Plan.model`)."""
+    """An item of a request, with its bytes, and what is planned for the attempt that needs it."""
 
     holder: str
     item: MMItem
     data: bytes
-    place: Instance | None
     record: RequestRecord
-    model: str | None
+    plan: Plan
 
     @property
     def mm_hash(self) -> str:
         return self.item.mm_hash
+
+    @property
+    def key(self) -> str:
+        return _key(self.mm_hash, self.plan)
+
+
+def _key(mm_hash: str, plan: Plan) -> str:
+    """Of an item's flight, and of its encoder: neither is shared by workers that cannot read from
+    one encoder, nor by models, which have encoders of their own also where their weights are the
+    same."""
+    return " ".join(filter(None, (mm_hash, plan.reader, plan.model)))
 
 
 @dataclass
@@ -82,18 +91,7 @@ class EncodeStage:
 
         wanted = {item.mm_hash: item for item in request.mm_items if item.mm_hash in media}
         tasks = [
-            asyncio.create_task(
-                one(
-                    _Item(
-                        request.request_id,
-                        item,
-                        media[name],
-                        plan.encoders.get(name),
-                        record,
-                        plan.model,
-                    )
-                )
-            )
+            asyncio.create_task(one(_Item(request.request_id, item, media[name], record, plan)))
             for name, item in wanted.items()
             if name not in plan.held
         ]
@@ -103,9 +101,9 @@ class EncodeStage:
             for task in tasks:
                 task.cancel()
 
-    def encoder_of(self, mm_hash: str) -> str:
-        """URL of the encoder that held an item last, "" if none is known."""
-        return self._known.get(mm_hash, "")
+    def encoder_of(self, mm_hash: str, plan: Plan) -> str:
+        """URL of the encoder that held a planned item last, "" if none is known."""
+        return self._known.get(_key(mm_hash, plan), "")
 
     @property
     def busy(self) -> bool:
@@ -113,7 +111,7 @@ class EncodeStage:
         return bool(len(self._flights))
 
     def let_finish(self, run: asyncio.Task[Any]) -> None:
-        """Keep a `run` that nobody waits for any more, until it ends, whatever its result."""
+        """Keep a `run` whose request has gone on without it, until it ends."""
         self._finishing.add(run)
         run.add_done_callback(self._finished)
 
@@ -123,18 +121,19 @@ class EncodeStage:
             run.exception()
 
     async def _join(self, item: _Item) -> bool:
-        """Whoever joined a flight asks again, without bytes: the encoder keeps an entry for every
-        request that has asked for it."""
-        cached, joined = await self._flights.join(item.mm_hash, lambda: self._encode(item))
+        """A request that joined a flight asks again, without bytes: the encoder keeps an entry for
+        every request that has asked for it."""
+        cached, joined = await self._flights.join(item.key, lambda: self._encode(item))
         return await self._encode(item) if joined else cached
 
-    def forget(self, items: Sequence[MMItem]) -> None:
-        """Their consumer cannot get these from the encoders: bytes are sent again. An encoder that
-        has not answered meanwhile is passed over until it is probed again; whoever waits for it
-        goes on waiting."""
+    def forget(self, items: Sequence[MMItem], plan: Plan) -> None:
+        """Their planned consumer cannot get these from the encoders: bytes are sent again. An
+        encoder that has not answered meanwhile is passed over until it is probed again; requests
+        that wait for it go on waiting."""
         for item in items:
-            self._known.pop(item.mm_hash, None)
-            flight = self._flights.forget(item.mm_hash)
+            key = _key(item.mm_hash, plan)
+            self._known.pop(key, None)
+            flight = self._flights.forget(key)
             if flight is not None and flight.worker is not None:
                 flight.worker.suspect = True
 
@@ -142,25 +141,26 @@ class EncodeStage:
         """Where each item's embeddings can be asked for while they are being made, as far as its
         encoder says so."""
         places = {
-            item.mm_hash: self._first(item.mm_hash, plan.encoders.get(item.mm_hash), plan.model)
+            item.mm_hash: self._first(item.mm_hash, plan)
             for item in items
             if item.mm_hash not in plan.held
         }
         return {name: i.ec_endpoint for name, i in places.items() if i and i.ec_endpoint}
 
-    def _first(self, mm_hash: str, place: Instance | None, model: str | None) -> Instance | None:
+    def _first(self, mm_hash: str, plan: Plan) -> Instance | None:
         """The encoder to be asked first; a flight that is under way decides. One that drains still
         hands out what it has."""
-        flight, fleet = self._flights.get(mm_hash), self.dispatch.fleet
+        key, place = _key(mm_hash, plan), plan.encoders.get(mm_hash)
+        flight, fleet = self._flights.get(key), self.dispatch.fleet
         if flight is not None and flight.worker is not None:
             return flight.worker
-        known = self._known.get(mm_hash)
+        known = self._known.get(key)
         if place is None and known is not None:
             place = next((i for i in fleet.encode if i.draining and i.url == known), None)
         if place is not None and place.serves(time.monotonic()) and not place.suspect:
             return place
         try:
-            return fleet.by_content(mm_hash, (), model)
+            return fleet.by_content(mm_hash, (), plan.model, plan.reader)
         except NoWorker:
             return None
 
@@ -168,11 +168,11 @@ class EncodeStage:
         """At the item's encoder; if that fails, at the one that is next for it. Whether no run of
         the vision model was needed."""
         deadline = time.monotonic() + self.timeout_s
-        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.model)
+        tries = Tries(deadline=deadline, request_id=item.holder, wanted_model=item.plan.model)
 
         def choose() -> Instance:
             encoder = self._next(item, tries.avoid)
-            flight = self._flights.get(item.mm_hash)
+            flight = self._flights.get(item.key)
             if flight is not None:
                 flight.worker = encoder
             return encoder
@@ -183,11 +183,14 @@ class EncodeStage:
         return await self.dispatch.tried(tries, "encode", choose, work, only_elsewhere=True)
 
     def _next(self, item: _Item, failed: Sequence[Instance]) -> Instance:
-        first = None if failed else self._first(item.mm_hash, item.place, item.model)
-        return first or self.dispatch.fleet.by_content(item.mm_hash, failed, item.model)
+        first = None if failed else self._first(item.mm_hash, item.plan)
+        if first is not None:
+            return first
+        fleet, plan = self.dispatch.fleet, item.plan
+        return fleet.by_content(item.mm_hash, failed, plan.model, plan.reader)
 
     async def _encode_at(self, encoder: Instance, item: _Item) -> bool:
-        send = None if self._known.get(item.mm_hash) == encoder.url else item.data
+        send = None if self._known.get(item.key) == encoder.url else item.data
         output = await self._call(encoder, item, send)
         if output.missing:
             output = await self._call(encoder, item, item.data)
@@ -195,7 +198,7 @@ class EncodeStage:
             raise from_info(output.error)
         if output.params is None:
             raise UpstreamError(f"{encoder.url} neither encoded a picture nor said why")
-        self._remember(item.mm_hash, encoder.url)
+        self._remember(item.key, encoder.url)
         return output.cached
 
     async def _call(self, encoder: Instance, item: _Item, data: bytes | None) -> EncodeOutput:
@@ -212,19 +215,19 @@ class EncodeStage:
         url = encoder.url + ENCODE_PATH
         answer = await self.client.post(url, encode_encode(call), headers, patience)
 
-        def nonsense(what: str) -> UpstreamError:
+        def invalid(what: str) -> UpstreamError:
             return UpstreamError(f"{encoder.url}: the encode answer is not valid: {what}")
 
-        outputs = decoded(answer, EncodeAnswer, fail=nonsense).outputs
+        outputs = decoded(answer, EncodeAnswer, fail=invalid).outputs
         if len(outputs) != 1:
-            raise nonsense(f"{len(outputs)} outputs for one picture")
+            raise invalid(f"{len(outputs)} outputs for one picture")
         output = outputs[0]
         if output.mm_hash != item.mm_hash:
             raise UpstreamError(f"{encoder.url} answered for another picture")
         return output
 
-    def _remember(self, mm_hash: str, url: str) -> None:
-        self._known[mm_hash] = url
-        self._known.move_to_end(mm_hash)
+    def _remember(self, key: str, url: str) -> None:
+        self._known[key] = url
+        self._known.move_to_end(key)
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)

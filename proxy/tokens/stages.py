@@ -153,7 +153,7 @@ class TokensStages:
             yield task
         except BaseException as error:
             if isinstance(error, TriptychError) and error.code == EmbeddingLost.code:
-                self.encode_stage.forget(attempt.items)
+                self.encode_stage.forget(attempt.items, attempt.plan)
             await ended(task)
             raise
         self.encode_stage.let_finish(task)
@@ -162,7 +162,7 @@ class TokensStages:
         def done(mm_hash: str, elapsed_s: float, cached: bool) -> None:
             name = attempt.wanted.request_id
             self._planner.stage_over(name, "encode", elapsed_s, mm_hash)
-            state.record.used("encode", self.encode_stage.encoder_of(mm_hash))
+            state.record.used("encode", self.encode_stage.encoder_of(mm_hash, attempt.plan))
             state.record.embedded += cached
 
         state = attempt.state

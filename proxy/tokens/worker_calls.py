@@ -153,8 +153,8 @@ class WorkerCalls:
         self, attempt: Attempt, worker: Instance, wanted: GenerateRequest, *, ahead: bool = False
     ) -> Steps:
         """What a worker decodes; `ahead` of prefill, it may take prefill's time as well. The call
-        is over, and a success, before its last outputs are handed out: whoever has them need not
-        come again."""
+        is over, and a success, before its last outputs are handed out: the reader may leave
+        once it has them."""
         wanted = msgspec.structs.replace(wanted, deadline_s=attempt.state.left_s)
         body = encode_generate(wanted, stream=True)
         answer_s = self._times.first_s + (self._times.prefill_s if ahead else 0.0)
@@ -186,7 +186,7 @@ class WorkerCalls:
         return Patience(deadline, answer_s, stall_s, lambda: not worker.lost, worker.may_say)
 
     def release(self, worker: Instance, request_id: str) -> None:
-        """Tell prefill that nobody will fetch this attempt's KV; nobody waits for that."""
+        """Tell prefill, beside the request, that this attempt's KV will not be fetched."""
         self._client.beside(self._abort(worker, request_id))
 
     async def _abort(self, worker: Instance, request_id: str) -> None:
@@ -196,10 +196,10 @@ class WorkerCalls:
 
 
 def _parsed(data: bytes, worker: Instance, wanted: GenerateRequest) -> GenerateAnswer:
-    def nonsense(what: str) -> UpstreamError:
+    def invalid(what: str) -> UpstreamError:
         return UpstreamError(f"{worker.url}: the answer is not a valid one: {what}")
 
-    answer = decoded(data, GenerateAnswer, fail=nonsense)
+    answer = decoded(data, GenerateAnswer, fail=invalid)
     if answer.error is not None:
         raise from_info(answer.error)
     if answer.request_id != wanted.request_id:

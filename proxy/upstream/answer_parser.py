@@ -58,7 +58,7 @@ class AnswerParser:
 
     def on_message_begin(self) -> None:
         if self.complete:
-            raise ValueError("an answer that nobody asked for")
+            raise ValueError("bytes after the end of the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

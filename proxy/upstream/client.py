@@ -83,7 +83,7 @@ class UpstreamClient:
         await self._session.close()
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have work done with this client that nobody waits for; `close` ends it."""
+        """Have work done with this client beside requests; `close` ends it."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)

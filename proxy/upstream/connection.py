@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._user is None:
-            self.close()  # nobody asked
+            self.close()  # no request is open
         else:
             self._user.feed(data)
 

@@ -115,8 +115,8 @@ class Exchange:
     def _parse(self, parser: AnswerParser, data: bytes) -> None:
         try:
             parser.feed(data)
-        except NotHttp as nonsense:
-            self._fail(str(nonsense), "garbage")
+        except NotHttp as error:
+            self._fail(str(error), "garbage")
             return
         if parser.is_stream:
             if parser.pieces:

@@ -1,8 +1,8 @@
-"""Calls to workers that fail: what went wrong, and whom it speaks against.
+"""Calls to workers that fail: what went wrong, and which worker it counts against.
 
 A failure counts against a worker only if another worker would have done better. So what a worker
 says of the request (a 400) is the client's business, a worker that is full or drains is not broken,
-and a shortage of this process is nobody's fault but its own.
+and a shortage of this process counts against no worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CallFailed(UpstreamError):
     """A worker that did not answer as it should. `kind` is a word for metrics.
 
     `sent` is False if the worker cannot have seen the request; `stale` is True if a kept connection
-    turned out to be closed already, which is nobody's fault.
+    turned out to be closed already, which counts against no worker.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ def _refusal(error: Refused) -> Failure:
 
 
 def is_no_worker(status: int, content: object) -> bool:
-    """Whether an answer is no worker's: whoever has the address now does not know the route. (A
+    """Whether an answer is no worker's: the server at its address does not know the route. (A
     worker says in an error's own form that it has no such model.)"""
     if status == 405:
         return True

@@ -23,7 +23,8 @@ _LOOK_S = 0.5
 class Patience:
     """How long to wait: until `deadline` (`time.monotonic`) for the whole, `answer_s` for an answer
     or a stream's first event, `stall_s` between events, and only as long as the worker is `alive`.
-    And for whom: an answer with a status that names an instance, "" for none, counts if it `fits`.
+    Only of the right one: an answer with a status that names an instance, "" for none, counts if it
+    `fits`.
     """
 
     deadline: float

@@ -33,7 +33,7 @@ from scripts.interop.shared import Site
 from scripts.interop.vllm import forget, metric
 
 NUMBERS = {"NUM_E": 1, "NUM_P": 0, "NUM_D": 2}
-RATES = (2.0, 4.0, 6.0, 9.0, 12.0)
+RATES = (2.0, 6.0, 12.0, 18.0, 24.0, 32.0)
 SECONDS, UNCOUNTED_S, DRAIN_S = 40.0, 8.0, 20.0
 OBJECTIVES = Objectives(1.5, 0.15)
 SEED, PICTURES, SIDE = 7, 40, 96

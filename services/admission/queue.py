@@ -166,8 +166,8 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         self.remove(ticket)
 
     def _forget(self) -> None:
-        """Of lanes where nobody waits, those that would begin as new ones do; and if those are few,
-        the ones that have been served least."""
+        """Of lanes where no request waits, those that would begin as new ones do; and if those are
+        few, the ones that have been served least."""
         idle = [name for name in self._served if name not in self._waiting]
         idle.sort(key=lambda name: self._served[name])
         for i, name in enumerate(idle):
@@ -187,7 +187,7 @@ class AdmissionQueue(Generic[RequestT, OutcomeT]):
         self._waiting[lane] -= 1
         if not self._waiting[lane]:
             del self._waiting[lane]
-        if not self._count:  # nobody competes any more
+        if not self._count:  # no request competes any more
             self._served.clear()
             self._floor, self._newcomers = 0.0, 0
 

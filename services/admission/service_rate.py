@@ -6,7 +6,7 @@ _KEPT = 0.98  # of what was learnt, with each one that leaves: some fifty count
 
 
 class ServiceRate:
-    """The time between two that leave a queue, learnt only while somebody waits: else it would be
+    """The time between two that leave a queue, learnt only while a request waits: else it would be
     the rate of arrivals. They may leave in bursts. Times are of the caller's clock and unit."""
 
     def __init__(self) -> None:
@@ -15,11 +15,11 @@ class ServiceRate:
         self._left = 0.0
 
     def begin(self, now: float) -> None:
-        """Somebody waits, and nobody did."""
+        """A request waits, and none did before."""
         self._since = now
 
     def leave(self, now: float) -> None:
-        """One more has left since somebody began to wait."""
+        """One more has left since a request began to wait."""
         self._spent = self._spent * _KEPT + now - self._since
         self._left = self._left * _KEPT + 1.0
         self._since = now

@@ -12,8 +12,8 @@ class TenantShares:
     asked within the last ten seconds, but always one. Alone it may have all. Times are ms of the
     caller's clock.
 
-    Fair queueing alone gives the next free place to whoever had fewest; with a share below 1 there
-    is a free place already, also while one tenant asks for more than all workers can do.
+    Fair queueing alone gives the next free place to the tenant that had fewest; with a share below
+    1 there is a free place already, also while one tenant asks for more than all workers can do.
     """
 
     def __init__(self, share: float) -> None:

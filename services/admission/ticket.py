@@ -28,8 +28,8 @@ class Ticket(Generic[RequestT, OutcomeT]):
     _told: list[Callable[[], None]] = field(default_factory=list)
 
     def when_ended(self, tell: Callable[[], None]) -> None:
-        """`tell` is called once the wait is over: at once if it is already, so that nobody who
-        looks at a ticket late waits for ever."""
+        """`tell` is called once the wait is over: at once if it is already, so that a
+        caller that looks at a ticket late does not wait for ever."""
         if self.outcome is not None:
             tell()
         else:

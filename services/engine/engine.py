@@ -65,8 +65,10 @@ class Engine:
         self.encode: EncodeQueue | None = None
         self._events: EventThread | None = None
         self._grammars: Grammars | None = None
+        embeddings = f"{config.model}@{config.revision[:12]}:{config.dtype}"
+        self._ec_kind = self._connectors.ec_kind(embeddings)
         self.ec = self._connectors.make_ec(
-            f"{config.model}@{config.revision[:12]}:{config.dtype}",
+            embeddings,
             produces="vision" in config.parts,
             consumes="language" in config.parts,
             changed=self._changes(of_store=True),
@@ -155,6 +157,7 @@ class Engine:
             kv_layout=self.layout if blocks is not None else None,
             kv_endpoint=self.kv.endpoint() if self.kv is not None else {},
             ec_endpoint=self.ec.endpoint(),
+            ec_compatibility=self._ec_kind,
             kv_bytes_per_token=block_bytes(self.layout) // self.config.block_size
             if blocks is not None
             else 0,

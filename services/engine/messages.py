@@ -104,6 +104,7 @@ class Ready(msgspec.Struct, tag=True):
     kv_layout: KVLayout | None = None  # what a peer must share to take over KV
     kv_endpoint: dict[str, Any] = {}  # by which consumers ask for KV still being computed
     ec_endpoint: dict[str, Any] = {}  # by which consumers ask for embeddings still being made
+    ec_compatibility: str = ""  # what a worker must share to hand over embeddings
     kv_bytes_per_token: int = 0  # size of one token's KV
     events: list[EventSource] = []  # where cache events are published
     adapters: dict[str, str] = {}  # LoRA adapters: name → revision

@@ -21,8 +21,8 @@ Changes = tuple[list[CacheEvent], list[CacheEvent]]
 
 class EventThread:
     """Owns the sockets. What a step has changed is handed over with `hand`; should the thread ever
-    be so far behind that there is no room, all is taken back, so that nobody believes in what may
-    be gone."""
+    be so far behind that there is no room, all is taken back, so that no index names what may be
+    gone."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 # Not public, though not every version of Python knows so.
-_ANYCAST_6TO4 = IPv4Network("192.88.99.0/24")  # RFC 7526: relays into somebody's network
+_ANYCAST_6TO4 = IPv4Network("192.88.99.0/24")  # RFC 7526: relays into other networks
 _DOCUMENTATION = IPv6Network("3fff::/20")  # RFC 9637
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 

@@ -23,7 +23,7 @@ Steps = AsyncGenerator[list[RequestOutput], None]
 
 class Answering:
     """One request's way back. `stop_choice` is told of a choice that a stop string has ended, so
-    that whoever computes it can stop; `ec_transfer_params` go with the answer's end."""
+    that its computation can stop; `ec_transfer_params` go with the answer's end."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Answering:
 
     @property
     def _satisfied(self) -> bool:
-        """Whether every choice has ended, and a stop string did it: whoever computes them may go
-        on. Otherwise the steps end by themselves."""
+        """Whether every choice has ended, and a stop string did it: they may be computed
+        further. Otherwise the steps end by themselves."""
         return self._stopped and self._assembler.finished
 
     async def whole(self, steps: Steps) -> Answer:

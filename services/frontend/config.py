@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.bounds import MOST_RATE
-from protocol.errors import ConfigError, InvalidRequest
+from protocol.errors import ConfigError
 from services.frontend.clips.limits import ClipLimits
 from services.frontend.parsing.choosing import AUTO
 
@@ -114,12 +114,3 @@ class FrontendConfig:
     @property
     def names(self) -> tuple[str, ...]:
         return self.served_model_names or (str(self.model),)
-
-    def check_priority(self, priority: int) -> None:
-        """`InvalidRequest` if a request would run before more others than it may."""
-        if priority < self.min_priority:
-            raise InvalidRequest(
-                f"priority must be at least {self.min_priority} here, not {priority}: lower values "
-                "run earlier, and --min-priority says how low they may be",
-                param="priority",
-            )

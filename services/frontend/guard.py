@@ -1,4 +1,4 @@
-"""Special tokens in a client's strings stay plain text: nobody can fake a picture or a turn.
+"""Special tokens in a client's strings stay plain text: no client can fake a picture or a turn.
 
 The first character of every special token that a client's string contains, or may begin (its end is
 the beginning of one, and the next string could complete it), is replaced by a private character

@@ -25,6 +25,7 @@ from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
 from services.frontend.pooler import with_pooler
 from services.frontend.pooling import PoolingInputs
+from services.frontend.priority import check_priority
 from services.frontend.prompt import PromptMaker, prompts_of
 from services.frontend.raw_prompts import RawPrompts
 from services.frontend.request_templates import RequestTemplates
@@ -125,11 +126,6 @@ class Frontend:
         """The model's first name, which answers show."""
         return self.config.names[0]
 
-    @property
-    def media_store(self) -> MediaStore:
-        """Holds the media of requests under way."""
-        return self._items.store
-
     def name_of(
         self,
         data: bytes,
@@ -152,7 +148,7 @@ class Frontend:
         """Token ids, media and parameters of a chat; `RequestError` names the field at fault.
 
         `resolved`: bytes by URL of media that are at hand and need not be fetched. `caller`: who
-        asks, of whom not too many things are done at once.
+        asks; the work done for one caller at a time is bounded.
         """
         use = tool_use(request)
         sampling = await self._checked(request, use)
@@ -219,7 +215,7 @@ class Frontend:
             token_ids = truncated(request, given, self.info.max_model_len)
             generate = self._generate(request, name, token_ids, sampling, param)
             if index:
-                # An answer has room for one handle: nobody could fetch the others' KV.
+                # An answer has room for one handle: the others' KV could not be fetched.
                 generate.kv_transfer_params = None
             text = prompt if isinstance(prompt, str) and token_ids is given else None
             spec = describe_output(
@@ -264,7 +260,7 @@ class Frontend:
                 f"cache_salt must not have more than {MAX_NAME_CHARS} characters",
                 param="cache_salt",
             )
-        self.config.check_priority(request.priority)
+        check_priority(request.priority, self.config.min_priority)
         return sampling_params(
             request,
             room=self.info.max_model_len,

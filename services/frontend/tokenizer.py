@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from blake3 import blake3
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
@@ -45,6 +48,12 @@ class Tokenizer:
     def serialized(self) -> str:
         """In the form of tokenizer.json, with all added tokens."""
         return self._backend.to_str()
+
+    @cached_property
+    def digest(self) -> str:
+        """A name of its vocabulary: tokenizers share it only if every id is the same token."""
+        vocabulary = sorted((index, token) for token, index in self._backend.get_vocab().items())
+        return blake3(msgspec.json.encode(vocabulary)).hexdigest(16)
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """Who may ask a server for what, looked at before the application sees a request.
 
 The fleet key opens everything, an API key what is for clients, and nothing is needed for the routes
-that are `opened`. All are compared in constant time, or by digests that nobody can foresee.
+that are `opened`. All are compared in constant time, or by digests that cannot be foreseen.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ApiKeys:
 
 @dataclass(frozen=True)
 class Access:
-    """What each route of a server needs. `opened` are exact names, so that a route nobody thought
-    of is closed. Where there is no fleet key an API key opens all."""
+    """What each route of a server needs. `opened` are exact names, so that a route that is
+    forgotten is closed. Where there is no fleet key an API key opens all."""
 
     fleet: FleetKey = NO_KEY
     clients: ApiKeys = field(default_factory=ApiKeys)
@@ -177,7 +177,7 @@ def check_reach(
             f"{found}: other machines would reach a process that asks for no key; give {key} or"
             f" {key}-file, or --allow-unprotected to take that on, or listen on 127.0.0.1"
         )
-    logger.warning("without %s whoever reaches %s is served; see SECURITY.md", key, found)
+    logger.warning("without %s every client that reaches %s is served; see SECURITY.md", key, found)
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""What whoever has the admin key may change while a process runs."""
+"""What the admin key allows to change while a process runs."""
 
 from __future__ import annotations
 

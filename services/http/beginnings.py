@@ -1,4 +1,4 @@
-"""Requests begin by turns, so that a crowd that comes at once delays nobody else.
+"""Requests begin by turns, so that a crowd that comes at once delays no other.
 
 To begin a request (to parse and render it) costs the event loop up to a millisecond. Where a
 thousand arrive together, one that comes after them would wait for all of these, and so would the

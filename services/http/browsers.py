@@ -1,4 +1,4 @@
-"""What web pages may ask of a server from somebody's browser: nothing, unless a flag says so.
+"""What web pages may ask of a server from a user's browser: nothing, unless a flag says so.
 
 A page can send a "simple" request to any server that its reader reaches, a local one too, without
 being asked for leave (https://fetch.spec.whatwg.org/#cors-preflight-fetch); it only cannot read the

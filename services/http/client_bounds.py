@@ -34,5 +34,5 @@ class Pace:
 
 def framing_fits(size: int, body_size: int) -> bool:
     """Whether a request of `size` bytes with so large a body is no flood of headers, trailers and
-    chunk extensions: they are in nobody's limit else. Chunks of one byte are six bytes."""
+    chunk extensions: no other limit counts them. Chunks of one byte are six bytes."""
     return size - body_size <= MAX_HEAD + 8 * body_size

@@ -14,7 +14,7 @@ from protocol.types import GenerateRequest
 
 @dataclass(frozen=True)
 class Deadline:
-    """`at` is of `time.monotonic`, infinite if nobody has set one."""
+    """`at` is of `time.monotonic`, infinite if none is set."""
 
     at: float = math.inf
 

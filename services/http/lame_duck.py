@@ -18,7 +18,7 @@ _LAST_WORDS_S, _HASTY_WORDS_S = 2.0, 0.2
 
 class LameDuck:
     """One server's way to its end. Signals call `signal`; the server awaits `over`, then
-    `handed_over` if others fetch from it, then `finished`; whoever answers probes looks at
+    `handed_over` if others fetch from it, then `finished`; the routes for probes look at
     `draining`."""
 
     def __init__(self, drain_delay_s: float = 0.0, shutdown_timeout_s: float = 5.0) -> None:
@@ -40,7 +40,7 @@ class LameDuck:
         return self._hurry.is_set()
 
     def signal(self) -> None:
-        """Somebody wants the server to end; the second time, at once."""
+        """The server is told to end; the second time, at once."""
         if self.draining:
             self._hurry.set()
         self.begun.set()

@@ -8,8 +8,8 @@ from protocol.generate import INSTANCE_HEADER
 
 
 class InstanceHeader:
-    """Adds the name of `instance_id` to every answer of `app`, errors too: whoever else has the
-    address one day does not, so that a caller can tell its answers from this worker's."""
+    """Adds the name of `instance_id` to every answer of `app`, errors too: another process that has
+    the address one day does not, so that a caller can tell its answers from this worker's."""
 
     def __init__(self, app: ASGIApp, instance_id: str) -> None:
         self._app = app

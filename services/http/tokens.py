@@ -65,7 +65,7 @@ class Detokenized(msgspec.Struct):
 
 
 def informing(models: Models, admitted: Admitted, bodies: Bodies) -> APIRouter:
-    """The models and their tokenizers. No other request waits for a long text: it leaves the event
+    """The models and their tokenizers. A long text delays no other request: it leaves the event
     loop, and few do at once."""
     routes = APIRouter()
     room = asyncio.Semaphore(_AT_ONCE)

@@ -53,7 +53,7 @@ class Totals:
 
     `placed`: requests, each time they were.
     `hit_tokens`, `prompt_tokens`: of these requests, cached where they were placed, and all.
-    `given_up`: requests whose end nobody reported.
+    `given_up`: requests whose end was not reported.
     `lapsed`: workers whose lease has.
     `items`: pictures, by where their embeddings come from.
     `refused`: requests, by error code.
@@ -138,8 +138,8 @@ class Master:
         return moved
 
     def apply(self, info: InstanceInfo, batch: EventBatch, source: int = 0) -> bool:
-        """Cache events of one source of a worker; False if it, or that life of it, is not here any
-        more."""
+        """Cache events of one source of a worker; False if it is not registered
+        any more, or has restarted since."""
         return self.registry.apply(info.instance_id, info.generation, batch, source)
 
     def forget_caches(self, info: InstanceInfo, source: int = 0, *, blocks: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from protocol.kv_events import (
     AllBlocksCleared,
-    AllEmbeddingsCleared,
     BlockHash,
     BlockRemoved,
     BlockStored,
@@ -88,9 +87,6 @@ class CacheLog:
         """An embedding came, or with 0 rows left, where others may fetch it from."""
         came = EmbeddingStored(mm_hash, rows, size_bytes, MEDIUM) if rows else None
         self.ec.append(came or EmbeddingRemoved(mm_hash, MEDIUM))
-
-    def embeddings_cleared(self) -> None:
-        self.ec.append(AllEmbeddingsCleared())
 
     def flush(self) -> None:
         """Say of blocks that are gone before anything is said of later ones."""

@@ -1,6 +1,6 @@
 """Cache events over ZMQ, in vLLM's format, with replay and snapshot.
 
-No thread, no event loop: whoever owns a publisher calls `publish` when there are events and
+No thread, no event loop: the owner of a publisher calls `publish` when there are events and
 `answer` when one of its `sockets` is readable, both from one thread.
 """
 

@@ -87,6 +87,6 @@ class TaskLog:
 
     def ended(self, since: int) -> list[TaskInfo]:
         """Those that ended after there were `since`, oldest first; all if there never were so many
-        here, as it was another life of the worker that the caller knew."""
+        here, as the worker has restarted since the caller asked."""
         since = since if since <= self.version else -1
         return [info for version, info in self._ended if version > since]

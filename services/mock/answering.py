@@ -62,7 +62,7 @@ class Answering:
             await self._fall(fault)
 
     async def _fall(self, fault: Fault) -> None:
-        """Faults instead of an answer; the others are left to whoever writes the answer."""
+        """Faults instead of an answer; the others are for the code that writes the answer."""
         match fault.kind:
             case "hang":
                 await asyncio.Event().wait()
@@ -97,7 +97,7 @@ class Answering:
                     }  # fmt: skip
 
     def _other(self, request_id: str) -> str:
-        """A request whose KV is held here, or one that nobody has made."""
+        """A request whose KV is held here, or one that was never made."""
         names = self.instance.engine.offers.names()
         return next((name for name in names if name != request_id), f"{request_id}-other")
 

@@ -22,6 +22,7 @@ from protocol.options import (
 from protocol.server_options import ClientKeyOptions
 from protocol.settings import parse_urls, urls
 from services.frontend.model_info import ModelInfo
+from services.frontend.tokenizer import Tokenizer
 from services.mock.settings import EngineSettings, WorkerRole
 from services.mock.timing import Timing
 from services.mock.tokens import Vocabulary
@@ -110,6 +111,12 @@ class MockConfig(FleetOptions, ClientKeyOptions):
     max_encoder_patches: int = count_option(16384, "Patches that one encoder run takes.", "patches")
     embedding_cache_bytes: int = size(256 << 20, "Memory for embeddings.", minimum=0)
     embedding_row_bytes: int = size(4096, "Size of one token's embedding.")
+    ec_transfer_config: str = option(
+        "counted",
+        "Name of the transport by which embeddings are said to move; workers with another one do"
+        " not fit this one.",
+        "name",
+    )
     kv_bytes_per_token: int = size(
         4096, "Size of one token's KV, from which a master prices transfers.", minimum=0
     )
@@ -268,6 +275,7 @@ class MockConfig(FleetOptions, ClientKeyOptions):
             max_encoder_patches=self.max_encoder_patches,
             ec_cache_bytes=self.embedding_cache_bytes,
             row_bytes=self.embedding_row_bytes,
+            ec_transport=self.ec_transfer_config,
             kv_bytes_per_token=self.kv_bytes_per_token,
             lease_s=self.kv_lease,
             vocabulary=Vocabulary(self.first_token, self.num_tokens),
@@ -279,4 +287,7 @@ class MockConfig(FleetOptions, ClientKeyOptions):
         if not (Path(self.model) / "config.json").exists():
             return settings
         info = ModelInfo.load(Path(self.model))
-        return replace(settings, model=info.name, revision=self.revision or info.revision)
+        return replace(
+            settings, model=info.name, revision=self.revision or info.revision,
+            tokenizer=Tokenizer.load(info).digest,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A mock engine on an event loop's clock: requests in, outputs to whoever waits for them."""
+"""A mock engine on an event loop's clock: requests in, outputs to their readers."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class Driver:
             queue.put_nowait(EncodeOutput(name, "", error=told))
 
     def close(self) -> None:
-        """Stop; whoever still waits is left waiting."""
+        """Stop; requests that still wait get no answer."""
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):

@@ -55,7 +55,7 @@ class Step:
     encoded: list[EncodeOutput] = field(default_factory=list)  # answers about pictures
     # questions to other workers, for the driver to ask
     actions: list[Action] = field(default_factory=list)
-    # requests whose KV nobody need wait for any more
+    # requests whose KV need not be waited for any more
     settled: list[str] = field(default_factory=list)
     kv_events: list[CacheEvent] = field(default_factory=list)  # changes of the prefix cache
     # changes of the embeddings that others may fetch

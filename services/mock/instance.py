@@ -190,12 +190,14 @@ class Instance:
             model=self.config.name,
             generation=settings.generation,
             revision=settings.revision,
+            tokenizer=settings.tokenizer,
             dialect="openai" if self.config.dialect == "openai" else "tokens",
             block_size=settings.block_size,
             max_running=settings.max_num_seqs,
             kv_bytes_per_token=settings.kv_bytes_per_token if settings.generates else 0,
             kv_endpoint=self.engine.kv.endpoint() if growing else None,
             ec_endpoint=self.engine.ec.endpoint() if settings.role in ("encode", "any") else None,
+            ec_compatibility=settings.ec_compatibility,
             events=self.publisher.sources if self.publisher is not None else [],
             encodes=several,
             roles=list(STAGES) if several else [],
@@ -211,6 +213,7 @@ class Instance:
             "dialect": info.dialect,
             "model": info.model,
             "revision": info.revision,
+            "tokenizer": info.tokenizer,
             "parameter_bytes": {},
             "num_blocks": self.settings.num_blocks if self.settings.generates else 0,
             "block_size": info.block_size,
@@ -218,6 +221,7 @@ class Instance:
             "max_num_seqs": info.max_running,
             "kv_transfer_params": info.kv_endpoint,
             "ec_transfer_params": info.ec_endpoint,
+            "ec_compatibility": info.ec_compatibility,
         }
 
     def begin(self, faults: Sequence[Fault], refuse: Callable[[float], None]) -> None:

@@ -50,7 +50,7 @@ class CountedOffers:
     def seal(
         self, request_id: str, num_tokens: int, digest: int, outputs: dict[int, list[int]]
     ) -> KVRef:
-        """Hold it for whoever fetches it within the lease."""
+        """Hold it for a consumer that fetches it within the lease."""
         self._generation += 1
         body = OfferBody(request_id, self._generation, num_tokens, f"{digest:016x}", outputs)
         self._sealed[request_id] = _Offer(body, self._clock() + self._settings.lease_s)

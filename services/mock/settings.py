@@ -29,6 +29,7 @@ class EngineSettings:
     port: int = 0  # beside the host, also of the HTTP routes
     model: str = "mock"  # name of the model in content keys
     revision: str = "mock"  # name of the weights in content keys
+    tokenizer: str = ""  # digest of the vocabulary, empty if there is none
     block_size: int = 16  # tokens in one KV block
     num_blocks: int = 4096  # KV blocks
     host_blocks: int = 0  # KV blocks in host memory below the pool, 0 for none
@@ -38,11 +39,12 @@ class EngineSettings:
     max_num_seqs: int = 64  # requests computed at once
     max_num_batched_tokens: int = 2048  # tokens of one step
     max_prefill_beside_decode: int = 512  # prompt tokens of a step in which requests decode
-    # decode steps that run, while nobody waits, before anything is said of them
+    # decode steps that run, while no request waits, before anything is said of them
     steps_at_once: int = 1
     max_encoder_patches: int = 16384  # patches of one encoder run
     ec_cache_bytes: int = 256 << 20  # bytes of embeddings
     row_bytes: int = 4096  # bytes of one row of an embedding
+    ec_transport: str = "counted"  # how embeddings are said to move
     kv_bytes_per_token: int = 4096  # bytes of one token's KV
     lease_s: float = 30.0  # seconds that KV is kept for a consumer
     vocabulary: Vocabulary = field(default_factory=Vocabulary)  # which tokens it puts out
@@ -85,3 +87,9 @@ class EngineSettings:
         """What two workers must share for the KV of one to mean anything to the other."""
         digest = blake3(f"mock:{self.block_size}".encode()).hexdigest()[:16]
         return f"{self.model}@{self.revision[:12]}:{digest}"
+
+    @property
+    def ec_compatibility(self) -> str:
+        """What two workers must share to hand over embeddings."""
+        local = self.role == "pdfusion"
+        return "" if local else f"{self.model}@{self.revision[:12]}:mock:{self.ec_transport}"

@@ -120,7 +120,7 @@ class TimedGeneration:
         return self._batch is not None and self._batch.end > now
 
     def _make_way(self, batch: Batch, now: float, *, wanted: bool) -> None:
-        """Whoever has come takes part from the next step on."""
+        """Requests that have come take part from the next step on."""
         scheduler = self._core.scheduler
         come = scheduler.waiting or len(scheduler.running) > len(batch.chunks)
         if batch.steps > 1 and (come or wanted):

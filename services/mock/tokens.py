@@ -30,7 +30,7 @@ def _mixed(value: int) -> int:
 
 
 def seed_of(sampling: SamplingParams) -> int:
-    """Greedy sampling has no randomness; a seed nobody has drawn counts as 0."""
+    """Greedy sampling has no randomness; a seed that is not given counts as 0."""
     return 0 if sampling.greedy or sampling.seed is None else sampling.seed
 
 

@@ -136,6 +136,7 @@ def _facts(worker: Worker) -> dict[str, Any]:
         "dialect": "tokens",
         "model": worker.model,
         "revision": worker.frontend.info.revision,
+        "tokenizer": worker.frontend.tokenizer.digest,
         "adapters": worker.frontend.served.adapters,
         "parameter_bytes": engine.parameter_bytes,
         "num_blocks": engine.num_blocks,
@@ -144,6 +145,7 @@ def _facts(worker: Worker) -> dict[str, Any]:
         "max_num_seqs": worker.config.max_num_seqs,
         "kv_transfer_params": engine.kv_endpoint or None,
         "ec_transfer_params": engine.ec_endpoint or None,
+        "ec_compatibility": engine.ec_compatibility if worker.frontend.info.has_media else "",
     }
 
 

@@ -12,6 +12,7 @@ from protocol.errors import TriptychError, error_info
 from protocol.generate import GENERATE_PATH, decode_generate
 from protocol.generate_answers import GenerateAnswer, TokenCounts, whole_answer
 from protocol.types import GenerateRequest, RequestOutput
+from services.frontend.priority import check_priority
 from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import request_id
@@ -30,7 +31,7 @@ def router(worker: Worker) -> APIRouter:
         async with worker.bodies.read(request) as body:
             wanted, stream = decode_generate(body)
         worker.check_model(wanted)
-        worker.frontend.config.check_priority(wanted.priority)
+        check_priority(wanted.priority, worker.frontend.config.min_priority)
         if not wanted.request_id:
             wanted.request_id = request_id(request)
         deadline = Deadline.after(wanted.deadline_s)

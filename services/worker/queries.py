@@ -29,7 +29,7 @@ class Queries:
             self._open.pop(query_id, None)
 
     def answer(self, told: messages.Answer) -> None:
-        """To whoever still waits for it."""
+        """To the query that still waits for it."""
         future = self._open.pop(told.query_id, None)
         if future is not None and not future.done():
             future.set_result(told)

@@ -16,9 +16,9 @@ from services.master.replication.messages import (
     Joined,
     Placed,
     SharedCharge,
-    encode_message,
     encode_stored,
 )
+from tests.support.master_nodes import encode_message
 from tests.support.masters import (
     KEYS,
     FakeVLLM,

@@ -57,6 +57,20 @@ def test_each_route_is_answered_by_a_decode_worker(route: PassedRoute) -> None:
     run(work)
 
 
+def test_a_priority_goes_on_as_far_as_min_priority_allows() -> None:
+    async def work() -> None:
+        async with relaying("D", "--min-priority", "-5") as relayed:
+            (decode,) = decoders(relayed)
+            for priority, wanted in ((-5, 200), (-6, 400)):
+                body = {"model": "m", "input": "x", "messages": [], "priority": priority}
+                status, _, _ = await ask(relayed, PASSED[0], json=body)
+                assert status == wanted
+                assert (await relayed.post(body))[0] == wanted
+            assert [asked.body["priority"] for asked in decode.asked] == [-5, -5]
+
+    run(work)
+
+
 def test_what_the_worker_is_told_of_the_client() -> None:
     async def work() -> None:
         async with relaying("D") as relayed:

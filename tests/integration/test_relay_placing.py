@@ -124,6 +124,23 @@ def test_a_route_that_no_worker_has_is_not_asked_for_again_and_again(
     assert status == wanted and said in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", ["without", "with"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+def test_a_relayed_request_overtakes_the_others_no_more_than_a_rendered_one(
+    site: Site, kind: str, path: str
+) -> None:
+    """Refused before it is placed or sent to a worker, on the hot path and on a route that is
+    passed on."""
+    proxy = site.proxies[kind]
+    placed = metric(proxy, 'proxy:placements_total{by="master"}')
+    body = {**body_of(asking(picture(1), "Hello?")), "prompt": "Hi", "input": "x", "model": "tiny"}
+    status, answer = call(proxy.url + path, {**body, "priority": -1})
+    error = answer["error"]
+    assert (status, error["param"]) == (400, "priority")
+    assert error["message"].startswith("priority must be at least 0 here, not -1")
+    assert metric(proxy, 'proxy:placements_total{by="master"}') == placed
+
+
 def test_streams_are_placed_too(site: Site) -> None:
     proxy = site.proxies["without"]
     before = metric(proxy, 'proxy:placements_total{by="master"}')

@@ -1,7 +1,9 @@
 """Several masters on virtual time, joined by a channel that may lose messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from protocol.kv_events import EventSource
 from protocol.registry import (
@@ -18,11 +20,16 @@ from services.master.config import MasterConfig
 from services.master.master import Master, MasterListener
 from services.master.placement.reservation import Reservation
 from services.master.placement.tickets import PlacementTicket
-from services.master.replication.messages import decode_message, encode_message
+from services.master.replication.messages import Change, decode_message
 from services.master.replication.replicator import Replicator
 
 LEASE_S = 9.0
 SOURCES = [EventSource("tcp://127.0.0.1:1")]
+
+
+def encode_message(sender: str, changes: Sequence[Change]) -> bytes:
+    """As `encode_messages`, in one message of any size."""
+    return msgspec.msgpack.encode([sender, changes])
 
 
 class Node(MasterListener):

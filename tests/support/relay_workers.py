@@ -20,9 +20,13 @@ from proxy.config import ProxyConfig
 from proxy.fleet.fleet import Fleet
 from proxy.gateway import Gateway
 from proxy.metrics import ProxyMetrics
+from proxy.placement.own_view import OwnView
+from proxy.placement.planner import Planner
 from proxy.relay.relay import Relay
 from proxy.relay.serving import connection_class
 from proxy.upstream.client import UpstreamClient
+from services.frontend.models import Models
+from services.frontend.render import Frontend
 from tests.support.listening import run as run
 from tests.support.prefixed import Prefixed
 
@@ -202,9 +206,14 @@ async def finding_well(fleet: Fleet) -> None:
 
 @contextlib.asynccontextmanager
 async def relaying(
-    topology: str, *flags: str, kind: Callable[[str], Worker] = Worker
+    topology: str,
+    *flags: str,
+    kind: Callable[[str], Worker] = Worker,
+    planning: Callable[[OwnView], Planner] = lambda alone: alone,
+    frontend: Frontend | None = None,
 ) -> AsyncIterator[Relayed]:
-    """`topology` has a letter per worker of this kind: E, P, D."""
+    """`topology` has a letter per worker of this kind: E, P, D. `planning` makes what plans of what
+    plans without a master."""
     names = {"E": "encode", "P": "prefill", "D": "decode"}
     workers: dict[str, list[Worker]] = {name: [] for name in names.values()}
     async with contextlib.AsyncExitStack() as stack:
@@ -224,8 +233,9 @@ async def relaying(
         metrics = ProxyMetrics(fleet)
         client = UpstreamClient(2.0, authorization=config.authorization)
         stack.push_async_callback(client.close)
-        planner = make_own_view(config, fleet, metrics)
-        gateway = make_core(config, fleet, client, metrics, planner)
+        planner = planning(make_own_view(config, fleet, metrics))
+        models = None if frontend is None else Models([frontend])
+        gateway = make_core(config, fleet, client, metrics, planner, models)
         app = create_app(gateway)
         relay = Relay(gateway)
         stack.push_async_callback(relay.close)

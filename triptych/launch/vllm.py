@@ -24,7 +24,7 @@ _ENCODE_TOKENS = "114688"
 
 
 def check(config: ServeConfig) -> None:
-    """`ConfigError` if vLLM's workers cannot be started or nobody could list them."""
+    """`ConfigError` if vLLM's workers cannot be started or listed."""
     if shutil.which(config.vllm) is None:
         raise ConfigError(
             f"VLLM={config.vllm} is no executable: install vLLM in an environment of its own, then"

@@ -61,8 +61,7 @@ class Continuation:
             if self._progress.finish is None:
                 raise self._broken("ended its stream before the answer", "cut_short")
             return []
-        nonsense = self._broken("went on with nonsense in its stream", "garbage")
-        pieces = decoded(said, _Pieces, fail=lambda what: nonsense)
+        pieces = decoded(said, _Pieces, fail=self._invalid)
         if pieces.error is not None:
             raise self._broken("failed in its stream", "failed")
         return [chunk for piece in pieces.choices if (chunk := self._chunk(piece))]
@@ -82,6 +81,9 @@ class Continuation:
         if not (new or new_text or piece.finish_reason):
             return b""
         return self._chunks.delta(new_text, new, piece.finish_reason, piece.stop_reason)
+
+    def _invalid(self, what: str) -> CallFailed:
+        return self._broken(f"sent an event that is not valid: {what}", "garbage")
 
     def _broken(self, text: str, kind: str) -> CallFailed:
         return CallFailed(f"{self._url} {text}", kind)

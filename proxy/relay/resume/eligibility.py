@@ -1,4 +1,4 @@
-"""Which streams another worker could go on with so that nobody sees where the first one broke.
+"""Which streams another worker can resume so that a client does not see where one broke.
 
 Greedy decoding makes the same tokens after the same tokens, so it is enough to hand on prompt and
 tokens, unless something counts from where the answer began (penalties, `min_tokens`, grammars),

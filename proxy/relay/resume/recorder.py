@@ -41,7 +41,7 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 
 class Recorder:
     """Between a worker at `url` and `show`, which has the client see events. `asked`: the client
-    wants the token ids itself; else it sees the stream as it were if nobody had asked."""
+    wants the token ids itself; else it sees the stream as it is without them."""
 
     def __init__(self, url: str, show: Callable[[bytes], None], *, asked: bool) -> None:
         self.progress = Progress()
@@ -64,7 +64,7 @@ class Recorder:
                 self._show(b"".join(shown))
 
     def _bare(self, event: bytes) -> bytes:
-        """As it would be if nobody had asked for token ids; nothing if it would not be at all."""
+        """As it is where token ids are not asked for; empty if there is no such event then."""
         if self.asked:
             return event
         if _NOTHING in event and _GOES_ON in event:
@@ -95,8 +95,8 @@ class Recorder:
             return _DECODER.decode(said)
         except msgspec.ValidationError:
             return None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            text = f"{self._url} went on with nonsense in its stream"
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            text = f"{self._url} sent an event that is not valid JSON: {error}"
             raise CallFailed(text, "garbage") from None
 
     def _begin(self, said: bytes, chunk: _Chunk) -> None:

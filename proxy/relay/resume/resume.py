@@ -18,7 +18,7 @@ from protocol.errors import TriptychError
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from proxy.config import ProxyConfig
 from proxy.dispatch import Dispatch
-from proxy.fleet.fleet import NoWorker
+from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from proxy.metrics import ProxyMetrics
 from proxy.relay.bodies import TOKEN_IDS
@@ -176,8 +176,10 @@ def _complete(request: RelayedRequest, progress: Progress, chunks: Chunks) -> No
 
 
 def _rendered(url: str, answer: Answer) -> dict[str, Any]:
-    nonsense = CallFailed(f"{url} answered with nonsense", "garbage")
-    return decoded(answer.body, dict[str, Any], fail=lambda what: nonsense)
+    def invalid(what: str) -> CallFailed:
+        return CallFailed(f"{url}: the rendered prompt is not valid: {what}", "garbage")
+
+    return decoded(answer.body, dict[str, Any], fail=invalid)
 
 
 def _from_tokens(rendered: dict[str, Any], progress: Progress) -> bytes | None:

@@ -22,7 +22,7 @@ from services.engine.scheduling.seams import Clock, Prepared
 
 
 class _Abandoned(BaseException):
-    """Leaves a run that nobody waits for; no handler of `Exception` may take it for a failure."""
+    """Leaves a run that was given up; no handler of `Exception` may take it for a failure."""
 
 
 class SlicedVision:

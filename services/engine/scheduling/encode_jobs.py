@@ -25,7 +25,7 @@ class Job:
 
 
 class EncodeJobs:
-    """By mm_hash, in the order of their coming. A job that nobody waits for is dropped."""
+    """By mm_hash, in the order of their coming. A job that no request waits for is dropped."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}

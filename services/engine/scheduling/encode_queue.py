@@ -119,7 +119,7 @@ class EncodeQueue:
         self._pictures.advance(self._store.wanted if self._unstored else None)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """The requests wait no longer; a job nobody waits for is dropped if it has not begun."""
+        """The requests wait no longer; a job without any is dropped if it has not begun."""
         for mm_hash in self._jobs.leave(set(request_ids)):
             self._pictures.discard(mm_hash)
 
@@ -195,7 +195,7 @@ class EncodeQueue:
 
     def _store_all(self) -> list[EncodeOutput]:
         """Store what has been encoded, as far as there is room: what a consumer is waiting for in
-        place of what nobody has come for yet, the rest in the order of encoding."""
+        place of what no consumer has asked for yet, the rest in the order of encoding."""
         outputs: list[EncodeOutput] = []
         wanted = [mm_hash for mm_hash in self._unstored if self._store.wanted(mm_hash)]
         for mm_hash in wanted:
@@ -209,7 +209,7 @@ class EncodeQueue:
         return outputs
 
     def _drop_unneeded(self) -> None:
-        """What found no room and is kept for nobody is made again if somebody asks for it."""
+        """What found no room and no request needs is made again once one asks for it."""
         now = self._clock()
         for mm_hash, entry in list(self._unstored.items()):
             if not (mm_hash in self._jobs or entry.held(now) or self._store.wanted(mm_hash)):
@@ -251,7 +251,7 @@ class EncodeQueue:
         return [_failed(waiter, mm_hash, error) for waiter in waiters]
 
     def fail_all(self, error: TriptychError) -> list[EncodeOutput]:
-        """After a step that raised: nobody waits for anything any more."""
+        """After a step that raised: all requests that wait fail."""
         self._run.end()
         return [output for mm_hash in self._jobs.names() for output in self._fail(mm_hash, error)]
 

@@ -1,8 +1,8 @@
 """What a worker measures of itself while it works: milliseconds by kind of work, bytes per ms.
 
 Least squares with exponential forgetting and without negative coefficients. Only the normal
-equations are kept, so that a step costs the product of a few numbers; they are solved when somebody
-asks, exactly, by trying every set of features that may be used. There are few, so this is quick.
+equations are kept, so that a step costs the product of a few numbers; they are solved when asked
+for, exactly, by trying every set of features that may be used. There are few, so this is quick.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Scheduler:
         for request in running if len(decodes) < len(running) else ():
             if request.num_left > 1 and step.prompts > 0:
                 self._schedule_running(request, step.for_prompt(request), step)
-        # Whoever started in a step without blocks to spare would be the youngest, and next to go.
+        # A request started in a step without blocks to spare would be the youngest, and next to go.
         if self.preemptions == preemptions:
             self._admit_waiting(step)
         if self.limits.decode_steps > 1 and not self.waiting:

@@ -35,8 +35,8 @@ class SiblingChoices:
     def adopted(self, request: Request, arrival: KVArrival) -> list[Sampled]:
         """The tokens that came with a request's KV, as if they were sampled here.
 
-        Only where the request was placed here before they were known; whoever asked later knows
-        them, and says so by `emitted`.
+        Only where the request was placed here before they were known; a caller that asks later
+        knows them, and says so by `emitted`.
         """
         if not request.adopts or set(arrival.outputs) != {request.index, *request.siblings}:
             return []

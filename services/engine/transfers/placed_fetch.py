@@ -27,9 +27,9 @@ class Fetch:
     def place(self, held: int, fence: Fence | None) -> None:
         """The request has its blocks, of which the first `held` need no copy.
 
-        Peers' bytes come past the device's streams. A step launched for whoever had these blocks
-        before, and was aborted, may still write to them: nothing is copied before `fence`, that of
-        the last step launched, has passed. Later steps leave them alone.
+        Peers' bytes come past the device's streams. A step launched for the request that had these
+        blocks before, and was aborted, may still write to them: nothing is copied before `fence`,
+        that of the last step launched, has passed. Later steps leave them alone.
         """
         self._held, self._fence = held, fence
         self.advance()

@@ -124,8 +124,8 @@ class MasterService(MasterListener):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     def _make_up_for(self, late_s: float) -> None:
-        """While the loop was held up nobody was heard, and what was said waits to be read: nobody's
-        lease lapses for that."""
+        """While the loop was held up no heartbeat was read, though some wait to be: no lease lapses
+        for that."""
         if late_s > _TICK_S:
             self.master.registry.prolong(late_s * 1e3)
             self.replicator.others.prolong(late_s)
@@ -163,7 +163,7 @@ class MasterService(MasterListener):
         await self.networks.check(info.url, info.events)
 
     async def check_added(self, instance: ProbedInstance) -> None:
-        """As `check_address`, of one that is added by whoever has the admin key."""
+        """As `check_address`, of one that is added with the admin key."""
         if self.networks.named:
             await self.networks.check(instance.url, instance.events)
 

@@ -1,7 +1,7 @@
 """Where workers may be that register: their URLs and event endpoints are dialled as they are given.
 
-Whoever registers decides what masters, proxies and workers connect to, and where users' requests
-go. Without a fleet key that is anyone who reaches the master.
+A process that registers decides what masters, proxies and workers connect to, and where users'
+requests go. Without a fleet key that is anyone who reaches the master.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class _Subscription:
             self._warn(error)
 
     def _watch(self) -> None:
-        """Who is asked again while nobody waits for it has more time."""
+        """A source that is asked again while no other waits for a turn has more time."""
         self._stop_timer()
         expecting = self._asked_again and self.follower.expecting
         patience = self._pause_s if expecting else _REPLAY_TIMEOUT_S
@@ -124,7 +124,7 @@ class _Subscription:
             self._again_later()
 
     def _hand(self, take: Callable[[list[bytes]], None], frames: list[bytes]) -> None:
-        """One message that nobody was prepared for does not end the reading of the others."""
+        """A message that makes `take` raise does not end the reading of the others."""
         try:
             take(frames)
         except Exception as error:

@@ -122,7 +122,7 @@ class Columns:
             setattr(self, name, column)
         self.none = np.zeros(len(self.penalty))
         self.none.flags.writeable = False
-        # The columns are other arrays now: views of the old ones would write where nobody reads.
+        # The columns are other arrays now: what views of the old ones write would be lost.
         self.cells = self._by_cell()
 
     def _by_cell(self) -> Cells:

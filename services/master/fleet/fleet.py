@@ -36,7 +36,7 @@ from services.master.index.source_holdings import SourceHoldings
 KINDS = ("encode", "prefill", "decode", "combined", "store")
 _KIND_OF = MappingProxyType({"prefill_decode": "combined", "pdfusion": "combined"})
 _EXPIRE_MS = 1e3
-_LONGEST_NAME = 256  # nobody can ask for longer ones
+_LONGEST_NAME = 256  # no request can ask for longer ones
 _GPU = (None, "GPU", "gpu")
 
 

@@ -3,7 +3,7 @@
 A call's duration holds the time it waited behind others, so that no single one says how long its
 work takes. What does is a busy period: from the first call of a run that overlaps to its end the
 worker was at work all the time, and has done all of their work. Its duration is base + tokens *
-rate. A decode step's duration is the time per output token, whoever shares the step: base +
+rate. A decode step's duration is the time per output token, however many share the step: base +
 requests * rate.
 """
 

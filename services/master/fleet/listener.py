@@ -10,7 +10,7 @@ class FleetListener:
     a change and must not change workers itself."""
 
     def joined(self, info: InstanceInfo) -> None:
-        """A worker, or another life of it, is there: its events are to be followed."""
+        """A worker has come or has restarted: its events are to be followed."""
 
     def left(self, info: InstanceInfo) -> None:
         """A worker is forgotten."""

@@ -37,7 +37,7 @@ class ModelNames:
         """(the fleet that is meant, the adapter or ""); `fleets` by model. A model's own name
         counts before an alias, an alias before an adapter; of two models the one whose workers came
         first. Empty names the only fleet that has workers. `ModelNotFound` otherwise, `Unavailable`
-        if there is nobody who could tell what is meant."""
+        if there is no worker yet to tell what is meant."""
         found, adapter = (fleets.get(name) if name else _only(fleets)), ""
         if found is None or (name and not found.by_slot):
             model, adapter = self._find(name)

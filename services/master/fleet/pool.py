@@ -63,7 +63,8 @@ class Pool(PricedColumns):
     `slots` [rows], integers, number the workers in the cache indices; `stays` [rows], whether one
     may be used now or later: it is there and does not drain; `ids` are their names,
     `lives` counts the workers that a row has had; `able`, how many rows have no penalty; `shares`,
-    the sum of their `share`. `kv_kinds` are the workers' KV compatibilities, "" if they do not say.
+    the sum of their `share`. `kv_kinds` and `ec_kinds` are the workers' compatibilities of KV and
+    of embeddings, "" if they do not say.
     """
 
     def __init__(self, kind: str, config: MasterConfig) -> None:
@@ -75,7 +76,9 @@ class Pool(PricedColumns):
         self.ids: list[str] = []
         self.lives: list[int] = []
         self.kv_kinds: list[str] = []
+        self.ec_kinds: list[str] = []
         self.kinds_of_kv: frozenset[str] = frozenset()
+        self.kinds_of_ec: frozenset[str] = frozenset()
         self.slots = np.zeros(0, np.intp)
         self.stays = np.zeros(0, np.bool_)
         self.count = 0
@@ -92,7 +95,7 @@ class Pool(PricedColumns):
         row = self._free.pop()
         self.ids[row] = info.instance_id
         self.count += 1
-        self._be_of_kind(row, compatibility_of(info.kv_endpoint))
+        self._be_of_kind(row, compatibility_of(info.kv_endpoint), info.ec_compatibility)
         self._reset(row, used=True)
         self.slots[row] = slot
         self.max_running[row] = info.max_running or math.inf
@@ -126,6 +129,7 @@ class Pool(PricedColumns):
         self.ids += [""] * _STEP
         self.lives += [0] * _STEP
         self.kv_kinds += [""] * _STEP
+        self.ec_kinds += [""] * _STEP
         self._open += [[] for _ in range(_STEP)]
         self._short_since += [math.inf] * _STEP
         self._free += range(start + _STEP - 1, start - 1, -1)
@@ -136,7 +140,7 @@ class Pool(PricedColumns):
         self._reset(row, used=False)
         self.allow(row, False, stays=False)
         self.ids[row] = ""
-        self._be_of_kind(row, "")
+        self._be_of_kind(row, "", "")
         self._free.append(row)
         self.count -= 1
 
@@ -157,9 +161,9 @@ class Pool(PricedColumns):
         to.allow(new, False)
         return new
 
-    def _be_of_kind(self, row: int, kind: str) -> None:
-        self.kv_kinds[row] = kind
-        self.kinds_of_kv = frozenset(self.kv_kinds)
+    def _be_of_kind(self, row: int, kv: str, ec: str) -> None:
+        self.kv_kinds[row], self.ec_kinds[row] = kv, ec
+        self.kinds_of_kv, self.kinds_of_ec = frozenset(self.kv_kinds), frozenset(self.ec_kinds)
 
     def report(self, row: int, load: Load, now_ms: float) -> None:
         """A worker's own view, plus what was placed there and cannot be in it yet.
@@ -200,8 +204,8 @@ class Pool(PricedColumns):
 
     def _kept(self, row: int, here: int, now_ms: float) -> list[Charge]:
         """Charges that still count, of a worker that says it has `here` requests. If it goes on
-        saying that it has fewer, nobody will tell of the end of the oldest of them: their proxy may
-        be gone."""
+        saying that it has fewer, the end of the oldest of them will not be reported: their proxy
+        may be gone."""
         kept = [c for c in self._open[row] if c.live]
         for charge in kept:
             charge.shown = charge.visible_at <= now_ms
@@ -263,7 +267,7 @@ class Pool(PricedColumns):
 
     def release(self, charge: Charge, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
         """Take a charge back; `done` false if its work was not and will not be done. `lapsed`:
-        nobody has said that it is over, so that a report which was to show it tells all there is
+        its end was not reported, so that a report which was to show it tells all there is
         to know."""
         if not charge.live:
             return

@@ -73,7 +73,7 @@ class Registry:
     def register(
         self, info: InstanceInfo, now_ms: float, lease_s: float | None = None
     ) -> LeaseAnswer:
-        """Add a worker, or renew it. Another life of a known one starts with empty caches."""
+        """Add a worker, or renew it. A known one that has restarted has empty caches."""
         self._check(check_info, info)
         lease = self.config.lease if lease_s is None else lease_s
         known = self.instances.get(info.instance_id)
@@ -141,7 +141,7 @@ class Registry:
                 del self.fleets[model]
 
     def heartbeat(self, beat: Heartbeat, now_ms: float) -> LeaseAnswer:
-        """`known` false if the worker, or this life of it, has not registered here."""
+        """`known` false if the worker has not registered here since it started."""
         self._check(check_load, beat.load)
         instance = self._in_generation(beat.instance_id, beat.generation)
         if instance is None:
@@ -170,7 +170,7 @@ class Registry:
             instance.pool.observe(instance.row, load, now_ms)
 
     def prolong(self, by_ms: float) -> None:
-        """Nobody could be heard for so long."""
+        """No worker could be heard for so long."""
         for instance in self.instances.values():
             instance.lease_until += by_ms
 

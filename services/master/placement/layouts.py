@@ -15,6 +15,7 @@ from services.master.config import MasterConfig
 from services.master.fleet.columns import Floats
 from services.master.fleet.fleet import Fleet
 from services.master.fleet.pool import Pool
+from services.master.placement import ec_compatibility
 from services.master.placement.choice import Choice, Option, chosen
 from services.master.placement.costs import (
     COMBINED,
@@ -98,8 +99,8 @@ class Layouts:
         self._media = media
 
     def choose(self, job: Job) -> Option:
-        """(prefill, decode), or (both in one, None): the cheaper if there are both. What has failed
-        the request gets it again only where nobody else is there who could ever take it."""
+        """(prefill, decode), or (both in one, None): the cheaper if there are both. A worker
+        that has failed the request gets it again only where no other could ever take it."""
         try:
             return self._choose(job)
         except AllBusy:
@@ -185,7 +186,7 @@ class Layouts:
 
     def _layouts(self, job: Job) -> list[Pool | None]:
         """In the order to be tried: workers that do both, or None for a prefill and a decode
-        worker. Decode workers do both where there is nobody else who fits."""
+        worker. Decode workers do both where no other worker fits."""
         pools = job.fleet.pools
         prefill, decode, combined = pools["prefill"], pools["decode"], pools["combined"]
         if job.request.pooling:
@@ -195,7 +196,9 @@ class Layouts:
         if self._config.enforce_disagg:
             return [None] if all(parts) and not apart(prefill, decode) else []
         both = able(combined, job.avoid)
-        if not all(parts) or apart(prefill, decode):
+        blind = self._blind(job, prefill)
+        unread = blind is not None and least(prefill.penalty + blind) > 0.0
+        if not all(parts) or apart(prefill, decode) or unread:
             alone = combined if both else decode
             return [alone] if alone.count else []
         if not both:
@@ -225,6 +228,10 @@ class Layouts:
             decode = decode_ms(
                 pool, request.prompt_tokens, job.new_tokens, request.block_size, None
             )
+        if (blind := self._blind(job, pool)) is not None:
+            barred = blind if barred is None else barred + blind
+            if pool.able and least(pool.penalty + barred) > 0.0:
+                raise ec_compatibility.unreadable()
         ready, first = self._ready(job, pool, hits)
         if job.waits_for_media:
             queue, ready, first = np.maximum(queue, ready), pool.none, -1
@@ -234,6 +241,17 @@ class Layouts:
             hits, queue, work, decode, ready, tail, request.session,
         )  # fmt: skip
         return self._pick(costs, job, barred)
+
+    def _blind(self, job: Job, pool: Pool) -> Floats | None:
+        """Infinite for workers that have not all of the media and can read no encoder's embeddings;
+        None if all can. [rows]"""
+        encode = job.fleet.pools["encode"]
+        if not job.items or not ec_compatibility.mixed(encode, pool):
+            return None
+        barred = ec_compatibility.readers(encode, pool)
+        if self._policy.sees_media and not job.request.predicted:
+            barred[job.hits(pool) >= job.media_end] = 0.0
+        return barred
 
     def _ready(self, job: Job, pool: Pool, hits: Floats) -> tuple[Floats, int]:
         if not job.items:

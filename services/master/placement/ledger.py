@@ -1,4 +1,4 @@
-"""What placed requests hold until they end, or until nobody can be waiting for them any more."""
+"""What placed requests hold until they end, or until no client can be waiting for them any more."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Ledger:
         return workers
 
     def release(self, request_id: str, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
-        """Give back all that a request holds; `lapsed`: nobody has said that it is over."""
+        """Give back all that a request holds; `lapsed`: its end was not reported."""
         held = self._held.pop(request_id, None)
         if held is not None:
             if held.tenant is not None:
@@ -102,7 +102,7 @@ def _workers(held: Reservation, report: Finished) -> list[str]:
 
 
 def give_back(held: Reservation, now_ms: float, *, done: bool, lapsed: bool = False) -> None:
-    """End all that a request holds; unless `done` nobody joins its encodes any more."""
+    """End all that a request holds; unless `done` no request joins its encodes any more."""
     for mm_hash in list(held.encodes):
         _end_encode(held, mm_hash, now_ms, ok=done, lapsed=lapsed)
     _end_prefill(held, now_ms, done=done, lapsed=lapsed)

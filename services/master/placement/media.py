@@ -14,6 +14,7 @@ from services.master.fleet.fleet import Fleet
 from services.master.fleet.instance import Instance
 from services.master.fleet.pool import Charge, Pool
 from services.master.index.holder_sets import slots_of
+from services.master.placement import ec_compatibility
 from services.master.placement.costs import ENCODE, busy, encode_costs, least, queue_ms
 from services.master.placement.media_plan import ItemSources, MediaPlan
 from services.master.placement.policies.base import Policy
@@ -173,6 +174,9 @@ class MediaPlacer:
         tokens, session = item.need.tokens, request.session
         costs = encode_costs(pool, tokens, pool.penalty, plan.now_ms, session)
         costs.penalty = busy(pool, ENCODE, costs.queue_ms, self._config)
+        if ec_compatibility.mixed(pool, plan.at.pool):
+            kind = plan.at.info.ec_compatibility
+            costs.penalty = costs.penalty + ec_compatibility.makers(pool, kind)
         barred = avoided(pool, request.avoid) if request.avoid else None
         if barred is not None and others_stay(pool, barred):
             costs.penalty = costs.penalty + barred
@@ -190,12 +194,13 @@ class MediaPlacer:
         fleet, avoid, now_ms = plan.fleet, plan.request.avoid, plan.now_ms
         for slot in slots_of(item.holders)[:_MAX_HOLDERS]:
             instance = fleet.by_slot[slot]
-            if _serves(instance, now_ms) and instance.info.instance_id not in avoid:
+            serves = _serves(instance, now_ms) and plan.reads(instance)
+            if serves and instance.info.instance_id not in avoid:
                 cost = plan.fetch_ms(instance, item)
                 if cost < best[0]:
                     best = cost, instance
         pending = item.pending
-        if pending is not None:
+        if pending is not None and plan.reads(fleet.by_slot[pending.slot]):
             instance = fleet.by_slot[pending.slot]
             cost = max(0.0, pending.ready_at - now_ms) + plan.fetch_ms(instance, item)
             if cost < best[0] and instance.info.instance_id not in avoid:
@@ -204,7 +209,7 @@ class MediaPlacer:
 
 
 def _note_guess(plan: MediaPlan, source: Instance, item: ItemSources) -> None:
-    """Nobody has said that the item is there; how long the answer takes will tell."""
+    """No event says that the item is there; how long the answer takes will tell."""
     pool, row = source.pool, source.row
     if pool.kind != "encode" or source.caches(plan.request.predicted) is None:
         return

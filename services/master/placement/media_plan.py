@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.refs import fits
 from protocol.registry import MediaNeed, ScheduleRequest
 from services.master.fleet.cache_index import PendingEncode
 from services.master.fleet.fleet import Fleet
@@ -17,7 +18,7 @@ _EMBEDDING_BYTES = 8192  # of one token, where a request does not say
 class ItemSources:
     """Where one picture can come from. `holders`: slots, as a bit mask. `pending`: an encode that
     may be joined; `coming`: whether any is under way. `ready_ms`: until it is there at the best,
-    `alone_ms` the same for a worker that encodes by itself what nobody has."""
+    `alone_ms` the same for a worker that encodes by itself what no worker has."""
 
     need: MediaNeed
     holders: int
@@ -45,7 +46,7 @@ class MediaPlan:
     looks empty.
     `now_ms`: of the caller's monotonic clock.
     `sends`: by slot, until when it will have sent what it was asked for. They count once all is
-    placed: a request that is refused in the end costs nobody a transfer.
+    placed: a request that is refused in the end delays no transfer.
     `local_ms`: work of the items that the worker at `at` is to encode.
     `ready_ms`: until all embeddings are there that were placed so far.
     """
@@ -68,6 +69,10 @@ class MediaPlan:
     def can_encode(self) -> bool:
         """Whether the worker that prefills can help encoders out."""
         return self.at.info.encodes
+
+    def reads(self, source: Instance) -> bool:
+        """Whether the worker that prefills can read embeddings there."""
+        return fits(source.info.ec_compatibility, self.at.info.ec_compatibility)
 
     def encoded_there_ms(self, item: ItemSources) -> float:
         """What it takes until the worker that prefills has encoded an item by itself."""

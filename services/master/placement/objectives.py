@@ -27,7 +27,7 @@ def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
 
 def too_slow(pool: Pool, request: ScheduleRequest) -> Floats | None:
     """Infinite where one more request makes decode steps longer than its objective, None for no
-    objective. A worker without requests takes any: nobody could do better. [rows]"""
+    objective. A worker without requests takes any: no worker could do better. [rows]"""
     if not request.tpot_slo_s:
         return None
     step = pool.step_now + pool.step_request_ms + pool.step_context_ms * request.prompt_tokens

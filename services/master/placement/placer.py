@@ -39,7 +39,7 @@ class Placer:
         self, fleet: Fleet, request: ScheduleRequest, now_ms: float
     ) -> tuple[Placement, Reservation]:
         """Choose, and count the load at once. Nothing is counted if an error is raised:
-        `AllBusy` if the request may wait, `Unavailable` if nobody can take it."""
+        `AllBusy` if the request may wait, `Unavailable` if no worker can take it."""
         job = self._job(fleet, request, now_ms)
         prefill, decode = self._layouts.choose(job)
         check_objective(request, foreseen_ttft_ms(prefill, decode), fleet)

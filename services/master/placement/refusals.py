@@ -1,4 +1,4 @@
-"""Which workers a request must not go to again, and what it is told where nobody is left."""
+"""Which workers a request must not go to again, and what it is told where no worker is left."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from services.master.index.expected_prefixes import ExpectedPrefix
 @dataclass(frozen=True, slots=True)
 class GuessedItem:
     """A picture that an encoder is thought to hold and was asked for. `encode_ms`: how long the
-    answer takes if it does not hold it; None if the encoder has other work, so that nobody knows.
+    answer takes if it does not hold it; None if the encoder has other work, so that it cannot be
+    told.
     """
 
     at: Instance
@@ -25,7 +26,7 @@ class Reservation:
     """Of one request. Times are ms of the caller's monotonic clock.
 
     `fleet`: of its model.
-    `expires_at`: when it is given back though nobody has said that the request is over.
+    `expires_at`: when it is given back though the end of the request was not reported.
     `encodes`: the charge of each picture that is encoded for it, by media hash.
     `guessed`: pictures that it takes from encoders which are thought to hold them, by media hash.
     `prefill`, `decode`: the charges of these stages; a worker that does both has one, for decode.

@@ -1,4 +1,4 @@
-"""Questions to workers over HTTP. Imported when there is somebody to ask: aiohttp takes as long to
+"""Questions to workers over HTTP. Imported when there is a worker to ask: aiohttp takes as long to
 import as much of the rest of the master."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProbeClient:
     there was no question.
 
     A probe has `timeout_s` from when it is its turn. Suspects, who have not answered lately, have
-    turns of their own, so that any number of them that hang keeps nobody else waiting.
+    turns of their own, so that any number of them that hang delays no other worker.
     """
 
     def __init__(

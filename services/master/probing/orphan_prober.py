@@ -30,7 +30,7 @@ class OrphanProber:
     _silent: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Probe again and again, until cancelled. Who takes long to answer delays nobody else."""
+        """Probe again and again, until cancelled. A worker that answers late delays no other."""
         self._asking.clear()
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as probes:
             client: ProbeClient | None = None

@@ -32,7 +32,7 @@ class Prober:
 
     async def run(self) -> None:
         """Probe again and again, until cancelled; one that has just been added is probed at once.
-        Who takes long to answer delays nobody else."""
+        A worker that answers late delays no other."""
         await self.added.wait()
         from services.master.probing.client import ProbeClient
 

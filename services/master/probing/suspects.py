@@ -44,7 +44,7 @@ class SuspectProber:
         self._queue = asyncio.Queue(_MAX_WAITING)
 
     def suspect(self, suspected: Suspected, now: float) -> LeaseAnswer:
-        """A proxy could not connect to a worker; `known` false if that life of it is not here."""
+        """A proxy could not connect to a worker; `known` false if it has restarted since."""
         self.counts["told"] += 1
         instance = self.registry.named(suspected.instance_id, suspected.generation)
         if instance is None:

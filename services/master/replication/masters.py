@@ -11,7 +11,7 @@ from services.master.placement.ledger import Ledger
 from services.master.replication.messages import Ended, Placed
 from services.master.replication.placement_sync import restore
 
-_MOST = 64  # whoever can write to the channel can name new ones
+_MOST = 64  # any writer to the channel can name new ones
 _SILENT_S = 3.0
 _HELLOS = 3  # in the time after which a master is taken to be gone: two may be lost
 
@@ -64,7 +64,7 @@ class OtherMasters:
             self._others[sender] = OtherMaster(now)
 
     def prolong(self, by_s: float) -> None:
-        """Nobody could be heard for so long."""
+        """No master could be heard for so long."""
         for other in self._others.values():
             other.heard += by_s
 
@@ -90,7 +90,7 @@ class OtherMasters:
             self.finish(report, now_ms)
 
     def finish(self, report: Finished, now_ms: float) -> list[str]:
-        """Whoever has placed it: who has done their part in it."""
+        """At the master that has placed it: the workers that have done their part in it."""
         for other in self._others.values():
             workers = other.ledger.finish(report, now_ms)
             if workers is not None:

@@ -29,8 +29,8 @@ class Change(msgspec.Struct, tag_field="t", omit_defaults=True):
 
 
 class Joined(Change, tag="joined"):
-    """A worker is there, as it said to the master that hears it (`home`), where this life of it has
-    been known for `age_ms`."""
+    """A worker is there, as it said to the master that hears it (`home`), where it has been
+    known for `age_ms` since it started."""
 
     info: InstanceInfo
     home: Name
@@ -45,7 +45,7 @@ class Beat(Change, tag="beat"):
 
 
 class Kept(Change, tag="kept"):
-    """A worker whose home is silent has answered a probe; whoever keeps it says so."""
+    """A worker whose home is silent has answered a probe; the master that keeps it says so."""
 
     worker: Joined
 
@@ -165,10 +165,6 @@ _Changes = Joined | Beat | Kept | Left | Resumed | Moved | Opened | Placed | End
 _messages = msgspec.msgpack.Decoder(_Message)
 _changes: msgspec.msgpack.Decoder[Change] = msgspec.msgpack.Decoder(_Changes)
 _stored: msgspec.msgpack.Decoder[Joined] = msgspec.msgpack.Decoder(Joined)
-
-
-def encode_message(sender: str, changes: list[Change]) -> bytes:
-    return msgspec.msgpack.encode([sender, changes])
 
 
 def encode_messages(

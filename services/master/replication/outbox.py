@@ -18,7 +18,7 @@ class Outbox:
     "dropped" for want of room. `since`: when the oldest came (s, monotonic).
 
     Departures outlast a lost connection. Who is there is announced again when it is back, but
-    nobody would say again that a worker has left: it would stay with the others until its lease
+    no master would say again that a worker has left: it would stay with the others until its lease
     lapsed, or, added by hand, for good."""
 
     wake: Callable[[], None]

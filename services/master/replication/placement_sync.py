@@ -149,5 +149,5 @@ def _expect(
         if not placed.predicted:
             caches.media.use(placed.mm_hashes, now_ms)
     elif placed.expected:
-        padded = [0] * placed.start + list(keys)  # nobody looks at keys before the first missing
+        padded = [0] * placed.start + list(keys)  # keys before the first missing are not read
         held.expected = held.fleet.expected.add(at.slot, placed.start, padded)

@@ -140,7 +140,7 @@ class Receiver:
             self._want(beat.instance_id, beat.generation)
 
     def _want(self, instance_id: str, generation: str) -> None:
-        """What is written down of a worker, if that life of it is not known here."""
+        """What is written down of a worker, if this generation of it is not known here."""
         known = self.master.registry.instances.get(instance_id)
         if known is not None and known.info.generation == generation:
             return

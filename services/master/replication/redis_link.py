@@ -4,8 +4,8 @@
     triptych:{namespace}:added:{name}             ProbedInstance as JSON, for `probe_forget`
     triptych:{namespace}:masters                  channel of messages between masters
 
-While Redis is away masters go on with what they know; when it is back everybody says again who
-speaks to it. Whoever can write to this Redis can register workers: keep it among yourselves.
+While Redis is away masters go on with what they know; when it is back each says again which
+workers speak to it. Write access to this Redis is enough to register workers: keep it private.
 """
 
 from __future__ import annotations

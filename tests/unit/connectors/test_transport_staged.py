@@ -11,6 +11,7 @@ from connectors.transports.base import Range, Transfer
 from connectors.transports.shm import ShmTransport
 from connectors.transports.staged import StagedTransport
 from protocol.errors import ConfigError, TransferError
+from tests.support.shared_regions import committed_bytes
 from tests.support.waiting import until
 
 GRANULE, COUNT = 96 << 10, 32
@@ -27,7 +28,7 @@ class Side:
 
     def mirrored(self) -> int:
         """Bytes of memory that the mirror takes."""
-        return self._shm.committed_bytes("kv")
+        return committed_bytes(self._shm, "kv")
 
     def done(self, transfer: Transfer | None) -> None:
         assert transfer is not None

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol.errors import ConfigError, ModelNotFound
+from protocol.errors import ConfigError, ModelNotFound, Unavailable
 from services.frontend.config import FrontendConfig, MediaConfig
 from services.frontend.models import Models
+from services.frontend.render import Frontend, RenderedRequest
 from tests.support.frontend_helpers import chat, image_part, picture, user, write_model
 
 
@@ -71,11 +72,19 @@ def test_a_name_for_two_models_is_refused(models: Models, tmp_path: Path) -> Non
         Models.load([config(other, "text"), config(other, "more", "text")])
 
 
-def test_models_share_the_memory_for_media(models: Models) -> None:
-    store = models.first.media_store
-    assert all(one.media_store is store for one in models.all)
-    request = chat(user(image_part(data := picture())), model="eyes")
-    rendered = asyncio.run(models.first.render_chat(request, request_id="r"))
-    assert store.in_memory == len(data) and rendered.media
-    del rendered
-    assert store.in_memory == 0
+def test_models_share_the_memory_for_media(tmp_path: Path) -> None:
+    path, data = write_model("qwen2_5_vl", tmp_path), picture()
+    (folder := tmp_path / "full").mkdir()
+    media = MediaConfig(memory_bytes=len(data), spill_folder=folder)
+    both = Models.load([FrontendConfig(path, (name,), media=media) for name in ("a", "b")])
+    folder.rmdir()
+
+    def rendered(frontend: Frontend) -> RenderedRequest:
+        request = chat(user(image_part(data)), model=frontend.name)
+        return asyncio.run(frontend.render_chat(request, request_id="r"))
+
+    held = rendered(both.all[0])
+    with pytest.raises(Unavailable, match="--media-spill-path"):
+        rendered(both.all[1])
+    del held
+    assert rendered(both.all[1]).media

@@ -71,7 +71,7 @@ def test_a_request_holds_its_pictures_until_it_is_over(tmp_path: Path) -> None:
     front = frontend(write_model("qwen2_5_vl", tmp_path / "model"), media={"memory_bytes": 1})
     messages = user("a", image_part(data), image_part(picture(30, 90)))
     rendered = asyncio.run(front.render_chat(chat(messages), request_id="r"))
-    store = front.media_store
+    store = front._items.store
     assert store.in_files > len(data) and store.in_memory == 0
     assert bytes(rendered.media[rendered.generate.mm_items[0].mm_hash]) == data
     del rendered

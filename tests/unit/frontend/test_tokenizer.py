@@ -149,3 +149,12 @@ def test_token_bytes_make_up_the_text(text: str, root: Path) -> None:
 def test_bytes_of_added_tokens_are_their_text(root: Path) -> None:
     tokenizer = load("qwen3", root)
     assert tokenizer.token_bytes(tokenizer.id("<|im_end|>") or -1) == b"<|im_end|>"
+
+
+def test_the_digest_names_the_vocabulary_alone(root: Path) -> None:
+    text = load("qwen2_5_vl", root).serialized()
+    same, other = Backend.from_str(text), Backend.from_str(text)
+    same.normalizer = normalizers.NFC()
+    other.add_tokens(["<|another|>"])
+    digest = Tokenizer(Backend.from_str(text)).digest
+    assert Tokenizer(same).digest == digest != Tokenizer(other).digest

@@ -17,10 +17,9 @@ from services.master.replication.messages import (
     SharedEncode,
     decode_message,
     decode_stored,
-    encode_message,
     encode_stored,
 )
-from tests.support.master_nodes import Node, fleet_of, info
+from tests.support.master_nodes import Node, encode_message, fleet_of, info
 
 
 def test_a_heartbeat_of_an_unknown_worker_makes_it_wanted() -> None:

@@ -37,6 +37,11 @@ class Crowd:
             await self._go[name].wait()
 
     @property
+    def foreseen_s(self) -> float:
+        """How long the next request to come will wait."""
+        return self.admission._queue.foreseen_ms() / 1e3
+
+    @property
     def refused(self) -> list[str]:
         ended = {name: task for name, task in self.tasks.items() if task.done()}
         return [name for name, task in ended.items() if task.exception() is not None]
@@ -101,7 +106,7 @@ def test_a_wait_that_would_be_too_long_is_refused_before_it_begins() -> None:
         for name in names[:10]:
             await asyncio.sleep(0.01)
             await crowd.end(name)
-        assert crowd.admission.foreseen_s > 0.02
+        assert crowd.foreseen_s > 0.02
         refused = await crowd.add("late")
         with pytest.raises(Unavailable):
             await refused
@@ -188,7 +193,7 @@ def test_idle_time_says_nothing_of_the_pace() -> None:
             await crowd.add(second)
             now[0] += 0.1
             await crowd.end(first)
-            assert crowd.admission.foreseen_s == pytest.approx(0.1)
+            assert crowd.foreseen_s == pytest.approx(0.1)
             await crowd.end(second)
         for name in "ghi":
             await crowd.add(name)
@@ -209,7 +214,7 @@ def test_a_pace_that_was_slow_is_learnt_anew() -> None:
         await crowd.add("1")
         now[0] += 60.0
         await crowd.end("0")
-        assert crowd.admission.foreseen_s == 60.0
+        assert crowd.foreseen_s == 60.0
         for number in range(1, 50):
             await crowd.add(str(number + 1))
             assert crowd.admission.waiting == 1, number

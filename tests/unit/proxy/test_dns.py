@@ -75,7 +75,7 @@ async def test_an_address_goes_when_two_answers_in_a_row_lack_it() -> None:
     assert len(fleet.decode) == 3
     await dns.once()
     assert urls(fleet) == ["http://10.0.0.2:8000", "http://by-flag:1"]
-    assert not listed.departed
+    assert not listed.removed
 
 
 async def test_what_is_not_answered_changes_nothing_of_its_role() -> None:

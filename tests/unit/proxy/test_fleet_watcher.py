@@ -11,10 +11,11 @@ from aiohttp import web
 from protocol.generate import GENERATE_PATH, RENDER_PATH
 from protocol.registry import Drain, InstanceInfo, InstanceName
 from protocol.types import Role
-from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.fleet_watcher import FleetWatcher
+from proxy.fleet.own_model import OwnModel, OwnModels
 from proxy.fleet.probing import probe_once
-from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.refusals import NoWorker
 from proxy.fleet.worker import Instance
 from services.master.fleet.added_workers import decode_probed
 from tests.support.live_masters import running
@@ -100,7 +101,7 @@ async def test_a_listed_worker_stays_whatever_a_master_says() -> None:
         master.tell_of("d1", "decode", DECODER + "/")
         master.service.drain(Drain("d1"))
         await following.once(0.0)
-        assert fleet.decode == [worker] and worker.draining and worker.vouched
+        assert fleet.decode == [worker] and worker.draining and worker.known_to_master
         master.forget("d1")
         await following.once(0.0)
         assert fleet.decode == [worker] and not worker.up
@@ -223,6 +224,20 @@ async def test_of_several_models_only_the_named_one_is_this_proxys() -> None:
         assert usable(nobodys) == {} and lost.model == ""
 
 
+async def test_an_alias_returns_when_the_other_model_has_left() -> None:
+    async with running() as ((master,), link, _):
+        fleet = Fleet()
+        watcher = FleetWatcher(link, fleet, ["nice-name"])
+        master.tell_of("d1", "decode", DECODER)
+        master.service.register(InstanceInfo("x", "decode", ENCODER, "another"))
+        assert await watcher.once(0.0)
+        assert (watcher.model, fleet.unserved) == ("", ("another", "m"))
+        master.forget("x")
+        assert await watcher.once(0.0)
+        assert (watcher.model, fleet.unserved) == ("m", ())
+        assert usable(fleet) == {"decode": [DECODER]}
+
+
 async def test_an_alias_ends_when_the_named_model_comes() -> None:
     async with running() as ((master,), link, _):
         fleet = Fleet()
@@ -247,7 +262,7 @@ async def test_a_worker_that_changes_its_role_is_in_the_other_list_and_keeps_its
             await following.once(0.0)
             assert usable(fleet) == {"encode": [DECODER]} and not fleet.decode
             assert fleet.encode == [worker] and worker.in_flight == 1
-        assert worker.up and not worker.departed and not worker.late_probes
+        assert worker.up and not worker.removed and not worker.late_probes
         assert following.by_id == {"a": worker}
 
 
@@ -265,7 +280,7 @@ async def test_without_an_encoder_pictures_go_where_one_could_be() -> None:
 async def test_of_several_rendered_models_all_workers_are_this_proxys() -> None:
     """But for those of others; a master is asked by the name that workers give."""
     async with running() as ((master,), link, _):
-        fleet = Fleet(models=RenderedModels([("nice", "b"), ("c",)]))
+        fleet = Fleet(own=OwnModels(OwnModel(("nice", "b")), OwnModel(("c",))))
         watcher = FleetWatcher(link, fleet)
         first = InstanceInfo(
             "x", "decode", DECODER, "b", adapters=["l"], adapter_revisions={"l": "r"}
@@ -276,6 +291,7 @@ async def test_of_several_rendered_models_all_workers_are_this_proxys() -> None:
         assert await watcher.once(0.0)
         assert usable(fleet) == {"decode": [DECODER], "encode": [ENCODER]}
         assert [one.rendered for one in fleet.all()] == ["c", "nice"]
+        assert fleet.unserved == ("another",)
         asked = {name: watcher.asked_for(name) for name in ("nice", "c", "l")}
         assert asked == {"nice": "b", "c": "/models/c", "l": "l"}
         assert fleet.models.adapters_with("nice") == {"l": "r"}

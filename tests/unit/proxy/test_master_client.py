@@ -40,7 +40,7 @@ async def test_a_master_that_is_broken_is_not_the_last_word() -> None:
         return web.Response(status=500) if "heart" in request.path else web.Response(body=b"\xc1")
 
     app = web.Application()
-    app.router.add_post("/{path:.*}", broken)
+    app.router.add_route("*", "/{path:.*}", broken)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -52,6 +52,9 @@ async def test_a_master_that_is_broken_is_not_the_last_word() -> None:
             link = MasterClient([bad, good.url], client)
             assert (await link.post(path, body, LeaseAnswer, deadline)).known
             assert link.url == good.url
+        link = MasterClient([bad], client)
+        with pytest.raises(MasterAway, match=r"answer is not a valid Workers in msgpack: .* mal"):
+            await link.get(WORKERS_PATH, Workers, 5.0)
         link = MasterClient([good.url, bad], client)
         with pytest.raises(InvalidRequest):
             await link.post(REGISTER_PATH, {"instance_id": ""}, LeaseAnswer, deadline)

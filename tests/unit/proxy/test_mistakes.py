@@ -7,6 +7,7 @@ import pytest
 
 from proxy.fleet.fleet import Fleet
 from proxy.fleet.mistakes import MistakeLog, mistakes_of
+from proxy.fleet.own_model import OwnModel, OwnModels
 
 SAME = "m@abc:layout:shm"
 
@@ -54,6 +55,85 @@ def test_other_weights_under_the_same_name() -> None:
     fleet.encode[0].revision = "xyz"
     (found,) = mistakes_of(fleet)
     assert "encode worker http://e1:1" in found and "xyz" in found
+
+
+def ec_fleet(**kinds: str) -> Fleet:
+    """As `fleet_of`, with the compatibility of their EC."""
+    fleet = fleet_of(**dict.fromkeys(kinds, ""))
+    for instance, kind in zip(fleet.all(), kinds.values(), strict=True):
+        instance.ec_compatibility = kind
+    return fleet
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"e1": "shm", "p1": "shm", "d1": "nixl"},
+        {"e1": "", "p1": "shm"},
+        {"e1": "nixl", "p1": "", "d1": "shm"},
+        {"e1": "shm", "d1": "shm"},
+        {"e1": "old", "e2": "new", "p1": "old", "p2": "new"},
+        {"p1": "shm", "d1": "nixl"},
+    ],
+)
+def test_encoders_whose_embeddings_can_be_read(kinds: dict[str, str]) -> None:
+    assert mistakes_of(ec_fleet(**kinds)) == []
+
+
+@pytest.mark.parametrize("reader", ["p1", "d1"])
+def test_an_encoder_with_another_transport_is_named_with_who_would_read_it(reader: str) -> None:
+    (found,) = mistakes_of(ec_fleet(**{"e1": "m@abc:f32:nixl", reader: "m@abc:f32:shm"}))
+    assert "http://e1:1 is m@abc:f32:nixl" in found and f"http://{reader}:1" in found
+    assert "its EC is m@abc:f32:shm" in found and "--ec-transfer-config" in found
+
+
+def test_a_reader_and_an_encoder_of_several_are_named_alone() -> None:
+    (found,) = mistakes_of(ec_fleet(e1="shm", p1="shm", p2="nixl"))
+    assert found.startswith("prefill worker http://p2:1 can read no")
+    (found,) = mistakes_of(ec_fleet(e1="shm", e2="nixl", p1="shm"))
+    assert found.startswith("encode worker http://e2:1 makes embeddings that no worker can read")
+
+
+def test_a_proxy_with_another_tokenizer() -> None:
+    fleet = fleet_of(e1="", p1=SAME, d1=SAME)
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "abc", "mine"))
+    for instance in fleet.all():
+        instance.dialect = "tokens"
+    fleet.prefill[0].tokenizer = "mine"
+    fleet.news()
+    assert mistakes_of(fleet) == []
+    fleet.encode[0].tokenizer = fleet.decode[0].tokenizer = "other"
+    fleet.news()
+    (found,) = mistakes_of(fleet)
+    assert "--model demo (mine)" in found and "decode worker http://d1:1 (other) has" in found
+    assert "http://e1:1" not in found and "http://p1:1" not in found
+    fleet.decode[0].dialect = "openai"  # it renders by itself
+    fleet.news()
+    assert mistakes_of(fleet) == []
+
+
+def test_a_proxy_with_other_weights_than_all_workers() -> None:
+    fleet = fleet_of(e1="", p1=SAME, d1=SAME)
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "old", "mine"))
+    (found,) = mistakes_of(fleet)
+    assert "--model demo has the weights old, the workers serve m with abc" in found
+    fleet.own = OwnModels(OwnModel(("tiny",), "demo", "abc", "mine"))
+    assert mistakes_of(fleet) == []
+
+
+def test_a_relaying_proxy_whose_names_are_no_model_of_several() -> None:
+    fleet = fleet_of(d1="", d2="")
+    fleet.own = OwnModels(OwnModel(("mine", "my")))
+    for instance, name in zip(fleet.decode, ("m", "n"), strict=True):
+        instance.model, instance.models = name, frozenset((name,))
+        instance.revision = ""
+    (found,) = mistakes_of(fleet)
+    assert found.startswith("no worker serves mine or my, but m, n")
+    assert "--served-model-name" in found
+    fleet.decode[0].models = frozenset(("m", "my"))
+    assert mistakes_of(fleet) == []
+    fleet.decode[0].model, fleet.decode[0].models = "n", frozenset("n")
+    assert mistakes_of(fleet) == [], "the names are aliases of the only model"
 
 
 def test_a_mistake_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:

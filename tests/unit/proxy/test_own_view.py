@@ -58,7 +58,7 @@ def test_a_picture_goes_to_another_encoder_than_the_one_that_failed_it() -> None
 async def test_plans_heed_what_has_failed_their_request() -> None:
     fleet = Fleet.from_urls("", "http://p0,http://p1", "http://d0,http://d1")
     admission: Any = None
-    need: Any = SimpleNamespace(max_tokens=4, wanted_model=None, pooling=False)
+    need: Any = SimpleNamespace(max_tokens=4, wanted_model=None, pooling=False, items=())
     state: Any = Tries(deadline=time.monotonic() + 10, avoid=[fleet.prefill[1], fleet.decode[0]])
     for _ in range(TURNS):
         plan = await OwnView(fleet, admission).place(state, need)

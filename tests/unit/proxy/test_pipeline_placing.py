@@ -34,10 +34,9 @@ from protocol.registry import (
 )
 from protocol.types import GenerateRequest, MMItem
 from proxy.assembly import make_core, make_own_view
-from proxy.fleet.fleet import NoWorker
 from proxy.fleet.fleet_watcher import FleetWatcher
-from proxy.fleet.rendered_models import RenderedModels
-from proxy.fleet.served_models import ServedModels
+from proxy.fleet.own_model import OwnModel, OwnModels
+from proxy.fleet.refusals import NoWorker
 from proxy.placement.by_master import MasterPlanner
 from proxy.placement.master_client import MasterClient
 from proxy.placement.needs import ModelNames
@@ -101,9 +100,9 @@ class Master:
 
 @asynccontextmanager
 async def placed_by(
-    master: Master, *decode: Worker, models: ServedModels | None = None
+    master: Master, *decode: Worker, own: OwnModels | None = None
 ) -> AsyncIterator[tuple[Stack, Pipeline]]:
-    async with master.serving() as url, before(decode=list(decode), models=models) as stack:
+    async with master.serving() as url, before(decode=list(decode), own=own) as stack:
         gateway, fleet = stack.gateway, stack.fleet
         link = MasterClient([url], gateway.client)
         link.heard(url)
@@ -189,8 +188,8 @@ async def test_of_several_models_a_master_is_asked_for_the_requests_own() -> Non
     """By the name that its workers give, with keys for their block size; one that the master does
     not know has no workers."""
     master = Master(["d1", ModelNotFound("which?")])
-    rendered = RenderedModels([("a",), ("nice", "b"), ("c",)])
-    async with placed_by(master, Worker(), Worker(), models=rendered) as (stack, pipeline):
+    three = OwnModels(*map(OwnModel, [("a",), ("nice", "b"), ("c",)]))
+    async with placed_by(master, Worker(), Worker(), own=three) as (stack, pipeline):
         for instance, model, size in zip(stack.decode, ("a", "b"), (1, 2), strict=True):
             instance.model, instance.models = model, frozenset((model,))
             instance.block_size = size
@@ -214,6 +213,43 @@ async def test_a_place_at_a_worker_not_known_yet_is_given_back_and_asked_for_aga
         await eventually(lambda: len(over(master)) == 2)
         assert over(master) == [request.request_id for request in master.asked]
         assert len(set(over(master))) == 2
+
+
+async def test_workers_with_another_tokenizer_are_avoided_and_refused() -> None:
+    master = Master(["d1", "d0"])
+    async with placed_by(master, wrong := Worker(), Worker()) as (stack, pipeline):
+        stack.fleet.own = OwnModels(OwnModel(("m",), "demo", "", "mine"))
+        for instance, tokenizer in zip(stack.decode, ("other", "mine"), strict=True):
+            instance.dialect, instance.tokenizer = "tokens", tokenizer
+        stack.fleet.news()
+        assert await taken(pipeline, asking("first")) == {0: TOKENS}
+        assert master.asked[0].avoid == ["d0"]
+        with pytest.raises(Unavailable, match="--model") as caught:
+            await taken(pipeline, asking("second"))
+        assert caught.value.code == "wrong_tokenizer"
+        await eventually(lambda: over(master) == ["first", "second"])
+        stack.decode[1].tokenizer = "other"
+        stack.fleet.news()
+        with pytest.raises(Unavailable, match="--model"):
+            await taken(pipeline, asking("third"))
+        assert (len(master.asked), wrong.calls) == (2, []), "a master is not asked in vain"
+
+
+async def test_of_several_models_only_the_one_with_another_tokenizer_is_refused() -> None:
+    master = Master(["d0"])
+    own = OwnModels(OwnModel(("a",), "demo", "", "mine"), OwnModel(("b",), "other", "", "theirs"))
+    async with placed_by(master, Worker(), wrong := Worker(), own=own) as (stack, pipeline):
+        for instance, model in zip(stack.decode, "ab", strict=True):
+            instance.model, instance.models = model, frozenset((model,))
+            instance.dialect, instance.tokenizer = "tokens", "mine"
+        stack.fleet.news()
+        served = {name: ServedModel(ModelNames(name, name, alone=False)) for name in "ab"}
+        with pytest.raises(Unavailable, match="that of other, with which") as caught:
+            await anext(pipeline.run(asking(), {}, model=served["b"]))
+        assert caught.value.code == "wrong_tokenizer" and not master.asked
+        steps = pipeline.run(asking(), {}, model=served["a"])
+        assert [output async for outputs in steps for output in outputs]
+        assert [one.avoid for one in master.asked] == [["d1"]] and not wrong.calls
 
 
 async def test_a_request_cancelled_while_it_is_placed_is_over() -> None:

@@ -199,7 +199,7 @@ async def test_a_worker_that_departs_is_watched_while_it_has_calls() -> None:
         assert len(worker.asked) == asked, "it has no calls any more"
 
 
-async def test_probing_a_worker_that_departed_meanwhile_does_not_bring_it_back() -> None:
+async def test_probing_a_worker_that_was_removed_meanwhile_does_not_bring_it_back() -> None:
     async with serving(Worker(OURS)) as worker, asking() as client:
         fleet, (instance,) = decoding(worker.url)
         fleet.remove(instance)

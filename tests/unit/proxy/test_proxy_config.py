@@ -10,7 +10,9 @@ from proxy.__main__ import main
 from proxy.config import ProxyConfig
 
 
-@pytest.mark.parametrize("flags", [(), ("--video-timeout", "9.5"), ("--no-allow-clips",)])
+@pytest.mark.parametrize(
+    "flags", [(), ("--video-timeout", "9.5"), ("--no-allow-clips",), ("--dialect", "openai")]
+)
 def test_a_clip_is_read_within_one_call_of_an_encode_worker(flags: tuple[str, ...]) -> None:
     call = "10" if flags else "60"
     resolve(ProxyConfig, ["--encode-timeout", call, *flags], {}).check_timeouts()

@@ -181,3 +181,19 @@ def test_handles_that_a_client_brings_are_replaced() -> None:
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         RequestBody.parse(body)
+
+
+@pytest.mark.parametrize("given", [-1, -1.0, "-1", " -1 ", "-1.5", -(1 << 40), -1e300, "-inf"])
+def test_no_spelling_of_a_priority_evades_the_bound(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"at least 0 here, not .* --min-priority") as caught:
+        parsed(priority=given).priority(0)
+    assert caught.value.param == "priority"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(-5, -5), (0, 0), (7, 7), (None, 0), (1 << 40, 0), ("-5", 0), ("soon", 0), ([], 0), (True, 0)],
+)
+def test_a_priority_within_the_bound_decides_the_order(given: Any, found: int) -> None:
+    """What is no whole number may be one to a worker, and does not decide here."""
+    assert parsed(priority=given).priority(-5) == found

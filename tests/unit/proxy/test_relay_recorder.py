@@ -123,6 +123,7 @@ def test_what_ends_a_stream_too_early_is_not_shown(bad: bytes, kind: str) -> Non
     with pytest.raises(CallFailed) as failure:
         tap.feed(FIRST + good + bad + good)
     assert failure.value.kind == kind and b"".join(shown) == FIRST + good
+    assert ("an event that is not valid JSON: " in failure.value.message) == (kind == "garbage")
 
 
 def test_events_one_by_one() -> None:
@@ -184,6 +185,7 @@ def test_a_continuation_that_is_none(events: list[bytes], kind: str) -> None:
     with pytest.raises(CallFailed) as failure:
         continued(broken(), *events)
     assert failure.value.kind == kind
+    assert ("an event that is not valid: " in failure.value.message) == (kind == "garbage")
 
 
 def test_chunks_are_written_as_vllm_writes_them() -> None:

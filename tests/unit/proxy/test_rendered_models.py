@@ -2,8 +2,10 @@
 
 import pytest
 
-from proxy.fleet.fleet import Fleet, NoWorker
+from proxy.fleet.fleet import Fleet
 from proxy.fleet.mistakes import mistakes_of
+from proxy.fleet.own_model import OwnModel, OwnModels
+from proxy.fleet.refusals import NoWorker, Unreadable, WrongTokenizer
 from proxy.fleet.rendered_models import RenderedModels
 from proxy.fleet.worker import Instance
 from proxy.placement.own_view import Room, by_load
@@ -22,7 +24,7 @@ def fleet() -> Fleet:
     """Model a with prefill, model b without; d1 calls a by another name, and has the alias."""
     made = Fleet.from_urls(
         "http://e0,http://e1", "http://p0", "http://d0,http://d1,http://d2,http://d3",
-        models=RenderedModels(NAMES),
+        own=OwnModels(*map(OwnModel, NAMES)),
     )  # fmt: skip
     serve(made.encode[0], "a")
     serve(made.encode[1], "b")
@@ -113,3 +115,60 @@ def test_models_without_workers_and_workers_without_models_are_named(fleet: Flee
     fleet.news()
     unserved, weights = sorted(mistakes_of(fleet), key=lambda text: "weights" in text)
     assert unserved.startswith("no worker serves b") and "http://d" in weights
+
+
+def test_a_worker_is_compared_with_the_tokenizer_of_its_own_model() -> None:
+    own = [OwnModel(names, f"weights-{names[0]}", "", f"tokens-{names[0]}") for names in NAMES]
+    fleet = Fleet.from_urls("", "", "http://d0,http://d1,http://d2", own=OwnModels(*own))
+    for worker, model, tokenizer in zip(fleet.decode, "abb", "aba", strict=True):
+        serve(worker, model, other="1")
+        worker.dialect, worker.tokenizer = "tokens", f"tokens-{tokenizer}"
+    fleet.news()
+    assert [worker.misfit for worker in fleet.decode] == [False, False, True]
+    assert by_load(fleet, 4, (), "b").decode is fleet.decode[1]
+    (found,) = mistakes_of(fleet)
+    assert "--model weights-b (tokens-b)" in found and "http://d2" in found
+    fleet.decode[1].up = False
+    with pytest.raises(WrongTokenizer, match="that of weights-b, with which") as caught:
+        by_load(fleet, 4, (), "b")
+    assert caught.value.code == "wrong_tokenizer"
+    assert {by_load(fleet, 4, (), name).decode for name in ("a", "nice", "other")} == {
+        fleet.decode[0]
+    }
+    fleet.decode[0].up = False
+    with pytest.raises(NoWorker, match="that serves 'a' is up"):
+        by_load(fleet, 4, (), "a")
+
+
+def test_a_model_that_no_worker_serves_is_named_with_what_they_serve(fleet: Fleet) -> None:
+    for worker in (fleet.decode[2], fleet.encode[1]):
+        serve(worker, "a")
+    fleet.news()
+    with pytest.raises(NoWorker, match="no worker serves b, but c: see the proxy's --served"):
+        by_load(fleet, 4, (), "b")
+    fleet.unserved = ("x",)  # as a master tells of workers that are in no list of this proxy's
+    with pytest.raises(NoWorker, match="no worker serves b, but x"):
+        fleet.by_content("picture", (), "b")
+    assert "no worker serves b, but x: see the proxy's --served-model-name" in mistakes_of(fleet)
+    assert by_load(fleet, 4, (), "a").decode.rendered == "a"
+
+
+def test_embeddings_are_read_within_a_model(fleet: Fleet) -> None:
+    """Model a's encoder has what only b's workers can read, and the other way round."""
+    for worker, kind in zip(fleet.encode, ("shm", "nixl"), strict=True):
+        worker.ec_compatibility = kind
+    for worker in (*fleet.prefill, *fleet.decode):
+        worker.ec_compatibility = "shm" if worker.rendered == "b" else "nixl"
+    for name in ("a", "b"):
+        with pytest.raises(Unreadable):
+            by_load(fleet, 4, (), name, media=True)
+        with pytest.raises(Unreadable):
+            reader = fleet.usable("decode", (), name)[0].ec_compatibility
+            fleet.by_content("picture", (), name, reader)
+    found = [text for text in mistakes_of(fleet) if "can read no encode worker's" in text]
+    assert len(found) == 2, "of each model"
+    assert "http://p0" in found[0] and "http://e0" in found[0] and "http://e1" not in found[0]
+    assert "http://d2" in found[1] and "http://e1" in found[1] and "http://e0" not in found[1]
+    fleet.encode[0].ec_compatibility, fleet.encode[1].ec_compatibility = "nixl", "shm"
+    for name in ("a", "b"):
+        assert by_load(fleet, 4, (), name, media=True)

@@ -12,7 +12,7 @@ import pytest
 from protocol.generate_answers import ChoiceBody, GenerateAnswer
 from protocol.pooling import packed
 from protocol.types import GenerateRequest
-from proxy.fleet.rendered_models import RenderedModels
+from proxy.fleet.own_model import OwnModel, OwnModels
 from services.frontend.config import FrontendConfig
 from services.frontend.models import Models
 from tests.support.frontend_helpers import write_model
@@ -68,7 +68,7 @@ async def fleet_of(models: Models) -> AsyncIterator[tuple[Stack, dict[str, Worke
         names[0]: Worker(whole=vector if names[0] == "vectors" else handing_over) for names in NAMES
     }
     flags = ("--admin-api-key", "root")
-    serving = before(decode=[*workers.values()], models=RenderedModels(NAMES), flags=flags)
+    serving = before(decode=[*workers.values()], own=OwnModels(*map(OwnModel, NAMES)), flags=flags)
     async with serving as stack:
         for instance, model in zip(stack.decode, workers, strict=True):
             instance.model, instance.models = model, frozenset((model,))

@@ -92,7 +92,7 @@ async def calling(
         yield asyncio.create_task(anext(events))
 
 
-async def test_a_worker_that_a_master_vouches_for_is_listened_to_while_calls_wait(
+async def test_a_worker_that_a_master_knows_is_listened_to_while_calls_wait(
     client: UpstreamClient,
 ) -> None:
     """The master would notice after a lease."""
@@ -100,7 +100,7 @@ async def test_a_worker_that_a_master_vouches_for_is_listened_to_while_calls_wai
         fleet = Fleet.from_urls("", "", f"{worker.url},{idle.url}")
         await probe_once(fleet, client)
         instance, other = fleet.decode
-        fleet.watched = instance.vouched = other.vouched = True
+        fleet.watched = instance.known_to_master = other.known_to_master = True
         asked = len(idle.asked)
         async with calling(fleet, client, worker, instance) as waiting:
             worker.silent = {"/ready", "/health"}
@@ -117,7 +117,7 @@ async def test_a_quiet_worker_that_answers_keeps_its_calls(client: UpstreamClien
         fleet = Fleet.from_urls("", "", f"{worker.url},{idle.url}")
         await probe_once(fleet, client)
         instance, other = fleet.decode
-        fleet.watched = instance.vouched = other.vouched = True
+        fleet.watched = instance.known_to_master = other.known_to_master = True
         async with calling(fleet, client, worker, instance) as waiting:
             instance.late_probes = 2
             await probe_once(fleet, client)

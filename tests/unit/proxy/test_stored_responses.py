@@ -26,7 +26,7 @@ def test_a_response_is_its_clients_and_goes_with_its_worker() -> None:
     stored.note(created, one, "t", streamed=True)
     assert stored.worker_of("resp_x", "t") is one
     assert stored.known("resp_x") and stored.worker_of("resp_x", "u") is None
-    one.departed = True
+    one.removed = True
     assert stored.worker_of("resp_x", "u") is None and stored.known("resp_x")
     assert stored.worker_of("resp_x", "t") is None and not stored.known("resp_x")
 

@@ -36,7 +36,7 @@ class CostPolicy(Policy):
 
     def _weight(self, costs: StageCosts) -> float:
         """What a ms of computing costs others: with more requests on every worker, more of them
-        stand behind it, and a prefix computed twice is time that nobody gets back. The average is
+        stand behind it, and a prefix computed twice is time lost for all of them. The average is
         harmonic: a few idle workers count for more than a crowded one."""
         pool, weight = costs.pool, self.config.work_weight
         if costs.penalty is pool.penalty:
