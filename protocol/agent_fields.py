@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from protocol.dialects import with_dialects
+from protocol.request_fields import RequestField, RowsOf
 
-from protocol.request_fields import RequestField, Route, harmless, refused, works
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Makes rows of one route."""
-
-    route: Route
-
-    def works(self, name: str, does: str, example: Any) -> RequestField:
-        return works(name, does, example, routes=(self.route,))
-
-    def refused(self, name: str, does: str, example: Any, *neutral: Any) -> RequestField:
-        return refused(name, does, example, *neutral, routes=(self.route,))
-
-    def harmless(self, name: str, does: str, example: Any) -> RequestField:
-        return harmless(name, does, example, routes=(self.route,))
-
-
-_R, _M = _Rows("responses"), _Rows("messages")
+_R, _M = RowsOf("responses"), RowsOf("messages")
 _FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 _SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 _AS_CHAT = "As of chat completions."
+_RENDER = "Read by vLLM's render routes only."
+_UNMARKED = "outputs carry no mark."
+_COMPUTED = "The prompt is computed here: handles are followed in chats and completions."
+_USE_CHATS = "vLLM's EPD protocol is spoken in chat completions."
 
 RESPONSES: tuple[RequestField, ...] = (
     _R.works("input", "A text, or items: messages, calls and their results, reasoning.", "Hi"),
     _R.works("model", "A name that is served; left out: the model that is served.", "m"),
     _R.works("instructions", "A system message before all others, of this response alone.", "x"),
     _R.works("previous_response_id", "The stored response that this one goes on from.", "resp_x"),
-    _R.works("store", "false: the response is not kept. A server keeps a bounded number.", False),
+    _R.works(
+        "store",
+        "false: the response is not kept. A server keeps a bounded number; one that keeps none"
+        " (--response-store-bytes 0, a proxy with --workers 2 or more) answers store: false.",
+        False,
+    ),
     _R.works("stream", "Answer by server-sent events.", True),
     _R.works("max_output_tokens", "Output tokens at most, reasoning included.", 4),
     _R.works("temperature", "0 for greedy.", 0.5),
@@ -60,6 +50,7 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("frequency_penalty", _AS_CHAT, 0.5),
     _R.works("logit_bias", _AS_CHAT, {"5": 1}),
     _R.works("stop", _AS_CHAT, ["x"]),
+    _R.works("stop_token_ids", _AS_CHAT, [5]),
     _R.works("ignore_eos", _AS_CHAT, True),
     _R.works("skip_special_tokens", _AS_CHAT, False),
     _R.works("include_stop_str_in_output", _AS_CHAT, True),
@@ -67,7 +58,9 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.works("mm_processor_kwargs", _AS_CHAT, {"max_pixels": 65536}),
     _R.works("priority", _AS_CHAT, 1),
     _R.works("cache_salt", _AS_CHAT, "s"),
-    _R.works("request_id", _AS_CHAT, "r"),
+    _R.works("request_id", "The response's id begins with it, after resp_.", "r"),
+    _R.works("session_id", _AS_CHAT, "s"),
+    _R.works("include_reasoning", "false leaves out items of reasoning.", False),
     _R.works("chat_template", _AS_CHAT, "{{ messages[0].content }}"),
     _R.works("chat_template_kwargs", _AS_CHAT, {"a": 1}),
     _R.refused("background", "keep the connection open, or stream.", True, False),
@@ -80,6 +73,8 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.refused("enable_response_messages", "use /v1/chat/completions/render.", True, False),
     _R.refused("previous_input_messages", "send them as input.", [{}], []),
     _R.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
+    _R.refused("watermarking", _UNMARKED, True, False),
+    _R.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _R.refused("media_io_kwargs", "use mm_processor_kwargs.", {"video": {"fps": 1}}, {}),
     _R.harmless("stream_options", "Usage is always told; nothing is padded.", {}),
     _R.harmless("safety_identifier", "Who asks is told by the Authorization header.", "u"),
@@ -87,6 +82,9 @@ RESPONSES: tuple[RequestField, ...] = (
     _R.harmless("prompt_cache_options", "As prompt_cache_key.", {"mode": "implicit"}),
     _R.harmless("prompt_cache_retention", "As prompt_cache_key.", "24h"),
     _R.harmless("service_tier", "ignored: there is one tier.", "auto"),
+    _R.harmless("kv_transfer_params", _COMPUTED, {"a": 1}),
+    _R.harmless("mm_payload", _RENDER, "none"),
+    _R.harmless("return_mm_kwargs", _RENDER, False),
 )
 
 MESSAGES: tuple[RequestField, ...] = (
@@ -107,17 +105,20 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.works("tool_choice", "auto, any, none, or a tool by name.", {"type": "auto"}),
     _M.works(
         "thinking",
-        "Whether the chat template asks for reasoning. budget_tokens has no effect.",
+        "Whether the chat template asks for reasoning.",
         {"type": "disabled"},
     ),
     _M.works(
         "output_config",
-        "format: a JSON schema that the answer keeps to; effort: handed to the chat template; other"
-        " parts are ignored.",
+        "format: a JSON schema that the answer keeps to; effort: handed to the chat template.",
         {"effort": "low"},
     ),
     _M.works("output_format", "As output_config.format.", _SCHEMA),
     _M.works("chat_template_kwargs", "Variables of the chat template.", {"a": 1}),
+    _M.works("cache_salt", _AS_CHAT, "s"),
+    _M.refused("vllm_xargs", "there are no extensions that read it.", {"a": 1}, {}),
+    _M.refused("watermarking", _UNMARKED, True, False),
+    _M.refused("ec_transfer_params", _USE_CHATS, {"a": 1}, {}),
     _M.refused("mcp_servers", "the client runs the tools here.", [{"type": "url"}], []),
     _M.refused("container", "nothing is run here.", "c"),
     _M.refused("fallbacks", "name the model that is to answer.", [{"model": "m"}], []),
@@ -136,6 +137,9 @@ MESSAGES: tuple[RequestField, ...] = (
     _M.harmless("anthropic_beta", "There are no beta features.", []),
     _M.harmless("betas", "As anthropic_beta.", []),
     _M.harmless("user_profile_id", "As metadata.", "u"),
+    _M.harmless("kv_transfer_params", _COMPUTED, {"a": 1}),
+    _M.harmless("mm_payload", _RENDER, "none"),
+    _M.harmless("return_mm_kwargs", _RENDER, False),
 )
 
-AGENT_FIELDS = (*RESPONSES, *MESSAGES)
+AGENT_FIELDS = with_dialects((*RESPONSES, *MESSAGES))

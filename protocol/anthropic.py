@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from protocol import anthropic_members as members
 from protocol.agent_fields import MESSAGES
 from protocol.bounds import Positive, Temperature, TopK, TopP
+from protocol.decoding import accepted
+from protocol.members import Members
 from protocol.request_parser import RequestParser
 
+_S = TypeVar("_S", bound=msgspec.Struct)
+_R = TypeVar("_R", bound="CountRequest")
 MESSAGES_PATH = "/v1/messages"
 Json = dict[str, Any]
 
@@ -36,14 +41,13 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the template is asked for reasoning. A budget is not enforced."""
+    """Whether the template is asked for reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Positive | None = None
 
 
 class OutputConfig(msgspec.Struct):
-    """`format`: `{"type": "json_schema", "schema": …}`. Other parts are ignored."""
+    """`format`: `{"type": "json_schema", "schema": …}`."""
 
     effort: str | None = None
     format: Json | None = None
@@ -61,6 +65,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: Json | None = None
     chat_template_kwargs: Json | None = None
+    cache_salt: str | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -72,17 +77,50 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: TopK | None = None
 
 
-_MESSAGES = RequestParser.of(MessagesRequest, MESSAGES, "messages")
-_COUNT = RequestParser.of(CountRequest, MESSAGES, "messages")
-MESSAGES_BODY, COUNT_BODY = _MESSAGES.described(), _COUNT.described()
+_RAW: Json = {
+    "messages": list[Json],
+    "tools": list[Json] | None,
+    "tool_choice": Json | None,
+    "thinking": Json | None,
+    "output_config": Json | None,
+}
+_TYPES: Json = {
+    "messages": list[Message],
+    "tools": list[Tool] | None,
+    "tool_choice": ToolChoice | None,
+    "thinking": Thinking | None,
+    "output_config": OutputConfig | None,
+}
+_MESSAGES = RequestParser.of(MessagesRequest, MESSAGES, "messages", **_RAW)
+_COUNT = RequestParser.of(CountRequest, MESSAGES, "messages", **_RAW)
+MESSAGES_BODY, COUNT_BODY = _MESSAGES.described(**_TYPES), _COUNT.described(**_TYPES)
 """The bodies as /openapi.json describes them."""
 
 
 def decode_messages(data: bytes) -> MessagesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _MESSAGES.parsed(data)
+    return accepted(_read, _MESSAGES.parsed(data))
 
 
 def decode_count(data: bytes) -> CountRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _COUNT.parsed(data)
+    return accepted(_read, _COUNT.parsed(data))
+
+
+def _read(request: _R) -> _R:
+    """The request with its objects as structs, which are dicts as the parser decodes them."""
+    request.messages = _all(request.messages, members.MESSAGE, Message, "messages")
+    if request.tools is not None:
+        request.tools = _all(request.tools, members.TOOL, Tool, "tools")
+    for name, kind, struct in (
+        ("tool_choice", members.TOOL_CHOICE, ToolChoice),
+        ("thinking", members.ENABLED, Thinking),
+        ("output_config", members.OUTPUT, OutputConfig),
+    ):
+        if isinstance(given := getattr(request, name), dict):
+            setattr(request, name, kind.converted(given, struct, name))
+    return request
+
+
+def _all(given: Any, kind: Members, struct: type[_S], where: str) -> list[_S]:
+    return [kind.converted(one, struct, f"{where}[{i}]") for i, one in enumerate(given)]

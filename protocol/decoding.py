@@ -3,6 +3,7 @@ is wrong."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 
 from protocol.errors import InvalidRequest
 
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -34,8 +36,10 @@ def decoded(
 
 
 def field_of(error: msgspec.ValidationError) -> str | None:
-    """The field a validation error speaks of, or the required one that is missing: msgspec ends its
-    message in `$.path`."""
+    """The field a validation error speaks of, the required one that is missing or the one that is
+    unknown: msgspec ends its message in `$.path`."""
+    if (unknown := unknown_field(error)) is not None:
+        return unknown
     _, found, path = str(error).rpartition("`$.")
     # A key of an object is shown as [...]: the field that holds the object is at fault.
     parent = path.rstrip("`").partition("[...]")[0] if found else None
@@ -44,6 +48,19 @@ def field_of(error: msgspec.ValidationError) -> str | None:
         return parent
     name = rest.partition("`")[0]
     return f"{parent}.{name}" if parent else name
+
+
+def unknown_field(error: msgspec.ValidationError) -> str | None:
+    """The path of the field that an object must not have, if it is that which is wrong."""
+    found = _UNKNOWN.match(str(error))
+    return ".".join(part for part in (found[2], found[1]) if part) if found else None
+
+
+def unknown_parameter(name: str) -> InvalidRequest:
+    """What OpenAI says of a field that it does not have."""
+    return InvalidRequest(
+        f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter"
+    )
 
 
 def named_field(error: msgspec.ValidationError) -> InvalidRequest:
@@ -77,4 +94,6 @@ def converted(value: Any, kind: type[_T], param: str, inside: str = "") -> _T:
     except msgspec.ValidationError as error:
         field = field_of(error)
         where = f"{inside or param + '.'}{field}" if field else param
+        if unknown_field(error) is not None:
+            raise unknown_parameter(where) from None
         raise InvalidRequest(f"{param}: {error}", param=where) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from protocol.bounds import (
     MAX_CHOICES,
@@ -31,9 +31,9 @@ from protocol.bounds import (
     Truncation,
     check_opaque,
 )
+from protocol.chat_messages import ChatMessage, read_message
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
-from protocol.openai_refusals import refusal_of
 from protocol.request_parser import RequestParser
 from protocol.request_table import FIELDS
 from protocol.rtp_config import fields_of, name_in
@@ -42,69 +42,6 @@ CHAT_PATH = "/v1/chat/completions"
 BATCH_PATH = CHAT_PATH + "/batch"
 COMPLETIONS_PATH = "/v1/completions"
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
-
-
-class MediaURL(msgspec.Struct):
-    """`detail` is accepted and has no effect: the model's processor decides the resolution."""
-
-    url: str
-    detail: str | None = None
-
-
-class InputAudio(msgspec.Struct):
-    """`data`: base64 of a file, which `format` names, as wav."""
-
-    data: str
-    format: str
-
-
-class ContentPart(msgspec.Struct):
-    """One part of a message. Which of the fields must be there follows from `type`.
-
-    `image_url` null with a `uuid` refers to a picture sent before under that name. `image_embeds`
-    holds the metadata of a picture whose embeddings `uuid` (its mm_hash) names.
-    `video_url` and `video_embeds` are the same for clips, `audio_url` and `audio_embeds` for audio,
-    which `input_audio` holds itself.
-    """
-
-    type: str
-    text: str | None = None
-    image_url: MediaURL | str | UnsetType | None = UNSET
-    image_embeds: Any = UNSET
-    video_url: MediaURL | str | UnsetType | None = UNSET
-    video_embeds: Any = UNSET
-    audio_url: MediaURL | str | UnsetType | None = UNSET
-    input_audio: InputAudio | UnsetType | None = UNSET
-    audio_embeds: Any = UNSET
-    refusal: str | None = None
-    uuid: str | None = None
-    # What else the part has: chat templates read it. Not a member of the part itself.
-    others: dict[str, Any] = {}
-
-
-class FunctionCall(msgspec.Struct):
-    """`arguments` is JSON text; an object is accepted too."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(msgspec.Struct):
-    function: FunctionCall
-    id: str | None = None
-    type: str = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    role: str
-    content: str | list[str | ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    thinking: str | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -200,13 +137,6 @@ class CompletionRequest(SharedFields, kw_only=True):
 
 
 _R = TypeVar("_R", bound=SharedFields)
-_PART = frozenset(ContentPart.__struct_fields__) - {"others"}
-
-
-class _Message(ChatMessage):
-    """As it is decoded: parts keep what this module does not know."""
-
-    content: str | list[str | dict[str, Any]] | None = None  # type: ignore[assignment]
 
 
 class _Batch(msgspec.Struct):
@@ -216,7 +146,7 @@ class _Batch(msgspec.Struct):
     n: int | None = None
 
 
-_CHAT = RequestParser.of(ChatCompletionRequest, FIELDS, "chat", messages=list[_Message])
+_CHAT = RequestParser.of(ChatCompletionRequest, FIELDS, "chat", messages=list[dict[str, Any]])
 _COMPLETION = RequestParser.of(CompletionRequest, FIELDS, "completions")
 
 
@@ -231,11 +161,13 @@ def decode_chat(data: bytes) -> ChatCompletionRequest:
     request = _checked(_CHAT.parsed(data))
     if request.extra_configs:
         request = _checked(_with_extra_configs(data, request.extra_configs))
-    for number, message in enumerate(request.messages):
-        if isinstance(message.content, list):
-            where = f"messages[{number}].content"
-            message.content = [_part(p, f"{where}[{i}]") for i, p in enumerate(message.content)]
+    request.messages = accepted(_messages, request.messages)
     return request
+
+
+def _messages(given: Any) -> list[ChatMessage]:
+    """As the parser leaves them, which decodes them as dicts."""
+    return [read_message(message, f"messages[{i}]") for i, message in enumerate(given)]
 
 
 def decode_batch(data: bytes) -> list[ChatCompletionRequest]:
@@ -291,18 +223,3 @@ def _checked(request: _R) -> _R:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     return request
-
-
-def _part(part: Any, where: str) -> str | ContentPart:
-    """A part of a message, as it was decoded."""
-    if isinstance(part, str):
-        return part
-    known = {name: value for name, value in part.items() if name in _PART}
-    found = accepted(
-        lambda fields: msgspec.convert(fields, ContentPart),
-        known,
-        refusal=lambda error: refusal_of(error, f"{where}."),
-    )
-    if len(known) < len(part):
-        found.others = {name: value for name, value in part.items() if name not in _PART}
-    return found

@@ -8,10 +8,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from protocol.decoding import field_of
+from protocol.decoding import field_of, unknown_field, unknown_parameter
 from protocol.errors import InvalidRequest
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.(.*)`)?$", re.DOTALL)
 _BOUND = re.compile(r"Expected `(int|float)` (<=?|>=?) ")
 _CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -26,11 +25,8 @@ _CODES: Mapping[str, str] = MappingProxyType(
 def refusal_of(error: msgspec.ValidationError, inside: str = "") -> InvalidRequest:
     """`error` as a refusal that names the field at fault, after `inside`."""
     said = str(error)
-    if (unknown := _UNKNOWN.match(said)) is not None:
-        name = inside + ".".join(part for part in (unknown[2], unknown[1]) if part)
-        return InvalidRequest(
-            f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter"
-        )
+    if (unknown := unknown_field(error)) is not None:
+        return unknown_parameter(inside + unknown)
     param, what = inside + (field_of(error) or ""), said.partition(" - at `")[0]
     if "missing required field" in said:
         return InvalidRequest(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from protocol.decoding import accepted
 from protocol.errors import InvalidRequest
@@ -38,7 +39,7 @@ class RequestParser(Generic[_S]):
         wire = msgspec.defstruct(
             struct.__name__,
             [
-                *overridden.items(),
+                *_typed(fields, overridden),
                 *((f.name, f.type | None, f.default) for f in nullable),
                 *((row.name, Any, None) for row in rows if row.name not in known),
             ],
@@ -51,13 +52,12 @@ class RequestParser(Generic[_S]):
             msgspec.json.Decoder(wire), refused, {f.name: f.default for f in nullable}
         )
 
-    def described(self, name: str = "", **overridden: Any) -> type[msgspec.Struct]:
+    def described(self, name: str = "", /, **overridden: Any) -> type[msgspec.Struct]:
         """What is decoded, as /openapi.json describes it, by its struct's name or another.
         `overridden`: types of fields that are looked at once they are decoded."""
         wire = self.decoder.type
-        return msgspec.defstruct(
-            name or wire.__name__, [*overridden.items()], bases=(wire,), kw_only=True
-        )
+        shown = [*_typed(msgspec.structs.fields(wire), overridden)]
+        return msgspec.defstruct(name or wire.__name__, shown, bases=(wire,), kw_only=True)
 
     def parsed(self, data: bytes) -> _S:
         """`InvalidRequest` names the field that is not what it must be, that the table does not
@@ -70,6 +70,16 @@ class RequestParser(Generic[_S]):
             if getattr(request, name) is None:
                 setattr(request, name, default)
         return request
+
+
+def _typed(
+    fields: Iterable[FieldInfo], types: Mapping[str, Any]
+) -> Iterator[tuple[str, Any] | tuple[str, Any, Any]]:
+    """Those of `fields` that have other types, with the defaults that they have."""
+    for field in fields:
+        if field.name in types:
+            kind = types[field.name]
+            yield (field.name, kind) if field.required else (field.name, kind, field.default)
 
 
 def _refusal(data: bytes, error: msgspec.ValidationError) -> InvalidRequest:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from protocol.agent_fields import AGENT_FIELDS
+from protocol.dialects import with_dialects
 from protocol.pooling_fields import POOLING_FIELDS
-from protocol.request_fields import RequestField, Route, harmless, refused, works
+from protocol.request_fields import Route, harmless, refused, works
 
 _CHAT: tuple[Route, ...] = ("chat",)
 _TEXT: tuple[Route, ...] = ("completions",)
@@ -198,8 +199,7 @@ WORKS = (
     works("ec_transfer_params", "vLLM's EPD protocol: where embeddings are.", {}),
     works(
         "kv_transfer_params",
-        "vLLM's EPD protocol: where KV is. Workers follow it; a proxy places requests itself and"
-        " takes none from clients.",
+        "vLLM's EPD protocol: where KV is.",
         {},
     ),
 )
@@ -268,6 +268,6 @@ HARMLESS = (
     harmless("return_mm_kwargs", _RENDER, False),
 )
 
-FIELDS: tuple[RequestField, ...] = (*WORKS, *REFUSED, *HARMLESS)
+FIELDS = with_dialects((*WORKS, *REFUSED, *HARMLESS))
 """Of chats and completions."""
 ALL_FIELDS = (*FIELDS, *AGENT_FIELDS, *POOLING_FIELDS)

@@ -17,18 +17,18 @@ from protocol.bounds import (
     TopK,
     TopP,
 )
+from protocol.decoding import accepted
 from protocol.request_parser import RequestParser
+from protocol.responses_members import EFFORT, TEXT
 
 RESPONSES_PATH = "/v1/responses"
 Json = dict[str, Any]
 
 
 class Reasoning(msgspec.Struct):
-    """How much to think; what is told of it is all of it, so `summary` changes nothing."""
+    """How much to think."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -66,6 +66,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[Int64] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -74,15 +75,27 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: Int64 = 0
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
 
 
-_RESPONSES = RequestParser.of(ResponsesRequest, RESPONSES, "responses")
-RESPONSES_BODY = _RESPONSES.described()
+_RESPONSES = RequestParser.of(
+    ResponsesRequest, RESPONSES, "responses", reasoning=Json | None, text=Json | None
+)
+RESPONSES_BODY = _RESPONSES.described(reasoning=Reasoning | None, text=TextOptions | None)
 """The body as /openapi.json describes it."""
 
 
 def decode_responses(data: bytes) -> ResponsesRequest:
     """The request in a JSON body; `InvalidRequest` names the field at fault."""
-    return _RESPONSES.parsed(data)
+    return accepted(_read, _RESPONSES.parsed(data))
+
+
+def _read(request: ResponsesRequest) -> ResponsesRequest:
+    """The request with its objects as structs, which are dicts as the parser decodes them."""
+    for name, members, struct in (("reasoning", EFFORT, Reasoning), ("text", TEXT, TextOptions)):
+        if isinstance(given := getattr(request, name), dict):
+            setattr(request, name, members.converted(given, struct, name))
+    return request

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from protocol.agent_fields import MESSAGES, RESPONSES
+from protocol.agent_fields import AGENT_FIELDS
+from protocol.anthropic_members import MESSAGES_MEMBERS
+from protocol.chat_members import CHAT_MEMBERS
+from protocol.members import Members
 from protocol.pooling_fields import POOLING_FIELDS
 from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
+from protocol.responses_members import RESPONSES_MEMBERS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
@@ -23,9 +27,9 @@ _ROUTES: dict[Route, str] = {
     "classes": "classes",
     "similarity": "similarity",
 }
-_AGENTS = (
-    ("`POST /v1/responses`", RESPONSES),
-    ("`POST /v1/messages` and `/v1/messages/count_tokens`", MESSAGES),
+_AGENTS: tuple[tuple[str, Route, tuple[Members, ...]], ...] = (
+    ("`POST /v1/responses`", "responses", RESPONSES_MEMBERS),
+    ("`POST /v1/messages` and `/v1/messages/count_tokens`", "messages", MESSAGES_MEMBERS),
 )
 _POOLING: tuple[tuple[str, Route], ...] = (
     ("`POST /v1/embeddings`, `/v1/embeddings/dense` and `/pooling`", "embeddings"),
@@ -42,6 +46,8 @@ _SECTIONS: dict[State, tuple[str, str]] = {
     ),
     "harmless": ("Taken, without any effect on the answer", "Why"),
 }
+_WORDS: dict[State, str] = {"works": "honoured", "refused": "refused", "harmless": "no effect"}
+_DIALECTS = " proxy, `tokens` | proxy, `openai` |"
 _HEAD = """\
 # Request fields
 
@@ -53,11 +59,16 @@ that answer vectors, scores or classes instead of text ([pooling.md](pooling.md)
 ignored in silence. One that stands in none of its request's tables is refused as OpenAI does it:
 400, code `unknown_parameter`, the field in `param`. `null` is as good as leaving a field out.
 
-That is what our own workers and a proxy that renders requests do (dialect `tokens`). A proxy that
-relays requests (dialect `openai`) checks only that the body is JSON and what it needs itself: the
-workers judge the rest.
+That is what our own workers do, and a proxy that renders requests (dialect `tokens`). A proxy that
+relays requests (dialect `openai`) passes fields on as they are: our workers then do what the tables
+say, those of another engine what that engine does, and their answers and refusals come back as they
+are. What a proxy of either dialect does otherwise stands beside the field. By itself a relaying
+proxy refuses a body that is too large or not a JSON object, a `stream` that is not true or false,
+media beyond `--limit-mm-per-prompt`, and a `model` that no worker serves where there are several.
 
-Further members of a message's content parts, such as `source_lang_code`, reach the chat template.
+The members of objects within a request have tables too. One that stands in none is refused by its
+path, as `messages[0].content[0].image_url.foo`, unless the table says that further ones reach the
+chat template, or its value is `null`.
 
 An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. Its code is
 `invalid_type`, `invalid_value`, `integer_below_min_value`, `integer_above_max_value`,
@@ -74,6 +85,8 @@ _PASSED = """\
 A proxy of the `openai` dialect passes these on to one decode worker each, as it does with chat
 requests: admitted, placed, tried again elsewhere where a worker fails. A worker that answers 404 or
 405 for the route is passed over for a minute; where no worker has the route the answer is 404.
+No encode and no prefill worker is asked: pictures need decode workers that have the vision model,
+as vLLM's do. Triptych's do not; a proxy that renders serves these routes with pictures too.
 
 Vectors, scores and classes of Triptych's own workers are answered by a proxy that renders (dialect
 `tokens` or `auto`), as the tables above say.
@@ -104,8 +117,16 @@ def render() -> str:
         [
             _HEAD,
             *sections,
-            *(_agents(title, rows) for title, rows in _AGENTS),
-            *(_agents(title, _rows_of(route)) for title, route in _POOLING),
+            _members("chat requests", CHAT_MEMBERS),
+            *(
+                part
+                for title, route, members in _AGENTS
+                for part in (
+                    _agents(title, _rows_of(AGENT_FIELDS, route)),
+                    _members(title, members),
+                )
+            ),
+            *(_agents(title, _rows_of(POOLING_FIELDS, route)) for title, route in _POOLING),
             _PASSED,
             *_rows(PASSED),
             "",
@@ -119,8 +140,8 @@ def render() -> str:
     )
 
 
-def _rows_of(route: Route) -> list[RequestField]:
-    return [row for row in POOLING_FIELDS if route in row.routes]
+def _rows_of(fields: Iterable[RequestField], route: Route) -> list[RequestField]:
+    return [row for row in fields if route in row.routes]
 
 
 def _rows(routes: Iterable[PassedRoute]) -> list[str]:
@@ -130,16 +151,44 @@ def _rows(routes: Iterable[PassedRoute]) -> list[str]:
 
 def _section(state: State, rows: Iterable[RequestField]) -> str:
     title, column = _SECTIONS[state]
+    dialects = state == "works"
     lines = [f"## {title}", "", f"| field | of | {column} |", "|---|---|---|"]
-    lines += [f"| `{row.name}` | {_routes(row)} | {_cell(row)} |" for row in rows]
+    if dialects:
+        lines[2:] = [f"{lines[2]}{_DIALECTS}", "|---|---|---|---|---|"]
+    for row in rows:
+        line = f"| `{row.name}` | {_routes(row)} | {_cell(row)} |"
+        lines.append(line + _dialects(row) if dialects else line)
     return "\n".join([*lines, ""])
 
 
 def _agents(title: str, rows: Iterable[RequestField]) -> str:
-    lines = [f"## Fields of {title}", "", "| field | | What it does, or why it does nothing |"]
-    lines += ["|---|---|---|"]
-    words: dict[State, str] = {"works": "honoured", "refused": "refused", "harmless": "no effect"}
-    lines += [f"| `{row.name}` | {words[row.state]} | {_cell(row)} |" for row in rows]
+    rows = list(rows)
+    dialects = any(row.openai for row in rows)
+    head, line = "| field | | What it does, or why it does nothing |", "|---|---|---|"
+    lines = [f"## Fields of {title}", ""]
+    lines += [head + _DIALECTS, f"{line}---|---|"] if dialects else [head, line]
+    for row in rows:
+        line = f"| `{row.name}` | {_WORDS[row.state]} | {_cell(row)} |"
+        lines.append(line + _dialects(row) if dialects else line)
+    return "\n".join([*lines, ""])
+
+
+def _dialects(row: RequestField) -> str:
+    """What a proxy of each dialect does."""
+    return f" {row.tokens or 'the same'} | {row.openai or 'passed on'} |"
+
+
+def _members(title: str, objects: Iterable[Members]) -> str:
+    lines = [f"### Members of the objects in {title}", ""]
+    lines += ["| object | member | | What it does, or why it does nothing |", "|---|---|---|---|"]
+    for one in objects:
+        place = ", ".join(f"`{path}`" for path in one.path.split(", "))
+        place = place.replace(" of the type ", "` of the type `")
+        lines += [
+            f"| {place} | `{row.name}` | {_WORDS[row.state]} | {_cell(row)} |" for row in one.rows
+        ]
+        if one.further:
+            lines.append(f"| {place} | any other | honoured | {one.further} |")
     return "\n".join([*lines, ""])
 
 

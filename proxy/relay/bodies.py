@@ -68,7 +68,11 @@ class RequestBody:
         if stream is not None and not isinstance(stream, bool):
             raise InvalidRequest("stream must be true or false", param="stream")
         as_given = _HANDLES not in fields
-        fields.pop(_HANDLES, None)
+        handles = fields.pop(_HANDLES, None)
+        if handles is not None and not isinstance(handles, dict):
+            raise InvalidRequest(
+                f"{_HANDLES} must be an object", param=_HANDLES, code="invalid_type"
+            )
         return RequestBody(body, data_urls, fields, bool(stream), as_given)
 
     def find_media(self, limit: int) -> None:

@@ -24,6 +24,7 @@ from proxy.relay.forwarder import Forwarder, PassedRequest
 from proxy.relay.lacking import HolderLacksRoute, NoRoute
 from proxy.relay.own_names import OwnNames
 from proxy.relay.passed_routes import PASSED, STORED, PassedRoute
+from proxy.relay.request import named_id
 from proxy.relay.stored_responses import StoredResponses, is_stored, previous_of
 from proxy.relay.worker_headers import for_worker
 from proxy.request_state import Caller
@@ -189,7 +190,7 @@ class Passing:
         if route.form:
             self._read_form(passed, request)
         elif route.method == "POST":
-            self._read_json(passed)
+            self._read_json(passed, named="x-request-id" in request.headers)
         else:
             passed.model = request.query_params.get("model", "")
         return passed
@@ -203,8 +204,12 @@ class Passing:
         if (named := _MODEL_FIELD.search(passed.body)) is not None:
             passed.model = named[1].decode(errors="replace")
 
-    def _read_json(self, passed: PassedRequest) -> None:
+    def _read_json(self, passed: PassedRequest, *, named: bool) -> None:
+        """`named`: whether the request has its name from a header."""
         read = RequestBody.parse(passed.body)
+        if not named:
+            name = named_id(read.fields.get("request_id"), passed.request_id.encode())
+            passed.headers["x-request-id"] = name.decode()
         self._names.rename(read)
         passed.headers["content-type"] = JSON
         passed.priority = read.priority(self._min_priority)

@@ -132,6 +132,7 @@ class Relay:
             seconds = client.timeout_s(self._gateway.config.request_timeout)
             deadline.begin(seconds)
             body = self._read(client)
+            client.name(body.fields.get("request_id"))
             request = RelayedRequest(
                 deadline=start + seconds,
                 request_id=client.request_id.decode("latin-1"),

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from protocol.openai import CHAT_PATH
 from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
@@ -27,6 +27,15 @@ def request_id_of(headers: Mapping[bytes, bytes]) -> bytes:
     return b"%032x" % random.getrandbits(128)
 
 
+def named_id(named: Any, drawn: bytes) -> bytes:
+    """What workers call a request whose body has `named` as its `request_id`: unique even if
+    clients repeat theirs. What is no printable ASCII is left out."""
+    if not isinstance(named, str):
+        return drawn
+    given = named.encode(errors="replace")[: _MAX_ID - 9]
+    return b"%b-%b" % (given, drawn[:8]) if _PLAIN(given) else drawn
+
+
 @dataclass
 class ClientRequest:
     """`headers` by lower-case name; the request id is the client's, or one is drawn. Of a header
@@ -38,10 +47,11 @@ class ClientRequest:
     headers: dict[bytes, bytes]
     body: bytes
     request_id: bytes = field(init=False)
+    _name: bytes = field(init=False)
     _fields: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request_id = request_id_of(self.headers)
+        self.request_id = self._name = request_id_of(self.headers)
         self._fields = b""
         for name in _PASSED_ON:
             value = self.headers.get(name)
@@ -81,9 +91,14 @@ class ClientRequest:
             self.headers[b"authorization"] = value
             self._fields += b"authorization: %b\r\n" % value
 
+    def name(self, named: Any) -> None:
+        """`named`: the body's `request_id`; a header goes before it."""
+        if b"x-request-id" not in self.headers:
+            self._name = named_id(named, self.request_id)
+
     def fields(self, suffix: bytes = b"") -> bytes:
         """Header lines that go to workers: the id, and what must not get lost on the way."""
-        return b"x-request-id: %b%b\r\n%b" % (self.request_id, suffix, self._fields)
+        return b"x-request-id: %b%b\r\n%b" % (self._name, suffix, self._fields)
 
     def timeout_s(self, longest: float) -> float:
         """Seconds that the request may take: the client's wish, but not more than `longest`."""

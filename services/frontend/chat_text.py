@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatCompletionRequest
+from protocol.openai import ChatCompletionRequest, SharedFields
 from protocol.types import Modality
 from services.frontend.families import Placeholder
 from services.frontend.guard import Guard, Guarded
 from services.frontend.messages import Chat
 from services.frontend.parsing.base import ToolFormat
-from services.frontend.parsing.choosing import AUTO, thinking, tool_format
+from services.frontend.parsing.choosing import Parsers
 from services.frontend.parsing.reading import Reading
 from services.frontend.request_templates import RequestTemplates
 from services.frontend.template import ChatTemplate, Message
 from services.frontend.tool_use import ToolUse
-
-
-@dataclass(frozen=True)
-class Parsers:
-    """How answers are read: names of `choosing`, "auto" for what the template shows."""
-
-    tools: str = AUTO
-    reasoning: str = AUTO
 
 
 class ChatText:
@@ -58,13 +49,11 @@ class ChatText:
 
     def _render(self, request: ChatCompletionRequest, chat: Chat, use: ToolUse) -> Guarded:
         tools = list(use.shown) or None
-        own = request.chat_template or request.user_template
-        if own:
-            template = self._brought.get(own)
-        elif request.template_key is not None:
-            template = self._named(request.template_key)
-        else:
-            template = self._template(bool(tools))
+        template = self._used(request, use)
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
         values: dict[str, Any] = {
             "messages": chat.messages,
             "tools": tools,
@@ -82,16 +71,16 @@ class ChatText:
             text = template.render(messages, add_generation_prompt=prompt_follows, **values)
         return marker.unmark(text, *self._wanted)
 
-    def form(self, use: ToolUse) -> type[ToolFormat] | None:
+    def form(self, request: SharedFields, use: ToolUse) -> type[ToolFormat] | None:
         """How the model writes calls; None if there are no tools, or calls are to stay in the text.
         `InvalidRequest` if the template does not show tools to the model, or calls are forced that
         would not be found."""
-        template = self._found(with_tools=bool(use.shown))
-        form = tool_format(self._parsers.tools, template.source) if template is not None else None
+        template = self._used(request, use)
+        form = self._parsers.tool_format(template.source) if template is not None else None
         if not use.shown:
             return form if form is not None and form.always else None
         if template is not None and not template.reads_tools:
-            said = "this model's chat template takes no tools"
+            said = "the chat template takes no tools"
         elif use.forced and form is None:
             said = "--tool-call-parser none leaves calls in the text"
         else:
@@ -99,12 +88,12 @@ class ChatText:
         param = "tool_choice" if use.forced else "tools"
         raise InvalidRequest(f"{param}: {said}", param=param, code="unsupported_field")
 
-    def reading(self, use: ToolUse, prompt_end: str) -> Reading:
+    def reading(self, request: ChatCompletionRequest, use: ToolUse, prompt_end: str) -> Reading:
         """How an answer is read that follows a prompt with that end."""
-        template, form = self._found(with_tools=bool(use.shown)), self.form(use)
+        template, form = self._used(request, use), self.form(request, use)
         thoughts = None
         if template is not None and (form is None or not form.always):
-            thoughts = thinking(self._parsers.reasoning, template.source)
+            thoughts = self._parsers.thinking(template.source)
         tools = {function.name: function for function in use.functions}
         return Reading(
             tools=form(tools) if form is not None else None,
@@ -114,17 +103,16 @@ class ChatText:
             only=use.forced,
         )
 
-    def _found(self, with_tools: bool) -> ChatTemplate | None:
-        template = self._templates.get("tool_use") if with_tools else None
+    def _used(self, request: SharedFields, use: ToolUse) -> ChatTemplate | None:
+        """The template that writes the chat; None for a text, or if the model has no template."""
+        if not isinstance(request, ChatCompletionRequest):
+            return None
+        if own := request.chat_template or request.user_template:
+            return self._brought.get(own)
+        if request.template_key is not None:
+            return self._named(request.template_key)
+        template = self._templates.get("tool_use") if use.shown else None
         return template or self._templates.get("default")
-
-    def _template(self, with_tools: bool) -> ChatTemplate:
-        template = self._found(with_tools)
-        if template is None:
-            raise InvalidRequest(
-                "this model has no chat template; use /v1/completions", param="messages"
-            )
-        return template
 
     def _named(self, key: str) -> ChatTemplate:
         """One of the model's templates by its name."""

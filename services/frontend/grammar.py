@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from llguidance import LLMatcher, grammar_from
 
+from protocol.chat_members import JSON_SCHEMA, RESPONSE_FORMAT
 from protocol.decoding import converted
 from protocol.errors import InvalidRequest
 from protocol.openai import SharedFields
@@ -70,7 +71,8 @@ def grammar_of(request: SharedFields, forced: Sequence[tuple[str, str]] = ()) ->
 def _structures(request: SharedFields) -> Iterator[tuple[str, str]]:
     """(field, grammar) of every field that asks for one."""
     if request.response_format is not None:
-        yield from _of_format(converted(request.response_format, _Format, "response_format"))
+        form = _honoured(request.response_format, "response_format")
+        yield from _of_format(converted(form, _Format, "response_format"))
     if request.structured_outputs is not None:
         param = "structured_outputs"
         structure = converted(request.structured_outputs, _Structure, param)
@@ -81,6 +83,16 @@ def _structures(request: SharedFields) -> Iterator[tuple[str, str]]:
             param = f"guided_{name}"
             structure = converted({name: value}, _Structure, param, inside="guided_")
             yield from _of_structure(structure, param)
+
+
+def _honoured(form: Any, param: str) -> Any:
+    """A format without members that have no effect."""
+    if not isinstance(form, dict):
+        return form
+    honoured = RESPONSE_FORMAT.honoured(form, param)
+    if isinstance(schema := honoured.get("json_schema"), dict):
+        honoured["json_schema"] = JSON_SCHEMA.honoured(schema, f"{param}.json_schema")
+    return honoured
 
 
 def _of_format(wanted: _Format) -> Iterator[tuple[str, str]]:

@@ -14,9 +14,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from protocol.chat_messages import (
+    ChatMessage,
+    ContentPart,
+    FunctionCall,
+    InputAudio,
+    MediaURL,
+    ToolCall,
+)
 from protocol.ec_params import MAX_NAME_CHARS
 from protocol.errors import InvalidRequest
-from protocol.openai import ChatMessage, ContentPart, FunctionCall, InputAudio, MediaURL, ToolCall
 from protocol.types import Modality
 from services.frontend.audio.formats import check_said
 from services.frontend.base64_data import beginning
@@ -90,7 +97,7 @@ def _message(
         raise InvalidRequest(
             f"role must be one of {', '.join(ROLES)}, not '{message.role}'", param=f"{where}.role"
         )
-    fields: Message = {"role": message.role}
+    fields: Message = {**(message.others or {}), "role": message.role}
     content = _content(message, where, modalities, media)
     if content is not None:
         fields["content"] = content
@@ -142,25 +149,13 @@ def _part(
     if part.type in ("text", "input_text", "output_text", "refusal"):
         name = "refusal" if part.type == "refusal" else "text"
         text = _required(getattr(part, name), f"{where}.{name}")
-        return {**_others(part, where), "type": "text", "text": text}
+        return {**(part.others or {}), "type": "text", "text": text}
     modality = _MEDIA.get(part.type)
     if modality is None:
         raise InvalidRequest(f"unknown content type '{part.type}'", param=f"{where}.type")
     _require(modality, modalities, where)
     media.append(_medium(part, modality, where))
-    return {**_others(part, where), **media_part(modality)}
-
-
-def _others(part: ContentPart, where: str) -> dict[str, Any]:
-    """What else a part has, for the template; templates take these for media."""
-    for name in ("image", "video", "audio"):
-        if name in part.others:
-            raise InvalidRequest(
-                f"a part has no member {name}; media have a type and a URL",
-                param=f"{where}.{name}",
-                code="unknown_parameter",
-            )
-    return part.others
+    return {**(part.others or {}), **media_part(modality)}
 
 
 def _required(value: str | None, where: str) -> str:
@@ -224,10 +219,15 @@ def _reference(part: ContentPart, modality: Modality, where: str) -> MediaPart:
 
 def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     function = {
+        **(call.function.others or {}),
         "name": call.function.name,
         "arguments": _arguments(call.function, f"{where}.function.arguments"),
     }
-    fields: dict[str, Any] = {"type": call.type, "function": function}
+    fields: dict[str, Any] = {
+        **(call.others or {}),
+        "type": call.type or "function",
+        "function": function,
+    }
     if call.id is not None:
         fields["id"] = call.id
     return fields
@@ -237,7 +237,7 @@ def _arguments(function: FunctionCall, where: str) -> dict[str, Any]:
     """Arguments as the object that templates write out; OpenAI's form is its JSON text."""
     if isinstance(function.arguments, dict):
         return function.arguments
-    if not function.arguments.strip():
+    if function.arguments is None or not function.arguments.strip():
         return {}
     try:
         return msgspec.json.decode(function.arguments, type=dict[str, Any])

@@ -15,7 +15,7 @@ from protocol.openai import ChatCompletionRequest, CompletionRequest
 from protocol.request_record import RequestRecord
 from protocol.types import FrameSampling, GenerateRequest, Modality, SamplingParams
 from services.frontend.call_grammar import after_reasoning, grammar_for
-from services.frontend.chat_text import ChatText, Parsers
+from services.frontend.chat_text import ChatText
 from services.frontend.config import FrontendConfig
 from services.frontend.families import Family, load_family
 from services.frontend.guard import Guard
@@ -23,6 +23,7 @@ from services.frontend.items import ItemLoader
 from services.frontend.lookups import ANONYMOUS, Caller
 from services.frontend.messages import read_messages
 from services.frontend.model_info import ModelInfo
+from services.frontend.parsing.choosing import Parsers
 from services.frontend.pooler import with_pooler
 from services.frontend.pooling import PoolingInputs
 from services.frontend.priority import check_priority
@@ -180,7 +181,7 @@ class Frontend:
         prompt_end = self.tokenizer.decode(
             prompt.token_ids[-_END_TOKENS:], skip_special_tokens=False
         )
-        reading = self._chat_text.reading(use, prompt_end)
+        reading = self._chat_text.reading(request, use, prompt_end)
         if held_to := generate.sampling.grammar:
             held_to = after_reasoning(held_to, reading, self.tokenizer)
             generate.sampling = msgspec.structs.replace(generate.sampling, grammar=held_to)
@@ -267,7 +268,9 @@ class Frontend:
             vocab_size=self.info.vocab_size,
             defaults=self.info.generation_defaults,
             tokenizer=self.tokenizer,
-            grammar=await grammar_for(request, use, self._chat_text.form(use), self.tokenizer),
+            grammar=await grammar_for(
+                request, use, self._chat_text.form(request, use), self.tokenizer
+            ),
         )
 
     def _generate(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from protocol.chat_members import TOOL_CHOICE
 from protocol.decoding import converted
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, SharedFields
@@ -40,7 +41,7 @@ class _Tool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class _Name(msgspec.Struct):
+class _Name(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
@@ -49,9 +50,9 @@ class _Named(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class _Allowed(msgspec.Struct):
+class _Allowed(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["auto", "required"]
-    tools: list[_Named]
+    tools: list[_Tool]  # by name; clients may repeat their definitions
 
 
 class _AllowedTools(msgspec.Struct):
@@ -105,6 +106,7 @@ def _choice(choice: str | dict[str, Any] | None) -> _Choice:
         raise InvalidRequest(
             "tool_choice must be 'none', 'auto', 'required' or name a function", param="tool_choice"
         )
+    choice = TOOL_CHOICE.honoured(choice, "tool_choice")
     if choice.get("type") == "allowed_tools":
         allowed = converted(choice, _AllowedTools, "tool_choice").allowed_tools
         return _Choice(allowed.mode, _names(allowed.tools), hides=True)
@@ -112,7 +114,7 @@ def _choice(choice: str | dict[str, Any] | None) -> _Choice:
     return _Choice("required", _names([named]), alone=True)
 
 
-def _names(tools: Iterable[_Named]) -> frozenset[str]:
+def _names(tools: Iterable[_Named | _Tool]) -> frozenset[str]:
     return frozenset(tool.function.name for tool in tools)
 
 

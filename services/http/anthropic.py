@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from protocol.anthropic import MESSAGES_PATH, decode_count, decode_messages
+from protocol.anthropic import MESSAGES_PATH, CountRequest, decode_count, decode_messages
+from protocol.errors import InvalidRequest
+from protocol.openai import ChatCompletionRequest
 from services.frontend.anthropic.answer import MessageAnswer
-from services.frontend.anthropic.chats import chat_of
+from services.frontend.anthropic.chats import as_of_message, chat_of
+from services.frontend.render import RenderedRequest
 from services.http.counting import counted
 from services.http.deadline import Deadline
 from services.http.openai import JSON, Service
@@ -24,7 +28,7 @@ def messaging(service: Service) -> APIRouter:
     @counted(service.admitted)
     async def create(request: Request) -> Response:
         """Anthropic messages, tools, pictures and reasoning included."""
-        rendered = await service.rendered_chat(request, lambda body: chat_of(decode_messages(body)))
+        rendered = await _rendered(service, request, decode_messages)
         answer = MessageAnswer(f"msg_{uuid.uuid4().hex}", rendered.output.model)
         deadline = Deadline.after(rendered.generate.deadline_s)
         answering, steps = service.answering(rendered), service.run(rendered)
@@ -39,8 +43,24 @@ def messaging(service: Service) -> APIRouter:
     @counted(service.admitted)
     async def count(request: Request) -> Response:
         """How many tokens a message's prompt has."""
-        rendered = await service.rendered_chat(request, lambda body: chat_of(decode_count(body)))
+        rendered = await _rendered(service, request, decode_count)
         told = {"input_tokens": len(rendered.generate.token_ids)}
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     return routes
+
+
+async def _rendered(
+    service: Service, request: Request, decode: Callable[[bytes], CountRequest]
+) -> RenderedRequest:
+    """The chat that a request stands for; errors name the request's own fields."""
+    asked: list[CountRequest] = []
+
+    def chat(body: bytes) -> ChatCompletionRequest:
+        asked.append(decode(body))
+        return chat_of(asked[0])
+
+    try:
+        return await service.rendered_chat(request, chat)
+    except InvalidRequest as error:
+        raise (as_of_message(error, asked[0]) if asked else error) from None

@@ -22,6 +22,7 @@ ENDS = ("[DONE]", "[done]")
 """Data of the event that ends a stream; RTP-LLM's spelling is the second."""
 _REF = "#/components/schemas/{name}"
 _Json = dict[str, Any]
+_OPEN = ("ChatMessage", "ContentPart", "FunctionCall", "ToolCall")
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def add_bodies(document: _Json, table: Table) -> None:
             name = shape_of[row.request]["$ref"].rpartition("/")[2]
             _explain(components[name]["properties"], row.fields)
     for shape in components.values():
-        # Not a member of a part: it holds those that only a chat template knows.
-        if shape.get("title") == "ContentPart":
+        # No member of theirs: it holds those that only a chat template knows.
+        if shape.get("title") in _OPEN:
             shape["properties"].pop("others", None)
     document["components"] = {"schemas": dict(sorted(components.items()))}
 

@@ -70,6 +70,9 @@ GENERATING: Table = MappingProxyType(
         f"POST {COMPLETIONS_PATH}": Bodies(
             TextCompletion, COMPLETION_BODY, TextCompletion, fields="completions"
         ),
+        f"POST {COMPLETIONS_PATH}/render": Bodies(
+            list[GenerateBody], COMPLETION_BODY, fields="completions"
+        ),
         f"POST {MESSAGES_PATH}": Bodies(
             MessageAnswer, MESSAGES_BODY, MessageEvent, error=MessageError, fields="messages"
         ),

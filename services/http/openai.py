@@ -200,9 +200,7 @@ def generating(service: Service) -> APIRouter:
     async def render_chat(request: Request) -> Response:
         """A chat as workers are asked for it, which is not computed: the body of
         `/inference/v1/generate`."""
-        rendered = await service.rendered_chat(request)
-        body = encode_generate(rendered.generate, stream=rendered.output.stream)
-        return Response(body, media_type=JSON)
+        return Response(_as_sent(await service.rendered_chat(request)), media_type=JSON)
 
     @routes.post(BATCH_PATH)
     @counted(service.admitted)
@@ -220,7 +218,20 @@ def generating(service: Service) -> APIRouter:
             return await service.answer(request, prompts[0])
         return await service.answer_all(request, prompts)
 
+    @routes.post(COMPLETIONS_PATH + "/render")
+    @counted(service.admitted)
+    async def render_completion(request: Request) -> Response:
+        """As `/v1/chat/completions/render`, of a text completion: a list with a body for each of
+        its prompts."""
+        prompts = await service.rendered_completion(request)
+        return Response(b"[%b]" % b",".join(map(_as_sent, prompts)), media_type=JSON)
+
     return routes
+
+
+def _as_sent(rendered: RenderedRequest) -> bytes:
+    """As a worker is asked for it."""
+    return encode_generate(rendered.generate, stream=rendered.output.stream)
 
 
 async def _after(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -34,6 +34,11 @@ class ResponseStore:
         self._held = OrderedDict[str, Stored]()
         self._num_bytes = 0
 
+    @property
+    def keeps(self) -> bool:
+        """Whether there is room for any response."""
+        return self._max_bytes > 0
+
     def __len__(self) -> int:
         return len(self._held)
 

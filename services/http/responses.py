@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -23,6 +24,8 @@ from services.http.response_store import ResponseStore, Stored
 from services.http.streams import EventStream, while_connected
 
 Json = dict[str, Any]
+_NOT_OF_IDS = re.compile(r"[^\w-]", re.ASCII)  # an id stands in the path of the stored response
+_MAX_ID = 80
 
 
 class NoResponse(TriptychError):
@@ -33,8 +36,10 @@ class NoResponse(TriptychError):
     type = "invalid_request_error"
 
 
-def no_response(response_id: str) -> NoResponse:
-    return NoResponse(f"there is no response '{response_id[:64]}' here")
+def no_response(response_id: str, *, keeps: bool = True) -> NoResponse:
+    """`keeps`: whether responses are stored here at all."""
+    why = "" if keeps else ": this server stores none, so send all items as input"
+    return NoResponse(f"there is no response '{response_id[:64]}' here{why}")
 
 
 class Responses:
@@ -70,12 +75,17 @@ class Responses:
     def find(self, response_id: str, tenant: str) -> Stored:
         stored = self._store.get(response_id, tenant)
         if stored is None:
-            raise no_response(response_id)
+            raise no_response(response_id, keeps=self.keeps)
         return stored
 
     def forget(self, request: Request, response_id: str) -> None:
         if not self._store.delete(response_id, caller_of(request).tenant):
-            raise no_response(response_id)
+            raise no_response(response_id, keeps=self.keeps)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses are stored here."""
+        return self._store.keeps
 
     def keep(self, whole: Json, given: list[Json], before: list[Json], tenant: str) -> None:
         self._store.put(whole, given, before, tenant)
@@ -93,13 +103,18 @@ class _Work:
     def decode(self, body: bytes) -> ChatCompletionRequest:
         """The chat that the request stands for."""
         self._request = decode_responses(body)
+        if not self._responses.keeps:
+            # Clients ask for it unless they say otherwise: as of vLLM, the answer tells them.
+            self._request.store = False
         if (previous := self._request.previous_response_id) is not None:
             stored = self._responses.find(previous, self._tenant)
             self._before = msgspec.json.decode(stored.items, type=list[Json])
         return chat_of(self._request, self._before)
 
     def answer(self, model: str) -> ResponseAnswer:
-        return ResponseAnswer(self._request, f"resp_{uuid.uuid4().hex}", model)
+        named = self._request.request_id
+        begun = f"resp_{_NOT_OF_IDS.sub('_', named[:_MAX_ID])}-" if named else "resp_"
+        return ResponseAnswer(self._request, begun + uuid.uuid4().hex, model)
 
     def keep(self, whole: Json) -> None:
         """Store the response unless the client does not want that."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from protocol.chat_messages import ContentPart
 from protocol.errors import InvalidRequest
 from protocol.keys import mm_hash
-from protocol.openai import ChatCompletionRequest, CompletionRequest, ContentPart, SharedFields
+from protocol.openai import ChatCompletionRequest, CompletionRequest, SharedFields
 from protocol.types import GenerateRequest, MMItem, Modality, SamplingParams
 from services.mock.batches import PATCHES_PER_TOKEN
 from services.mock.instance import Instance

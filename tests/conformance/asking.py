@@ -44,6 +44,10 @@ class Door:
         assert status == 200, answer
         return dict(answer)
 
+    def refused(self, route: Route, param: str, **fields: Any) -> None:
+        status, answer = self.post(route, **fields)
+        assert (status, answer["error"]["param"]) == (400, param), answer
+
     def stream(self, route: Route, **fields: Any) -> list[Json]:
         """The events of a stream, which ends as it must."""
         data = json.dumps(self.body(route, stream=True, **fields)).encode()

@@ -9,6 +9,12 @@ from tests.conftest import ModelDir
 from tests.support.chat_templates import TEMPLATES
 from tests.support.stack import idle, proxy, running
 
+# The agents' APIs have no field for a template: this one shows what they hand to it.
+TEMPLATE = (
+    "{% if reasoning_effort %}Effort: {{ reasoning_effort }}\n{% endif %}"
+    + (TEMPLATES["qwen3_tools"])
+)
+
 
 @pytest.fixture(scope="session")
 def doors(
@@ -16,7 +22,7 @@ def doors(
 ) -> Iterator[dict[Dialect, Door]]:
     """A proxy of each dialect."""
     template = tmp_path_factory.mktemp("template") / "tools.jinja"
-    template.write_text(TEMPLATES["qwen3_tools"])
+    template.write_text(TEMPLATE)
     flags = ("--chat-template", str(template), "--trust-request-chat-template")
     with running(model_dir("qwen3")) as stack:
         workers = [stack.start(f"services.{name}", *flags) for name in ("prefill", "decode")]

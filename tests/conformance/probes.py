@@ -16,7 +16,14 @@ from tests.conformance.asking import (
     prompt_ids_of,
     text_of,
 )
-from tests.conformance.prompt_probes import PROMPT_PROBES, SCHEMA, TOOL, Probe, refused
+from tests.conformance.prompt_probes import (
+    CIRCLES,
+    NOTHING,
+    PROMPT_PROBES,
+    SCHEMA,
+    TOOL,
+    Probe,
+)
 
 FORCED = 100  # a bias that no logit of a tiny model outweighs
 
@@ -60,7 +67,7 @@ def stream_options(door: Door, route: Route) -> None:
     assert events[-1]["usage"]["completion_tokens"] == TOKENS and not events[-1]["choices"]
     counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
     assert counts == sorted(counts) and counts[-1] == TOKENS
-    refused(door, route, "stream_options", stream_options=options)
+    door.refused(route, "stream_options", stream_options=options)
 
 
 def max_tokens(door: Door, route: Route) -> None:
@@ -95,8 +102,8 @@ def use_beam_search(door: Door, route: Route) -> None:
     beams = searched(door, route)
     assert len(set(map(tuple, beams))) == 4 and {len(beam) for beam in beams} == {TOKENS}
     assert searched(door, route, n=1) == [ids_of(door.ask(route, ignore_eos=True))]
-    refused(door, route, "temperature", use_beam_search=True, temperature=0.5)
-    refused(door, route, "presence_penalty", use_beam_search=True, presence_penalty=1.0)
+    door.refused(route, "temperature", use_beam_search=True, temperature=0.5)
+    door.refused(route, "presence_penalty", use_beam_search=True, presence_penalty=1.0)
 
 
 def length_penalty(door: Door, route: Route) -> None:
@@ -106,17 +113,20 @@ def length_penalty(door: Door, route: Route) -> None:
         for penalty in (-10.0, 10.0)
     )
     assert sum(map(len, short)) < sum(map(len, long)) == 4 * TOKENS
-    refused(door, route, "length_penalty", length_penalty=2.0)
+    door.refused(route, "length_penalty", length_penalty=2.0)
 
 
 def early_stopping(door: Door, route: Route) -> None:
-    ends = {"stop_token_ids": [searched(door, route)[1][1]]}
-    early, late = (searched(door, route, early_stopping=how, **ends) for how in (True, "never"))
-    assert len(early) == len(late) == 4 and sum(map(len, early)) <= sum(map(len, late))
-    refused(door, route, "early_stopping", early_stopping=True)
+    """Of beams that rank the higher the longer they are, the first to end are not the best."""
+    ends = [beam[1] for beam in searched(door, route, max_tokens=2)]
+    fields = {"stop_token_ids": ends, "length_penalty": 10.0, "max_tokens": 8}
+    early, late = (searched(door, route, early_stopping=how, **fields) for how in (True, "never"))
+    assert len(early) == len(late) == 4 and max(map(len, early)) == 2 < max(map(len, late))
+    door.refused(route, "early_stopping", early_stopping=True)
 
 
 def temperature(door: Door, route: Route) -> None:
+    assert ids_of(door.ask(route)) == ids_of(door.base(route))
     assert any(ids != ids_of(door.base(route)) for ids in drawn(door, route))
 
 
@@ -215,7 +225,7 @@ def logprob_token_ids(door: Door, route: Route) -> None:
         assert all(place[f"token_id:{token}"] < 0 for token in named)
     alone = door.ask(route, max_tokens=1, logit_bias={str(door.x): FORCED}, **wanted)
     assert logprobs_of(alone)[1][0] == pytest.approx(shown[0][f"token_id:{door.x}"], rel=1e-4)
-    refused(door, route, "logprob_token_ids", logprob_token_ids=named)
+    door.refused(route, "logprob_token_ids", logprob_token_ids=named)
 
 
 def return_tokens_as_token_ids(door: Door, route: Route) -> None:
@@ -252,10 +262,15 @@ def tool_choice(door: Door, route: Route) -> None:
 
 
 def parallel_tool_calls(door: Door, route: Route) -> None:
-    wanted = {"tools": [TOOL], "max_tokens": 90, "ignore_eos": ..., "logit_bias": terse(door)}
-    asked = {"tool_choice": "required", "parallel_tool_calls": False, **wanted}
-    message = door.ask(route, **asked)["choices"][0]["message"]
-    assert len(message["tool_calls"]) == 1
+    bare = {"type": "function", "function": {"name": "draw", "parameters": NOTHING}}
+    wanted = {"tools": [bare], "tool_choice": "required", "max_tokens": 80, "ignore_eos": ...}
+
+    def calls(text: str, **fields: Any) -> int:
+        chat = {"messages": [{"role": "user", "content": text}], **wanted, **fields}
+        return len(door.ask(route, **chat)["choices"][0]["message"]["tool_calls"])
+
+    several = next(text for text in CIRCLES if calls(text) > 1)
+    assert calls(several, parallel_tool_calls=False) == 1
 
 
 def service_tier(door: Door, route: Route) -> None:
@@ -276,7 +291,7 @@ def include_reasoning(door: Door, route: Route) -> None:
 
 def priority(door: Door, route: Route) -> None:
     door.ask(route, priority=1)
-    refused(door, route, "priority", priority=-1)
+    door.refused(route, "priority", priority=-1)
 
 
 PROBES: dict[str, Probe] = {

@@ -1,23 +1,21 @@
-"""docs/api.md for /v1/responses and /v1/messages, row by row, through a proxy of each dialect."""
+"""docs/api.md for /v1/responses, /v1/messages and /v1/messages/count_tokens, row by row: each field
+does what its row says, through a proxy of each dialect, whole and streamed."""
 
-import json
 from typing import Any
 
 import pytest
 
-from protocol.agent_fields import AGENT_FIELDS
-from protocol.request_fields import RequestField, State
-from tests.conformance.asking import PROMPT, TOKENS, Door, Json
-from tests.support.stack import call
+from protocol.agent_fields import AGENT_FIELDS, MESSAGES, RESPONSES
+from protocol.request_fields import RequestField, Route, State
+from tests.conformance.agent_probes import AgentProbe
+from tests.conformance.agents import Agent
+from tests.conformance.asking import Door
+from tests.conformance.message_probes import MESSAGE_PROBES
+from tests.conformance.response_probes import RESPONSE_PROBES
 
-PATHS = {"responses": "/v1/responses", "messages": "/v1/messages"}
-BASES: dict[str, Json] = {
-    "responses": {"input": PROMPT, "max_output_tokens": TOKENS, "temperature": 0},
-    "messages": {
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": TOKENS,
-        "temperature": 0,
-    },
+PROBES: dict[Route, dict[str, AgentProbe]] = {
+    "responses": RESPONSE_PROBES,
+    "messages": MESSAGE_PROBES,
 }
 
 
@@ -26,64 +24,49 @@ def rows(state: State) -> list[Any]:
     return [pytest.param(row, id=f"{row.name}-{row.routes[0]}") for row in found]
 
 
-def post(door: Door, row: RequestField, **fields: Any) -> tuple[int, Any]:
+def agent_of(door: Door, row: RequestField) -> Agent:
     (route,) = row.routes
-    return call(door.url + PATHS[route], {**BASES[route], **fields})
+    return Agent(door, route)
 
 
-def content_of(answer: Json) -> list[str]:
-    items = answer.get("output") or [answer]
-    return [part["text"] for item in items for part in item["content"]]
-
-
-def served(door: Door) -> str:
-    return str(call(f"{door.url}/v1/models")[1]["data"][0]["id"])
+@pytest.mark.parametrize(("route", "table"), [("responses", RESPONSES), ("messages", MESSAGES)])
+def test_every_field_that_works_has_a_probe(route: Any, table: tuple[RequestField, ...]) -> None:
+    assert set(PROBES[route]) == {row.name for row in table if row.state == "works"}
 
 
 @pytest.mark.parametrize("row", rows("works"))
-def test_what_works_is_taken(row: RequestField, door: Door) -> None:
-    value = row.example
-    if row.name == "model":
-        value = served(door)
-    if row.name == "previous_response_id":
-        value = post(door, row)[1]["id"]
-    if row.name == "stream":
-        value = False
-    if row.name == "mm_processor_kwargs":
-        value = {}  # the model has no pictures
-    status, answer = post(door, row, **{row.name: value})
-    assert status == 200, answer
-    assert answer["usage"]["output_tokens"] <= TOKENS
+def test_what_works_has_its_effect(row: RequestField, door: Door) -> None:
+    agent = agent_of(door, row)
+    PROBES[agent.route][row.name](agent)
 
 
 @pytest.mark.parametrize("row", rows("refused"))
 def test_what_is_refused_is_named(row: RequestField, door: Door) -> None:
-    status, answer = post(door, row, **{row.name: row.example})
-    assert status == 400 and answer["error"]["type"] == "invalid_request_error"
-    assert f"{row.name} is not supported" in answer["error"]["message"]
+    agent = agent_of(door, row)
+    answers = [agent.post(**{row.name: row.example})]
+    if agent.route == "messages":
+        answers.append(agent.count(**{row.name: row.example}))
+    for status, answer in answers:
+        assert status == 400 and answer["error"]["type"] == "invalid_request_error"
+        assert f"{row.name} is not supported" in answer["error"]["message"]
+    for neutral in (None, *row.neutral):
+        assert agent.ask(**{row.name: neutral}) == agent.draw()
 
 
 @pytest.mark.parametrize("row", rows("harmless"))
 def test_what_is_harmless_changes_nothing(row: RequestField, door: Door) -> None:
-    status, answer = post(door, row, **{row.name: row.example})
-    assert status == 200, answer
-    assert content_of(answer) == content_of(post(door, row)[1])
+    agent = agent_of(door, row)
+    assert agent.ask(**{row.name: row.example}) == agent.draw()
 
 
-@pytest.mark.parametrize("route", PATHS)
-def test_an_unknown_field_is_refused(route: str, door: Door) -> None:
-    status, answer = call(door.url + PATHS[route], {**BASES[route], "temprature": 1})
-    assert status == 400 and "temprature" in answer["error"]["message"]
+@pytest.mark.parametrize("route", PROBES)
+def test_an_unknown_field_is_refused(route: Any, door: Door) -> None:
+    Agent(door, route).refused("temprature", temprature=1)
 
 
-def test_a_message_keeps_to_a_schema(door: Door) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
-              "additionalProperties": False}  # fmt: skip
-    form = {"type": "json_schema", "schema": schema}
-    body = {**BASES["messages"], "max_tokens": 40}
-    config = {"format": form, "task_budget": {"type": "tokens", "total": 9}}
-    for fields in ({"output_format": form}, {"output_config": config}):
-        status, answer = call(door.url + PATHS["messages"], {**body, **fields})
-        assert status == 200, answer
-        (text,) = content_of(answer)
-        assert json.loads(text) in ({"a": 1}, {"a": 2})
+def test_a_count_names_what_is_wrong(door: Door) -> None:
+    agent = Agent(door, "messages")
+    for name, value in (("temprature", 1), ("messages", []), ("tools", [{"name": 5}])):
+        status, answer = agent.count(**{name: value})
+        assert status == 400 and name in answer["error"]["message"], answer
+    assert agent.count(model="other")[0] == 404

@@ -30,6 +30,8 @@ def test_what_is_refused_is_named(row: RequestField, route: Any, door: Door) -> 
     error = answer["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert (error["param"], error["code"]) == (row.name, "unsupported_parameter")
+    for neutral in (None, *row.neutral):
+        assert ids_of(door.ask(route, **{row.name: neutral})) == ids_of(door.base(route))
 
 
 @pytest.mark.parametrize(("row", "route"), rows(HARMLESS))

@@ -115,6 +115,12 @@ def test_what_one_process_alone_would_know_is_refused(front: Process) -> None:
     until(lambda: sum("log level is warning" in line for line in front.log) == 2)
 
 
+def test_responses_are_not_stored_and_say_so(front: Process) -> None:
+    wanted = {"input": "Hi", "max_output_tokens": 2, "store": True}
+    status, answer = call(f"{front.url}/v1/responses", wanted)
+    assert (status, answer["store"]) == (200, False)
+
+
 def test_one_that_cannot_serve_ends_all(stack: Stack) -> None:
     flags = ("--workers", "2", "--model", "/none", "--decode-servers-urls", "http://127.0.0.1:9")
     status, lines = stack.start_plain("proxy", *flags).refusal()

@@ -87,6 +87,22 @@ def test_what_the_worker_is_told_of_the_client() -> None:
     run(work)
 
 
+def test_a_body_may_name_the_request() -> None:
+    """As a header does, which goes before it."""
+
+    async def work() -> None:
+        async with relaying("D") as relayed:
+            body, headers = {"model": "m", "request_id": "mine"}, {"x-request-id": "me"}
+            for more in ({}, {}, {"headers": headers}):
+                assert (await ask(relayed, PASSED[0], json=body, **more))[0] == 200
+            first, second, third = decoders(relayed)[0].asked
+            names = [asked.headers["x-request-id"] for asked in (first, second, third)]
+            assert names[0] != names[1] and all(name.startswith("mine-") for name in names[:2])
+            assert names[2] == "me" and third.body == body
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     "failure", [drop, hang, saying(b'{"error":{"message":"it broke"}}', status=500)]
 )

@@ -37,6 +37,7 @@ class Server:
     step_s: float = 0.0
     timeout_s: float | None = None
     endless: bool = False
+    response_store_bytes: int = 1 << 20
     inside: int = 0
     most: int = 0
     running: int = 0
@@ -84,7 +85,7 @@ class Server:
         )  # fmt: skip
         app.include_router(generating(service))
         app.include_router(messaging(service))
-        app.include_router(responding(service, 1 << 20))
+        app.include_router(responding(service, self.response_store_bytes))
         app.include_router(informing(service.models, self.admitted, Bodies(64 << 20, 64 << 20)))
         errors.install(app, self.seen.append)
         return app

@@ -16,17 +16,39 @@ from protocol.anthropic import (
     Tool,
     ToolChoice,
 )
+from protocol.anthropic_members import BLOCKS, FORMAT, SOURCE
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from services.frontend.content import content_of, string_of
+from services.frontend.renaming import renamed, renaming
 
 Json = dict[str, Any]
 _MODES: Mapping[str, str] = MappingProxyType({"auto": "auto", "any": "required", "none": "none"})
+_RENAMED = renaming(
+    (r"max_completion_tokens\b", "max_tokens"),
+    (r"stop\b", "stop_sequences"),
+    (r"reasoning_effort\b", "output_config.effort"),
+    (r"parallel_tool_calls\b", "tool_choice.disable_parallel_tool_use"),
+    (r"(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
+)
+_FORM = r"response_format\b(\.json_schema\b)?"
+
+
+def as_of_message(error: InvalidRequest, request: CountRequest) -> InvalidRequest:
+    """An error of the chat, by the name that its field has in a message's request."""
+    config = request.output_config
+    form = "output_config.format" if config and config.format is not None else "output_format"
+    return renamed(error, (*_RENAMED, *renaming((_FORM, form))))
 
 
 def chat_of(request: CountRequest) -> ChatCompletionRequest:
     """The chat; `InvalidRequest` names the field that is at fault."""
-    fields: Json = {"model": request.model, "messages": list(_messages(request))}
+    fields: Json = {
+        "model": request.model,
+        "messages": list(_messages(request)),
+        "cache_salt": request.cache_salt,
+    }
     if isinstance(request, MessagesRequest):
         fields |= {
             "max_completion_tokens": request.max_tokens,
@@ -76,6 +98,7 @@ def _said(blocks: list[Json], where: str) -> Json:
     calls: list[Json] = []
     for i, block in enumerate(blocks):
         kind, place = block.get("type"), f"{where}[{i}]"
+        block = _honoured(block, place)
         if kind == "text":
             texts.append(string_of(block, "text", place))
         elif kind == "thinking":
@@ -103,17 +126,36 @@ def _asked(message: Message, blocks: list[Json], where: str) -> Iterator[Json]:
     for i, block in enumerate(blocks):
         place = f"{where}[{i}]"
         if block.get("type") == "tool_result":
-            name = string_of(block, "tool_use_id", place)
-            content = content_of(block.get("content", ""), f"{place}.content", _part)
-            yield {"role": "tool", "tool_call_id": name, "content": content}
+            yield _result(_honoured(block, place), place)
         else:
             parts.append(_part(block, place))
     if parts:
         yield {"role": message.role, "content": parts}
 
 
+def _result(block: Json, where: str) -> Json:
+    name = string_of(block, "tool_use_id", where)
+    content = content_of(block.get("content") or "", f"{where}.content", _part)
+    message: Json = {"role": "tool", "tool_call_id": name, "content": content}
+    if (failed := block.get("is_error")) is None:
+        return message
+    if not isinstance(failed, bool):
+        raise InvalidRequest(f"{where}.is_error must be true or false", param=f"{where}.is_error")
+    return {**message, "is_error": failed}
+
+
+def _honoured(block: Json, where: str) -> Json:
+    """A block without what has no effect."""
+    kind = block.get("type")
+    members = BLOCKS.get(kind) if isinstance(kind, str) else None
+    if members is None:
+        raise _unknown(kind, where)
+    return members.honoured(block, where)
+
+
 def _part(block: Any, where: str) -> Json:
-    kind = block.get("type") if isinstance(block, dict) else None
+    block = _honoured(block, where) if isinstance(block, dict) else {}
+    kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": string_of(block, "text", where)}
     if kind == "image":
@@ -123,7 +165,8 @@ def _part(block: Any, where: str) -> Json:
 
 def _url(source: Any, where: str) -> str:
     where = f"{where}.source"
-    kind = source.get("type") if isinstance(source, dict) else None
+    source = SOURCE.honoured(source, where) if isinstance(source, dict) else {}
+    kind = source.get("type")
     if kind == "url":
         return string_of(source, "url", where)
     if kind == "base64":
@@ -135,7 +178,7 @@ def _url(source: Any, where: str) -> str:
 def _text(part: Json, where: str) -> str:
     if part.get("type") != "text":
         raise _unknown(part.get("type"), where)
-    return string_of(part, "text", where)
+    return string_of(_honoured(part, where), "text", where)
 
 
 def _unknown(kind: Any, where: str) -> InvalidRequest:
@@ -165,6 +208,7 @@ def _tool(tool: Tool, where: str) -> Json:
 
 def _format(form: Json, where: str) -> Json:
     """A schema that the answer keeps to."""
+    form = FORMAT.honoured(form, where)
     schema = form.get("schema")
     if form.get("type") != "json_schema" or not isinstance(schema, dict):
         raise InvalidRequest(

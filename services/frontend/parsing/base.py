@@ -41,6 +41,14 @@ def required_of(schema: Json) -> list[str]:
     return [name for name in properties_of(schema) if name in required]
 
 
+def constants_of(schema: Json) -> list[Any]:
+    """The only values that a schema lets through, where it names them; [] where it does not."""
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return found if isinstance(found, list) else []
+
+
 def object_call(name: str, source: Source, out: Listener) -> Steps[bool]:
     """Read the JSON object of a call's arguments; False, and no call, without a name or object."""
     if not name or (yield from source.peek()) != "{":

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
-from services.frontend.parsing.base import Function, Json, ToolFormat, properties_of, required_of
+from services.frontend.parsing.base import Function, ToolFormat
+from services.frontend.parsing.gemma_values import Values
 from services.frontend.parsing.heard import Listener
-from services.frontend.parsing.rules import Rules, either, quoted
+from services.frontend.parsing.rules import Rules, quoted
 from services.frontend.parsing.source import Source, Steps
 
 MAX_DEPTH = 32
@@ -96,51 +97,9 @@ class Gemma4(ToolFormat):
         return bool(key)
 
     def written(self, function: Function, rules: Rules) -> str:
-        opening, close, _ = self.marks
-        body = self._written(function.parameters, rules)
+        opening, close, quote = self.marks
+        body = Values(rules, quote, function.parameters).written(function.parameters)
         return f"{rules.mark(opening)} {quoted(f'call:{function.name}')} {body} {rules.mark(close)}"
-
-    def _written(self, schema: Json, rules: Rules) -> str:
-        """Terms for a value of a schema. Alternatives and references are not looked into: where
-        they stand there may be a string."""
-        quote = rules.mark(self.marks[2])
-        choices: Any = schema.get("enum")
-        if isinstance(choices, list) and choices:
-            return either(self._constant(choice, quote) for choice in choices)
-        kind = schema.get("type")
-        if kind == "object":
-            return self._object(schema, rules)
-        if kind == "array":
-            items = schema.get("items")
-            item = rules.new(self._written(items if isinstance(items, dict) else {}, rules))
-            return f'"[" ({item} ("," {item})*)? "]"'
-        text = f"{quote} {rules.text_before(self.marks[2])}"
-        plain = {
-            "integer": "/-?[0-9]{1,19}/",
-            "number": r"/-?[0-9]{1,19}(\.[0-9]{1,19})?/",
-            "boolean": '("true" | "false")',
-            "null": '"null"',
-            "string": text,
-        }
-        kinds = kind if isinstance(kind, list) else [kind]
-        return either(plain.get(str(k), text) for k in kinds)
-
-    def _object(self, schema: Json, rules: Rules) -> str:
-        """Required properties first, so that each of the others may follow a comma; where none is
-        required, the first one is."""
-        terms = {
-            name: f"{quoted(f'{name}:')} {self._written(value, rules)}"
-            for name, value in properties_of(schema).items()
-        }
-        required = required_of(schema) or list(terms)[:1]
-        first = ' "," '.join(terms[name] for name in required)
-        more = "".join(f' ("," {terms[name]})?' for name in terms if name not in required)
-        return f'"{{" {first}{more} "}}"'
-
-    def _constant(self, value: Any, quote: str) -> str:
-        if isinstance(value, str):
-            return f"({quote} {quoted(value)} {quote})"
-        return quoted(msgspec.json.encode(value).decode())
 
 
 class FunctionGemma(Gemma4):

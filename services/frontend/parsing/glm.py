@@ -1,12 +1,15 @@
-"""The form of GLM-4.5 and later.
+"""The forms of GLM-4.5, and of GLM-4.7 and later, which have no line breaks.
 
 <tool_call>weather
 <arg_key>city</arg_key>
 <arg_value>Bern</arg_value>
 </tool_call>
+<tool_call>weather<arg_key>city</arg_key><arg_value>Bern</arg_value></tool_call>
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from services.frontend.parsing.base import Function, ToolFormat
 from services.frontend.parsing.heard import Listener
@@ -19,9 +22,10 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 
 
 class GLM(ToolFormat):
-    """White space around keys and values belongs to the form."""
+    """Reads both: white space around keys and values belongs to the form. Writes GLM-4.5's."""
 
     marks = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
+    line_break: ClassVar[str] = '"\\n"'
 
     def read(self, source: Source, out: Listener) -> Steps[None]:
         while (yield from source.pass_to(out.text, [OPEN])):
@@ -46,13 +50,19 @@ class GLM(ToolFormat):
     def written(self, function: Function, rules: Rules) -> str:
         def write(name: str, value: str) -> str:
             key = f"{rules.mark(KEY)} {quoted(name)} {rules.mark(KEY_END)}"
-            return f'{key} "\\n" {rules.mark(VALUE)} {value} "\\n"'
+            return f"{key} {self.line_break} {rules.mark(VALUE)} {value} {self.line_break}"
 
-        head = f'{rules.mark(OPEN)} {quoted(function.name)} "\\n"'
+        head = f"{rules.mark(OPEN)} {quoted(function.name)} {self.line_break}"
         return f"{head} {written_parameters(function, rules, write, VALUE_END)} {rules.mark(CLOSE)}"
 
     def between(self, rules: Rules) -> str:
-        return '"\\n"'
+        return self.line_break
+
+
+class GLM47(GLM):
+    """Writes GLM-4.7's."""
+
+    line_break = ""
 
 
 def _key(source: Source) -> Steps[str | None]:

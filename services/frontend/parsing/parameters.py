@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.frontend.parsing.base import Function, Json, properties_of, required_of
+from services.frontend.parsing.base import Function, Json, constants_of, properties_of, required_of
 from services.frontend.parsing.heard import Listener
 from services.frontend.parsing.rules import Rules, either, quoted, shared
 from services.frontend.parsing.source import Source, Steps
@@ -24,15 +24,19 @@ class Parameters:
         self._function = function
         self._count = 0
 
-    def read(self, name: str, source: Source, close: str, *, trim: bool) -> Steps[bool]:
+    def read(
+        self, name: str, source: Source, close: str, *, trim: bool, schema: Json | None = None
+    ) -> Steps[bool]:
         """Read a value up to `close`; False if that does not come. `trim`: a line's end after the
-        opening mark, and one before `close`, belong to the form."""
+        opening mark, and one before `close`, belong to the form. `schema`: of the value, where the
+        form tells it; else the function's is looked up."""
         self._out.arguments(f"{', ' if self._count else '{'}{_spelled(name)}: ")
         self._count += 1
         if trim:
             yield from source.take("\n")
-        schema = self._function.schema_of(name) if self._function is not None else {}
-        if not _only_strings(schema):
+        if schema is None:
+            schema = self._function.schema_of(name) if self._function is not None else {}
+        if not only_strings(schema):
             value, mark = yield from source.until([close])
             self._out.arguments(_value(value.removesuffix("\n") if trim else value, schema))
             return bool(mark)
@@ -89,7 +93,8 @@ def _spelled(text: str) -> str:
     return spelled
 
 
-def _only_strings(schema: Json) -> bool:
+def only_strings(schema: Json) -> bool:
+    """Whether a value can be nothing but a string."""
     kinds = schema.get("type")
     return kinds in ("string", ["string"])
 
@@ -126,12 +131,10 @@ def written_parameters(
 
 
 def _written(schema: Json, function: Function, rules: Rules, end: str) -> str:
-    choices: Any = schema.get("enum")
-    if "const" in schema:
-        choices = [schema["const"]]
-    if isinstance(choices, list) and 0 < len(choices) <= MAX_ALTERNATIVES:
+    choices = constants_of(schema)
+    if 0 < len(choices) <= MAX_ALTERNATIVES:
         return f"{either(quoted(_plain(choice)) for choice in choices)} {rules.mark(end)}"
-    if _only_strings(schema):
+    if only_strings(schema):
         return rules.text_before(end)
     return f"{rules.json({**schema, **shared(function.parameters)})} {rules.mark(end)}"
 

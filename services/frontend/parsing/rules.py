@@ -19,6 +19,9 @@ class Rules:
         self._token_id = token_id
         self._lines: list[str] = []
 
+    def is_token(self, text: str) -> bool:
+        return self._token_id(text) is not None
+
     def mark(self, text: str) -> str:
         """A text that models write as one token where they have it."""
         found = self._token_id(text)

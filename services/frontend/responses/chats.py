@@ -10,7 +10,9 @@ import msgspec
 from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest, decode_chat
 from protocol.responses import ResponsesRequest
+from protocol.responses_members import FORMAT, ITEMS, PART, TOOL, TOOL_CHOICE
 from services.frontend.content import content_of, string_of
+from services.frontend.renaming import renamed, renaming
 
 Json = dict[str, Any]
 _SAME = (
@@ -18,17 +20,18 @@ _SAME = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop",
     "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "structured_outputs",
     "mm_processor_kwargs", "priority", "cache_salt", "request_id", "chat_template",
-    "chat_template_kwargs", "user",
+    "chat_template_kwargs", "user", "stop_token_ids", "session_id", "include_reasoning",
 )  # fmt: skip
 # What an answer has anyway, or never has.
 _INCLUDED = ("reasoning.encrypted_content",)
-_RENAMED = (
-    ("messages", "input"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("verbosity", "text.verbosity"),
+_RENAMED = renaming(
+    # Messages are not numbered as the items that they were made of.
+    (r"messages\b[\w.\[\]]*", "input"),
+    (r"max_completion_tokens\b", "max_output_tokens"),
+    (r"reasoning_effort\b", "reasoning.effort"),
+    (r"response_format\b(\.json_schema\b)?", "text.format"),
+    (r"verbosity\b", "text.verbosity"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
 )
 
 
@@ -52,13 +55,7 @@ def chat_of(request: ResponsesRequest, before: Sequence[Json]) -> ChatCompletion
 
 def as_of_response(error: InvalidRequest) -> InvalidRequest:
     """An error of the chat, by the name that its field has in a response."""
-    for chat, response in _RENAMED:
-        if error.param is not None and error.param.startswith(chat):
-            # Messages are not numbered as the items that they were made of.
-            rest = "" if chat == "messages" else error.param.removeprefix(chat)
-            error.param = response + rest
-            break
-    return error
+    return renamed(error, _RENAMED)
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -93,7 +90,11 @@ def _messages(request: ResponsesRequest, before: Iterable[Json]) -> list[Json]:
 
 def _add(messages: list[Json], item: Json, where: str) -> None:
     """Add what an item says. What the model said in one turn becomes one message."""
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
+    members = ITEMS.get(kind) if isinstance(kind, str) else None
+    if members is None:
+        raise _unsupported(f"{where}: items of type '{kind}' are not supported", f"{where}.type")
+    item = members.honoured(item, where)
     if kind == "function_call":
         call = {
             "name": string_of(item, "name", where),
@@ -108,10 +109,8 @@ def _add(messages: list[Json], item: Json, where: str) -> None:
         messages.append({"role": "tool", "tool_call_id": name, "content": content})
     elif kind == "reasoning":
         messages.append({"role": "assistant", "reasoning_content": _thought(item, where)})
-    elif kind == "message":
-        _add_message(messages, item, where)
     else:
-        raise _unsupported(f"{where}: items of type '{kind}' are not supported", f"{where}.type")
+        _add_message(messages, item, where)
 
 
 def _add_message(messages: list[Json], item: Json, where: str) -> None:
@@ -135,18 +134,17 @@ def _thought(item: Json, where: str) -> str:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise InvalidRequest(f"{where}.content must be a list", param=f"{where}.content")
-    return "".join(str(part.get("text", "")) for part in parts)
+    return "".join(str(PART.honoured(part, f"{where}.content").get("text", "")) for part in parts)
 
 
 def _part(part: Any, where: str) -> Json:
-    kind = part.get("type") if isinstance(part, dict) else None
+    part = PART.honoured(part, where) if isinstance(part, dict) else {}
+    kind = part.get("type")
     if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
         return {"type": "text", "text": string_of(part, "text", where)}
     if kind == "refusal":
         return {"type": "refusal", "refusal": string_of(part, "refusal", where)}
     if kind == "input_image":
-        if part.get("file_id") is not None:
-            raise _unsupported(f"{where}: this server holds no files", f"{where}.file_id")
         return {"type": "image_url", "image_url": {"url": string_of(part, "image_url", where)}}
     raise _unsupported(f"{where}: parts of type '{kind}' are not supported", f"{where}.type")
 
@@ -156,8 +154,8 @@ def _tool(tool: Json, where: str) -> Json:
         raise _unsupported(
             f"{where}: tools of type '{tool.get('type')}' are not supported", f"{where}.type"
         )
-    names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    honoured = TOOL.honoured(tool, where).items()
+    function = {name: value for name, value in honoured if name != "type" and value is not None}
     return {"type": "function", "function": function}
 
 
@@ -165,11 +163,16 @@ def _choice(choice: str | Json | None) -> str | Json | None:
     """The choice of a tool, which has the function's name at its own level here."""
     if not isinstance(choice, dict):
         return choice
+    choice = TOOL_CHOICE.honoured(choice, "tool_choice")
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
         tools = choice.get("tools")
-        named = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        named = (
+            [_allowed(tool, i) for i, tool in enumerate(tools)]
+            if isinstance(tools, list)
+            else tools
+        )
         return {
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.get("mode"), "tools": named},
@@ -177,8 +180,17 @@ def _choice(choice: str | Json | None) -> str | Json | None:
     return choice
 
 
+def _allowed(tool: Any, number: int) -> Any:
+    """One of the tools that may be called: clients name it, or repeat its definition."""
+    if not isinstance(tool, dict):
+        return tool
+    honoured = TOOL.honoured(tool, f"tool_choice.tools[{number}]")
+    return {"type": honoured.get("type"), "function": {"name": honoured.get("name")}}
+
+
 def _format(form: Json) -> Json:
     """`text.format`, which has a schema's fields at its own level."""
+    form = FORMAT.honoured(form, "text.format")
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}

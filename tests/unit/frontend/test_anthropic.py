@@ -12,7 +12,7 @@ from protocol.errors import InvalidRequest
 from protocol.openai import ChatCompletionRequest
 from services.frontend.answering import Answering
 from services.frontend.anthropic.answer import MessageAnswer
-from services.frontend.anthropic.chats import chat_of
+from services.frontend.anthropic.chats import as_of_message, chat_of
 from services.frontend.model_info import ModelInfo
 from services.frontend.parsing.hermes import Hermes
 from services.frontend.parsing.reading import Reading
@@ -27,6 +27,8 @@ SAID = (
     "<think>\nWhere?\n</think>\n\nI look.\n"
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 )
+
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 def chat(messages: list[Json], **fields: Any) -> ChatCompletionRequest:
@@ -128,6 +130,31 @@ def test_why_a_message_ends(tokenizer: Tokenizer) -> None:
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", ".")
     cut = whole(tokenizer, SAID[:-20], "length")["content"][-1]
     assert cut["input"].keys() == {"partial_json"}
+
+
+@pytest.mark.parametrize(
+    ("given", "chats", "name"),
+    [
+        ({}, "max_completion_tokens", "max_tokens"),
+        ({}, "stop", "stop_sequences"),
+        ({}, "stop_token_ids", "stop_token_ids"),
+        ({}, "tools[1].function.name", "tools[1].name"),
+        ({}, "tools[1].function.parameters", "tools[1].input_schema"),
+        ({"output_format": FORM}, "response_format.json_schema.schema", "output_format.schema"),
+        ({"output_config": {"format": FORM}}, "response_format", "output_config.format"),
+        ({}, "messages[0].content", "messages[0].content"),
+    ],
+)
+def test_errors_of_the_chat_name_the_fields_of_the_message(
+    given: Json, chats: str, name: str
+) -> None:
+    """A message's error has its text alone to name a field."""
+    body = {"messages": [user()], "max_tokens": 9, **given}
+    request = decode_messages(msgspec.json.encode(body))
+    error = as_of_message(InvalidRequest(f"{chats} is wrong", param=chats), request)
+    assert (error.param, error.message) == (name, f"{name} is wrong")
+    other = as_of_message(InvalidRequest("a stop is wrong", param=chats), request)
+    assert other.message == "a stop is wrong"
 
 
 def test_events_add_up_to_the_message(tokenizer: Tokenizer) -> None:

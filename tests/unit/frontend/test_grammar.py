@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from protocol.errors import InvalidRequest
@@ -155,10 +156,20 @@ WRITTEN = {
     "mistral_list": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern", "days": 2}}]',
     "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>weather<arg_key>city</arg_key><arg_value>Bern</arg_value>"
+    "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
     '```json\n{"city": "Bern", "days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
     '{"city": "Bern", "days": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Be</b>rn</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     "gemma4": '<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>',
     "functiongemma": "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}"
     "<end_function_call>",
@@ -185,6 +196,49 @@ def test_a_call_can_be_forced_in_every_form(name: str, front: Frontend) -> None:
     assert call.name == "weather" and json.loads(call.arguments)["days"] == 2
 
 
+def test_dsml_can_be_forced_where_its_mark_is_one_token(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path, vocab_size=512)
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.add_special_tokens(["｜DSML｜"])
+    tokenizer.save(str(model / "tokenizer.json"))
+    front = frontend(model)
+    assert front.tokenizer.id("｜DSML｜") is not None
+    use = tool_use(chat(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False))
+    for name in ("deepseek_v32", "deepseek_v4"):
+        held_to = forced_call(use, TOOL_FORMATS[name], front.tokenizer)
+        text = WRITTEN[name]
+        assert takes(front, held_to, text) and not takes(front, held_to, text.replace("2", "x", 2))
+        assert not takes(front, held_to, text[:-2])
+
+
+def test_gemmas_arguments_follow_references_and_alternatives(front: Frontend) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "at": {"$ref": "#/$defs/place"},
+            "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "kind": {"const": "go"},
+            "next": {"$ref": "#/$defs/node"},
+        },
+        "required": ["at", "n", "kind"],
+        "$defs": {
+            "place": {"enum": ["here", "there"]},
+            "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}},
+        },
+    }
+    tool = {"type": "function", "function": {"name": "go", "parameters": schema}}
+    use = tool_use(chat(tools=[tool], tool_choice="required"))
+    held_to = forced_call(use, TOOL_FORMATS["gemma4"], front.tokenizer)
+
+    def go(at: str, n: str, rest: str = "") -> str:
+        return f'<|tool_call>call:go{{at:<|"|>{at}<|"|>,n:{n},kind:<|"|>go<|"|>{rest}}}<tool_call|>'
+
+    assert takes(front, held_to, go("here", "5")) and takes(front, held_to, go("there", "null"))
+    assert takes(front, held_to, go("here", "5", ',next:{next:<|"|>x<|"|>}'))
+    for wrong in (go("nowhere", "5"), go("here", "x"), go("here", '<|"|>x<|"|>')):
+        assert not takes(front, held_to, wrong)
+
+
 DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(400):
     DEEP = {"type": "object", "properties": {"x": DEEP}}
@@ -195,6 +249,14 @@ ODD: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"type": "array", "items": [1]}}, "required": [{}]},
     {"type": "object", "properties": {"a": {"type": {}}, 'b"\n>': {"const": None}}},
     {"$ref": "#/$defs/a", "$defs": 5},
+    {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n0"}},
+        "$defs": {  # 2^60 values, if every reference were followed each time
+            f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}, {"$ref": f"#/$defs/n{i + 1}"}]}
+            for i in range(60)
+        },
+    },
     DEEP,
 ]
 

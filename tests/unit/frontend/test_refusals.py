@@ -147,7 +147,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
         400,
         "response_format",
     ),
-    ({"structured_outputs": {"jsn": {}}}, 400, "structured_outputs"),
+    ({"structured_outputs": {"jsn": {}}}, 400, "structured_outputs.jsn"),
     ({"structured_outputs": {"choice": "a"}}, 400, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": []}}, 400, "structured_outputs"),
     ({"structured_outputs": {"json": "{"}}, 400, "structured_outputs"),

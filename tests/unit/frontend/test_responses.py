@@ -50,6 +50,12 @@ def test_a_text_is_a_users_message_after_the_instructions() -> None:
     assert (request.max_completion_tokens, request.reasoning_effort) == (5, "low")
 
 
+def test_vllms_parameters_are_the_chats() -> None:
+    request = chat(stop_token_ids=[5], session_id="s", include_reasoning=False)
+    assert (request.stop_token_ids, request.session_id) == ([5], "s")
+    assert request.include_reasoning is False and chat(include_reasoning=None).include_reasoning
+
+
 def test_one_turn_of_the_model_is_one_message() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -130,10 +136,12 @@ def test_errors_of_the_chat_name_the_fields_of_the_response() -> None:
         ("messages[1].content[0].image_url.url", "input"),
         ("max_completion_tokens", "max_output_tokens"),
         ("response_format.json_schema.schema", "text.format.schema"),
-        ("tools[0].function.name", "tools[0].function.name"),
+        ("tools[0].function.name", "tools[0].name"),
         (None, None),
     ):
         assert as_of_response(InvalidRequest("x", param=chats)).param == name
+        said = as_of_response(InvalidRequest(f"{chats}: wrong", param=chats))
+        assert said.message == f"{name}: wrong"
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +194,15 @@ def test_a_whole_response(tokenizer: Tokenizer) -> None:
     usage = response["usage"]
     assert usage["input_tokens"] == 2 and usage["output_tokens"] == len(tokenizer.encode(SAID))
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+
+
+def test_reasoning_is_left_out_where_it_is_not_wanted(tokenizer: Tokenizer) -> None:
+    reading = Reading(Hermes(), Thinking(), most=9)
+    spec = OutputSpec("r", "m", True, [1, 2], reading=reading, show_reasoning=False)
+    answer = ResponseAnswer(asked(), "resp_1", "m")
+    said = steps(outputs(tokenizer, SAID, "stop"))
+    response = asyncio.run(answer.whole(Answering(spec, tokenizer), said))
+    assert [item["type"] for item in response["output"]] == ["message", "function_call"]
 
 
 def test_a_response_that_is_cut_says_so(tokenizer: Tokenizer) -> None:

@@ -15,10 +15,12 @@ from protocol.types import RequestOutput
 from services.frontend.answering import Answering
 from services.frontend.model_info import ModelInfo
 from services.frontend.parsing.choosing import TOOL_FORMATS
+from services.frontend.parsing.glm import GLM as GLMForm
 from services.frontend.parsing.hermes import Hermes
 from services.frontend.parsing.llama3 import Llama3
 from services.frontend.parsing.reading import Reading
 from services.frontend.parsing.thinking import Thinking
+from services.frontend.render import Frontend
 from services.frontend.spec import OutputSpec
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_use import ToolUse, tool_use
@@ -261,3 +263,55 @@ def test_a_template_or_a_flag_says_how_answers_are_read(tmp_path: Path) -> None:
     assert isinstance(reading.tools, TOOL_FORMATS["mistral"]) and reading.thinking is None
     plain = render(frontend(model, **flags), user("x")).output.reading
     assert plain.reader() is None
+
+
+OWN = "{{ messages[0].content }}"
+GLM = "{{ tools | tojson }}{{ messages[0].content }}<tool_call>f<arg_key>k</arg_key></tool_call>"
+THINKS = "{{ messages[0].content }}<think>\n"
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Frontend:
+    """Of a model whose own template knows no tools, and a named one GLM's."""
+    model = write_model("qwen3", tmp_path_factory.mktemp("named"))
+    (model / "chat_template.jinja").write_text(OWN)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "agent.jinja").write_text(GLM)
+    return frontend(model, trust_request_chat_template=True)
+
+
+@pytest.mark.parametrize("fields", [{"chat_template": GLM}, {"user_template": GLM},
+                                    {"template_key": "agent"}])  # fmt: skip
+def test_the_template_in_use_decides_how_calls_are_read(
+    fields: dict[str, Any], front: Frontend
+) -> None:
+    required = {"tools": TOOLS, "tool_choice": "required"}
+    assert isinstance(render(front, user("x"), tools=TOOLS, **fields).output.reading.tools, GLMForm)
+    forced = render(front, user("x"), **required, **fields).generate.sampling.grammar
+    assert "weather" in forced and "parameters" not in forced
+    with pytest.raises(InvalidRequest) as caught:
+        render(front, user("x"), tools=TOOLS)
+    assert caught.value.param == "tools"
+
+
+def test_a_request_s_template_without_tools_refuses_them(tmp_path: Path) -> None:
+    model = write_model("qwen3", tmp_path)
+    (model / "chat_template.jinja").write_text(TEMPLATES["qwen3_tools"])
+    front = frontend(model, trust_request_chat_template=True)
+    assert render(front, user("x"), tools=TOOLS).output.reading.tools is not None
+    with pytest.raises(InvalidRequest) as caught:
+        render(front, user("x"), tools=TOOLS, chat_template=OWN)
+    assert caught.value.param == "tools"
+
+
+def test_the_template_in_use_decides_whether_there_is_reasoning(
+    front: Frontend, tmp_path: Path
+) -> None:
+    assert render(front, user("x")).output.reading.thinking is None
+    reading = render(front, user("x"), chat_template=THINKS).output.reading
+    assert reading.thinking == Thinking() and reading.inside
+    model = write_model("qwen3", tmp_path)
+    (model / "chat_template.jinja").write_text(THINKS)
+    thinking = frontend(model, trust_request_chat_template=True)
+    assert render(thinking, user("x")).output.reading.inside
+    assert render(thinking, user("x"), chat_template=OWN).output.reading.thinking is None

@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.errors import ConfigError
 from services.frontend.parsing.base import Function, ToolFormat
-from services.frontend.parsing.choosing import TOOL_FORMATS, thinking, tool_format
+from services.frontend.parsing.choosing import (
+    THINKING_ALIASES,
+    THINKING_NAMES,
+    TOOL_ALIASES,
+    TOOL_FORMATS,
+    TOOL_NAMES,
+    Parsers,
+    thinking,
+    tool_format,
+)
 from services.frontend.parsing.heard import CallPiece, Heard
 from services.frontend.parsing.hermes import CLOSE, OPEN, Hermes
 from services.frontend.parsing.reading import Reading
@@ -212,6 +222,13 @@ FORMS: dict[str, list[tuple[str, Told]]] = {
         ("<tool_call>halt\n</tool_call>\n<tool_call>halt</tool_call>", ("", [STOP, STOP])),
         ("a <tool_call>b c", ("a <tool_call>b c", [])),
     ],
+    "glm47": [
+        (
+            "a<tool_call>weather<arg_key>city</arg_key><arg_value>Bern</arg_value></tool_call>"
+            "<tool_call>halt</tool_call>",
+            ("a", [("weather", CITY), STOP]),
+        ),
+    ],
     "deepseek_v3": [
         (
             "a<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
@@ -226,6 +243,25 @@ FORMS: dict[str, list[tuple[str, Told]]] = {
             ("", [("weather", CITY), STOP]),
         ),
         ("<｜tool▁call▁begin｜>no", ("<｜tool▁call▁begin｜>no", [])),
+    ],
+    "deepseek_v32": [
+        (
+            'a<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+            '<｜DSML｜parameter name="city" string="true">B "e" <n></｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="at">[1,{"a":"x"}]'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+            '<｜DSML｜invoke name="halt">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            ("a", [("weather", '{"city": "B \\"e\\" <n>", "days": 2, "at": [1,{"a":"x"}]}'), STOP]),
+        ),
+        ('<｜DSML｜invoke name="a b">', ('<｜DSML｜invoke name="a b">', [])),
+    ],
+    "deepseek_v4": [
+        (
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city"'
+            ' string="true">Bern</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+            ("", [("weather", CITY)]),
+        ),
     ],
     "gemma4": [
         (
@@ -302,20 +338,82 @@ def test_where_a_prompt_opens_the_reasoning() -> None:
     assert not Thinking().is_open("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
-def test_a_template_shows_its_family() -> None:
-    for sign, name in (
-        ("<tool_call>{{ name }}", "hermes"),
-        ("<tool_call><function=f>", "qwen3_coder"),
-        ("<tool_call>f<arg_key>", "glm45"),
-        ("<｜tool▁call▁begin｜>function ```json", "deepseek_v3"),
-        ("<|start|>assistant<|channel|>", "openai"),
-        ("{{ tools }}", "llama3_json"),
-    ):
-        assert tool_format("auto", sign) is TOOL_FORMATS[name]
+# What the families' own templates write around a call, cut down to that.
+SHOWN = {
+    "hermes": """{%- for call in message.tool_calls %}
+        {{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+        {{- call.arguments | tojson + '}\n</tool_call>' }}{% endfor %}""",
+    "qwen3_coder": """{{- '\n<tool_call>\n<function=' + call.name + '>\n' }}
+        {%- for name, value in call.arguments | items %}
+        {{- '<parameter=' + name + '>\n' + value + '\n</parameter>\n' }}{% endfor %}
+        {{- '</function>\n</tool_call>' }}""",
+    "glm45": """{{ '\n<tool_call>' + call.name }}{% for k, v in call.arguments.items() %}
+        <arg_key>{{ k }}</arg_key>
+        <arg_value>{{ v | tojson }}</arg_value>{% endfor %}</tool_call>""",
+    "glm47": """{{ '<tool_call>' + call.name -}}{% for k, v in call.arguments.items() -%}
+        <arg_key>{{ k }}</arg_key><arg_value>{{ v | tojson }}</arg_value>
+        {%- endfor %}</tool_call>""",
+    "deepseek_v3": """{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.type
+        + '<｜tool▁sep｜>' + call.function.name + '\n' + '```json' + '\n'
+        + call.function.arguments + '\n' + '```' + '<｜tool▁call▁end｜>' }}""",
+    "deepseek_v31": """{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name
+        + '<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜>' }}""",
+    "deepseek_v32": """{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>\n<' + dsml
+        + 'invoke name="' + call.name + '">' }}{% for k, v in call.arguments.items() %}{{ v }}
+        {% endfor %}{{ '</' + dsml + 'function_calls>' }}""",
+    "deepseek_v4": """{{ '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="' + call.name + '">' }}""",
+    "mistral": """{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + arguments }}""",
+    "mistral_list": """{{- '[TOOL_CALLS][' }}{% for call in message.tool_calls %}
+        {{- call.function | tojson }}{% endfor %}{{- ']' + eos_token }}""",
+    "gemma4": """{{- '<|tool_call>call:' + call.name + '{' }}
+        {%- for k, v in call.arguments.items() %}{{ k + ':<|"|>' + v + '<|"|>' }}{% endfor %}
+        {{- '}<tool_call|>' }}""",
+    "functiongemma": """{{- '<start_function_call>call:' + call.name + '{' }}
+        {%- for k, v in call.arguments.items() %}{{ k + ':<escape>' + v + '<escape>' }}{% endfor %}
+        {{- '}<end_function_call>' }}""",
+    "openai": """{{- '<|start|>assistant to=functions.' + call.name
+        + '<|channel|>commentary json<|message|>' + call.arguments | tojson + '<|call|>' }}""",
+    "llama3_json": """{{- '{"name": "' + call.name + '", "parameters": ' }}
+        {{- call.arguments | tojson + '}' }}{% for tool in tools %}{% endfor %}""",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_a_template_shows_its_family(name: str) -> None:
+    assert tool_format("auto", SHOWN[name]) is TOOL_FORMATS[name]
+
+
+def test_a_name_goes_before_the_template() -> None:
     assert tool_format("none", "<tool_call>") is None
     assert tool_format("mistral", "<tool_call>") is TOOL_FORMATS["mistral"]
     assert thinking("auto", "{{ messages }}") is None and thinking("none", "</think>") is None
-    assert thinking("auto", "a</think>b") == Thinking()
+    assert thinking("auto", "a</think>b") == thinking("auto", "a<think>") == Thinking()
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_ALIASES))
+def test_vllms_other_names_are_the_same_forms(name: str) -> None:
+    """As vLLM describes them."""
+    said = {
+        "llama4_json": '{"name": "weather", "parameters": {"city": "Bern"}}',
+        "qwen3_json": '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n'
+        "</tool_call>",
+    }
+    xml = (
+        "<tool_call>\n<function=weather>\n<parameter=city>Bern</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    form = tool_format(name, "")
+    assert form is not None and name in TOOL_NAMES
+    assert hear([said.get(name, xml)], form=form) == ("", [("weather", CITY)])
+
+
+def test_vllms_names_of_reasoning_are_known() -> None:
+    for name in THINKING_ALIASES:
+        assert name in THINKING_NAMES and thinking(name, "") == Thinking()
+    parsers = Parsers(reasoning="openai_gptoss")
+    assert parsers.tool_format("") is TOOL_FORMATS["openai"] and parsers.thinking("") is None
+    with pytest.raises(ConfigError, match="openai or auto, not hermes"):
+        Parsers("hermes", "openai_gptoss")
 
 
 FRAGMENTS = st.sampled_from(
@@ -325,7 +423,8 @@ FRAGMENTS = st.sampled_from(
             '{"name": "f"}', '{"name": "', '\\"', '"}', "<", "tool_", "call>", " ", "\n", "é",
             "text", BERN, "f", "{", "}", "[", "]", ",", ";", "call:", "```json", "<function=f>",
             "<parameter=city>", "</parameter>", "a" * 300, "<think>", "</think>", "<|python_tag|>",
-            "to=functions.f",
+            "to=functions.f", '<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="city"',
+            ' string="true">', "</｜DSML｜parameter>",
         }
     )
 )  # fmt: skip

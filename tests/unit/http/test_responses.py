@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import aiohttp
+import pytest
 from msgspec import convert, to_builtins
 
 from protocol.responses_answers import ResponseAnswer
@@ -53,6 +54,25 @@ def test_a_response_is_there_for_its_client_alone(front: Frontend) -> None:
             )
             assert status == 404
             assert (await ask(path, method="GET", authorization="Bearer a"))[0] == 200
+
+    run(work)
+
+
+@pytest.mark.parametrize("store", [None, True, False])
+def test_where_nothing_is_stored_the_answer_says_so(store: bool | None, front: Frontend) -> None:
+    async def work() -> None:
+        server = Server(front, response_store_bytes=0)
+        async with asking(server) as (ask, address), aiohttp.ClientSession() as session:
+            status, whole = await ask(PATH, {**TOLD, "store": store})
+            assert (status, whole["store"]) == (200, False)
+            url = f"http://{address[0]}:{address[1]}{PATH}"
+            async with session.post(url, json={**TOLD, "store": store, "stream": True}) as answer:
+                assert b'"store":true' not in await answer.read()
+            for path, body in ((PATH, {**TOLD, "previous_response_id": whole["id"]}),
+                               (f"{PATH}/{whole['id']}", None)):  # fmt: skip
+                status, answer = await ask(path, body, method="POST" if body else "GET")
+                assert (status, answer["error"]["code"]) == (404, "response_not_found")
+                assert "stores none" in answer["error"]["message"]
 
     run(work)
 

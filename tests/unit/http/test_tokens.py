@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from protocol.generate import decode_generate
 from services.frontend.render import Frontend
 from services.http.tokens import MAX_BODY
-from tests.support.frontend_helpers import NAME, user
+from tests.support.frontend_helpers import NAME, frontend, image_part, picture, user, write_model
 from tests.support.frontend_helpers import render as render_chat
 from tests.support.listening import run
-from tests.support.openai_server import CHAT, Server, asking, chat
+from tests.support.openai_server import CHAT, TEXT, Server, asking, chat
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], [2**70], [10**6], [1, 2, -(2**40)], [1.5], ["a"]])
@@ -82,6 +83,52 @@ def test_a_chat_becomes_the_tokens_of_its_prompt(front: Frontend) -> None:
             for wrong in ({}, {"prompt": "x", "messages": user("x")}):
                 status, answer = await ask("/tokenize", wrong)
                 assert (status, answer["error"]["param"]) == (400, "prompt")
+
+    run(work)
+
+
+def test_a_picture_counts_as_its_tokens(front: Frontend) -> None:
+    turn = user("What is it?", image_part(picture(112, 84)))
+    expected = list(render_chat(front, turn).generate.token_ids)
+
+    async def work() -> None:
+        async with asking(Server(front)) as (ask, _):
+            status, answer = await ask("/tokenize", {"messages": turn})
+            assert (status, answer["tokens"]) == (200, expected)
+            pads = [t for t in expected if front.tokenizer.token(t) == "<|image_pad|>"]
+            assert len(pads) > 1 and answer["count"] == len(expected)
+            _, text = await ask("/tokenize", {"messages": user("What is it?")})
+            assert answer["count"] == text["count"] + len(pads) + 2  # and what is around them
+
+    run(work)
+
+
+def test_prompts_are_rendered_and_not_computed(front: Frontend) -> None:
+    async def work() -> None:
+        server = Server(front)
+        async with asking(server) as (ask, _):
+            texts = ["Hello", "Ho"]
+            status, bodies = await ask(f"{TEXT}/render", {"prompt": texts, "max_tokens": 2})
+            assert status == 200 and not server.deadlines
+            requests = [decode_generate(json.dumps(body).encode())[0] for body in bodies]
+            assert [r.token_ids for r in requests] == [
+                front.tokenizer.encode(text, add_special_tokens=True) for text in texts
+            ]
+            assert {r.sampling.max_tokens for r in requests} == {2}
+            status, answer = await ask(f"{TEXT}/render", {"prompt": 5})
+            assert (status, answer["error"]["param"]) == (400, "prompt")
+
+    run(work)
+
+
+def test_the_tokenizer_is_shown_where_that_is_allowed(tmp_path: Path) -> None:
+    front = frontend(write_model("qwen2_5_vl", tmp_path / "m"), show_tokenizer=True)
+
+    async def work() -> None:
+        async with asking(Server(front)) as (ask, _):
+            status, shown = await ask("/tokenizer_info", method="GET")
+            assert status == 200 and shown["tokenizer_class"]
+            assert shown["chat_template"] == front.info.templates["default"]
 
     run(work)
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from protocol.anthropic import MessagesRequest, decode_messages
+from protocol.chat_messages import ContentPart
 from protocol.errors import InvalidRequest
 from protocol.openai import (
     ChatCompletionRequest,
     CompletionRequest,
-    ContentPart,
     decode_chat,
     decode_completion,
 )

@@ -72,7 +72,8 @@ def test_requests_have_the_fields_of_the_table_and_no_others(model_dir: ModelDir
                 said = {name: field["description"] for name, field in shape["properties"].items()}
                 assert said["temperature"] == rows["temperature"].does
                 assert said["watermarking"].startswith("Refused: ")
-            assert "others" not in schemas["ContentPart"]["properties"]
+            for name in ("ChatMessage", "ContentPart", "ToolCall", "FunctionCall"):
+                assert "others" not in schemas[name]["properties"]
             asked = document["paths"]["/v1/chat/completions"]["post"]
             kinds = asked["responses"]["200"]["content"]
             assert kinds.keys() == {"application/json", "text/event-stream"}

@@ -11,6 +11,7 @@ from protocol.errors import InvalidRequest
 from protocol.types import MMItem
 from services.frontend.render import Frontend, RenderedRequest
 from services.frontend.spec import OutputSpec
+from services.http.server import version
 from tests.support.frontend_helpers import frontend, write_model
 from tests.support.scripted_apps import app_of
 from tests.support.scripted_workers import TOKENS, Worker, asking, before
@@ -112,3 +113,23 @@ async def test_an_entry_that_is_no_object_is_refused(entry: Any) -> None:
             await anext(stack.gateway.run(rendered))
         assert refused.value.param == f"ec_transfer_params.{HASH}"
         assert stack.gateway.in_flight.count == 0
+
+
+async def test_what_platforms_ask_of_a_proxy(front: Frontend) -> None:
+    """SageMaker's /ping, vLLM's /load and /version."""
+    async with (
+        before(decode=[Worker()]) as stack,
+        app_of(stack, front) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        for method in ("GET", "POST"):
+            async with session.request(method, f"{url}/ping") as answer:
+                assert (answer.status, await answer.read()) == (200, b"")
+        async with session.get(f"{url}/version") as answer:
+            assert await answer.json() == {"version": version()}
+        with stack.gateway.in_flight.counted():
+            async with session.get(f"{url}/load") as answer:
+                assert await answer.json() == {"server_load": 1}
+        stack.gateway.fleet.decode[0].up = False
+        async with session.get(f"{url}/ping") as answer:
+            assert answer.status == 503

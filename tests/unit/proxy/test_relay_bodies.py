@@ -159,7 +159,15 @@ def test_a_body_that_needs_no_change_is_not_changed() -> None:
     )
 
 
-@pytest.mark.parametrize("handles", [{"remote_host": "10.0.0.1"}, None, "kv_transfer_params"])
+@pytest.mark.parametrize("handles", [5, "kv_transfer_params", [{}], False])
+def test_handles_are_an_object(handles: Any) -> None:
+    """No worker would say so: it never sees them."""
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(messages=[], kv_transfer_params=handles)
+    assert caught.value.param == "kv_transfer_params"
+
+
+@pytest.mark.parametrize("handles", [{"remote_host": "10.0.0.1"}, None])
 def test_handles_that_a_client_brings_go_nowhere(handles: Any) -> None:
     request = parsed(messages=[], kv_transfer_params=handles)
     assert loads(request.decode_body(None, None, references=False)) == {"messages": []}

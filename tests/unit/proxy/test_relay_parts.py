@@ -171,6 +171,21 @@ def test_what_goes_on_with_a_call() -> None:
     assert len(drawn) == 100
 
 
+def test_a_body_names_the_call_if_no_header_does() -> None:
+    call = ClientRequest("/v1/chat/completions", {}, b"")
+    drawn = call.request_id
+    call.name("mine")
+    assert call.fields() == b"x-request-id: mine-%b\r\n" % drawn[:8]
+    call.name("m" * 500)
+    assert len(call.fields()) == len(b"x-request-id: \r\n") + 128
+    for odd in (None, 5, "", "a\r\nb", "\ud800é"):
+        call.name(odd)
+        assert call.fields() == b"x-request-id: %b\r\n" % drawn
+    named = ClientRequest("/v1/chat/completions", {b"x-request-id": b"me"}, b"")
+    named.name("mine")
+    assert named.fields() == b"x-request-id: me\r\n"
+
+
 @pytest.mark.parametrize("odd", [b"\xff", "é".encode(), b"a\tb", b"a\x7f"])
 def test_headers_that_servers_read_differently_go_nowhere(odd: bytes) -> None:
     """A worker that fails at them would be charged with what a client sends."""

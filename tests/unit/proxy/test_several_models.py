@@ -100,6 +100,7 @@ GENERATED: dict[str, dict[str, Any]] = {
 }
 RENDERED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/render": CHAT,
+    "/v1/completions/render": {"prompt": "Hello"},
     "/v1/messages/count_tokens": {"messages": USER},
     "/chat/render": CHAT,
     "/tokenize": {"prompt": "Hello"},
