@@ -111,7 +111,7 @@ def stream() -> None:
 
 
 def priority() -> None:
-    assert parsed(priority=3).priority == decode(priority=3)["priority"] == 3
+    assert parsed(priority=3).priority(0) == decode(priority=3)["priority"] == 3
 
 
 def return_token_ids() -> None:
