@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from protocol.types import MMItem
@@ -56,7 +57,9 @@ class RequestRecord:
     prompt_tokens = cached_tokens = completion_tokens = -1
     trace: Any = None  # what the process's tracer notes of the request, if it is traced
     _used: tuple[tuple[str, str], ...] = ()
-    traceparent = ""  # what calls for the request bring, "" if it is not traced
+    # `traceparent` and `tracestate` that calls for the request bring: this process's span if it
+    # traces the request, else the client's.
+    trace_headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, path: str = "", request_id: str = "", *, kept: bool = True) -> None:
         self.kept = kept
@@ -185,6 +188,4 @@ def _ms(seconds: float) -> float:
 
 def traced(headers: dict[str, str], record: RequestRecord) -> dict[str, str]:
     """Of a call for the request: with its trace, if it has one."""
-    if not record.traceparent:
-        return headers
-    return {**headers, "traceparent": record.traceparent}
+    return {**headers, **record.trace_headers} if record.trace_headers else headers

@@ -45,14 +45,15 @@ from services.http.rtp_updates import EPLB_PATH, UPDATE_PATH
 from services.http.server import version
 from services.http.tokens import informing
 
-_OPERATORS = {route.path for route in OPERATED} | frozenset(
+OPERATORS = {route.path for route in OPERATED} | frozenset(
     (
         *("/instances", "/integrity", LOG_LEVEL_PATH, UPDATE_PATH, EPLB_PATH),
         *(page_routes.FLEET, page_routes.REQUESTS),
     )
 )
+"""What needs the admin key."""
 _PAGE = page_files.paths() | {page_routes.ABOUT}
-OPENED = STATUS_PATHS | _OPERATORS | _PAGE
+OPENED = STATUS_PATHS | OPERATORS | _PAGE
 """What needs no API key; the operators' routes need the admin key."""
 GENERATING_PATHS = (
     CHAT_PATH, BATCH_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH, ALIAS_PATH, RAW_PATH,
@@ -150,6 +151,7 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
 
     @routes.get("/live")
     async def live() -> Response:
+        """200 as long as the process answers."""
         return Response()
 
     @routes.get("/ready")
@@ -184,14 +186,17 @@ def _status(gateway: Gateway, siblings: Siblings | None) -> APIRouter:
 
     @routes.get("/load")
     async def load() -> dict[str, int]:
+        """How many requests are in progress."""
         return {"server_load": gateway.in_flight.count}
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
+        """The version of Triptych."""
         return {"version": version()}
 
     @routes.get("/metrics")
     async def metrics() -> Response:
+        """Metrics in Prometheus' text format, of all --workers processes."""
         text = gateway.metrics.render()
         if siblings is not None:
             text = await siblings.metrics(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -94,11 +94,11 @@ class Gateway:
         served = self._served.get(rendered.model)
         return self.pipeline.run(request, rendered.media, caller, timeline, served)
 
-    def begun(self, headers: Mapping[str, str], record: RequestRecord) -> None:
-        """A request begins, perhaps within the trace that its headers tell of."""
+    def begun(self, record: RequestRecord) -> None:
+        """A request begins, perhaps within a trace of its client's."""
         self.recent.begun(record)
         if self.tracer is not None:
-            self.tracer.begin(headers, record)
+            self.tracer.begin(record)
 
     def over(self, record: RequestRecord, *, relayed: bool = False) -> None:
         """A request has been answered, or given up. Of `relayed` ones not all have a record: those

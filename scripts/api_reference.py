@@ -1,4 +1,5 @@
-"""Write docs/api.md from the table of request fields: `python -m scripts.api_reference`."""
+"""Write docs/api.md from the table of request fields, and docs/routes.md from the routers:
+`python -m scripts.api_reference`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from protocol.request_fields import RequestField, Route, State
 from protocol.request_table import FIELDS
 from protocol.responses_members import RESPONSES_MEMBERS
 from proxy.relay.passed_routes import OPERATED, PASSED, STORED, PassedRoute
+from scripts import route_reference
 
 PATH = Path(__file__).parents[1] / "docs" / "api.md"
 _ROUTES: dict[Route, str] = {
@@ -74,9 +76,11 @@ An error has OpenAI's form, `{"error": {"message", "type", "param", "code"}}`. I
 `invalid_type`, `invalid_value`, `integer_below_min_value`, `integer_above_max_value`,
 `decimal_below_min_value`, `decimal_above_max_value`, `missing_required_parameter`,
 `unknown_parameter`, `unsupported_parameter`, `context_length_exceeded` or `model_not_found` where
-one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn. A proxy's
-answers have `Server-Timing`: milliseconds of each stage (`queue`, `render`, `place`, `encode`,
-`prefill`, `decode`) and `total`, as far as they are known when the answer begins.
+one of these fits. Every answer has `X-Request-Id`: the request's, or one that was drawn. Answers of
+a proxy that renders have `Server-Timing`: milliseconds of each stage (`queue`, `render`, `place`,
+`encode`, `prefill`, `decode`) and `total`, as far as they are known when the answer begins. Of
+relayed answers only those have it whose stages the proxy notes: with `--log-requests`, while an
+operator has the page open, or if the request is traced.
 """
 
 _PASSED = """\
@@ -202,3 +206,4 @@ def _cell(row: RequestField) -> str:
 
 if __name__ == "__main__":
     PATH.write_text(render())
+    route_reference.PATH.write_text(route_reference.render())

@@ -21,6 +21,7 @@ from benchmarks.simulate import calibrate, report
 from benchmarks.simulate.cases import case, file_case
 from benchmarks.simulate.contenders import PEERS
 from benchmarks.simulate.hardware import PROFILES
+from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.profile import CALIBRATED, Profile
 from benchmarks.simulate.study import Case, Result, study
 from benchmarks.simulate.traces import TRACES
@@ -43,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     results: list[Result] = []
+    memo = Memo(args.memo)
     for one in cases:
-        results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say))
+        results.append(study(one, profile, args.peers, TUNING, seeds, args.trials, _say, memo))
         minutes = (time.process_time() - start) / 60
         text = report.markdown(results, profile, TUNING, seeds, args.trials, minutes)
         if args.out:  # after each workload, as the next one takes minutes
@@ -68,6 +70,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=0, help="seeds measured, 1 to 10 (5)")
     parser.add_argument("--trials", type=int, default=0, help="random trials per policy (40)")
     parser.add_argument("--workers", type=int, default=0, help="workers of a fleet (16)")
+    parser.add_argument("--memo", type=Path, help="folder of runs made before, to go on from")
     parser.add_argument("--profile", default="calibrated", choices=tuple(PROFILES))
     parser.add_argument("--file", type=Path, help="a public trace instead of ours")
     parser.add_argument("--calibrate", type=Path, help="measure our workers on this model")

@@ -80,6 +80,7 @@ SPACES: Mapping[str, Mapping[str, Range]] = MappingProxyType(
         },
         "kv": {
             "busy_queue_ms": SHEDDING,
+            "busy_kv_usage": Range(0.5, 1.0, off=0.5),  # Dynamo's threshold of decode blocks
             "overlap_credit": Range(0.25, 4.0, log=True),
             "temperature": Range(0.02, 1.0, log=True, off=0.5),
             "kv_local_tokens": Range(128, 8192, log=True, off=0.2, whole=True),

@@ -16,6 +16,7 @@ from benchmarks.simulate.objectives import TPOT_TIMES, TTFT_TIMES
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.study import GOOD, LOADS, Line, Result, half_interval
 
+_LIFETIMES = 10.0
 OVERLOAD_BAR = 1.3
 _INTRODUCTION = """\
 # The master's policy beside peers', simulated
@@ -137,6 +138,10 @@ def rows(results: Sequence[Result]) -> list[Row]:
                 said += f"(peer: {peer.contender.name})"
                 bar = BARS.get(name, 1.0) if told else 1.0
                 found.append(at_least(said, ours.goodput, peer.goodput, bar))
+        lifetimes = min(line.common.lifetimes for line in result.lines)
+        found.append(
+            at_least(f"shortest run, median lifetimes, {name}", lifetimes, _LIFETIMES, 1.0)
+        )
     for result in results:
         mine, theirs, peer_name = overload(result)
         said = f"goodput at {LOADS[-1]:g} times that load, {result.case.name} (peer: {peer_name})"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.simulate.contenders import OURS, Contender, published, trials
+from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome, outcome
 from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.profile import Profile
@@ -47,19 +48,26 @@ class Case:
 
 @dataclass
 class Bench:
-    """Runs of one case. Sessions are kept, since every policy sees the same."""
+    """Runs of one case. Sessions are kept, since every policy sees the same. `memo`: runs that were
+    made before, here or by a process that was ended."""
 
     case: Case
     profile: Profile
+    memo: Memo = field(default_factory=Memo)
     runs: int = 0
     _sessions: dict[int, Iterable[Session]] = field(default_factory=dict)
 
     def run(self, contender: Contender, seed: int, pace: float, *, whole: bool = False) -> Outcome:
         """One run at `pace` requests/s. Unless `whole` it ends early where most requests are late,
         as a search needs to know no more."""
+        self.runs += 1
+        key = (self.case.name, self.case.span, self.case.aims, self.profile, contender, seed, pace,
+               whole)  # fmt: skip
+        return self.memo.of(key, lambda: self._run(contender, seed, pace, whole=whole))
+
+    def _run(self, contender: Contender, seed: int, pace: float, *, whole: bool) -> Outcome:
         if seed not in self._sessions:
             self._sessions[seed] = self.case.make(seed)
-        self.runs += 1
         simulation = Simulation(
             self.profile, contender.shape, contender.config(seed), self.case.aims, seed,
             tells=contender.tells,
@@ -174,10 +182,10 @@ def half_interval(values: Sequence[float]) -> float:
 
 def study(
     case: Case, profile: Profile, peers: Sequence[str], tuning: int, seeds: Sequence[int],
-    draws: int, say: Callable[[str], None],
+    draws: int, say: Callable[[str], None], memo: Memo | None = None,
 ) -> Result:  # fmt: skip
     """Ours beside `peers`: tuned on one seed by `draws` trials each, measured on `seeds`."""
-    bench = Bench(case, profile)
+    bench = Bench(case, profile, memo or Memo())
     found: list[tuple[Contender, tuple[float, ...]]] = []
     start = case.pace
     for policy in (OURS, *peers):
@@ -201,17 +209,19 @@ def study(
 
 def _entries(bench: Bench, policy: str, seed: int, start: float, draws: int) -> list[Contender]:
     """As published, in each kind, and tuned, each with the fleet that suits it. Trials are on the
-    two fleets that suited the published kinds, and begin at the best load found."""
+    two fleets that suited the published kinds, and begin at the best load found; of ours apart for
+    a master that is told the objectives, and for one that is not."""
     found = []
     for kind in published(policy, bench.case.shapes):
         found.append(best_of(bench, kind, seed, start))
         start = found[-1][1]
-    best, load = max(found, key=lambda one: one[1])
-    shapes = list(dict.fromkeys(one.shape for one, _ in found)) or [best.shape]
-    choices = trials(policy, shapes, draws, seed, tells=best.tells)
+    load = max(found, key=lambda one: one[1])[1]
+    shapes = list(dict.fromkeys(one.shape for one, _ in found))
     contenders = [one for one, _ in found]
-    if choices[0].options:
-        contenders.append(best_of(bench, choices, seed, load)[0])
+    for tells in sorted({one.tells for one in contenders}):
+        choices = trials(policy, shapes, draws, seed, tells=tells)
+        if choices[0].options:
+            contenders.append(best_of(bench, choices, seed, load)[0])
     return contenders
 
 

@@ -93,7 +93,7 @@ class MasterPlanner:
     async def _by_master(self, state: RequestState, need: Need) -> Plan:
         asked = self._asked(state, need)
         placement = await self._client.post(
-            SCHEDULE_PATH, asked, Placement, state.deadline, state.record.traceparent
+            SCHEDULE_PATH, asked, Placement, state.deadline, state.record.trace_headers
         )
         if placement.debug is not None:
             state.record.reasons += (placement.debug,)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from proxy.upstream.patience import Patience
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _HEADERS = {"content-type": MSGPACK, "accept": MSGPACK}
+_NO_TRACE: Mapping[str, str] = MappingProxyType({})
 _SILENT_S = 7.0
 _UNHEARD_S = 2.0
 
@@ -84,16 +86,21 @@ class MasterClient:
         return found
 
     async def post(
-        self, path: str, body: Any, kind: type[_T], deadline: float, traceparent: str = ""
+        self,
+        path: str,
+        body: Any,
+        kind: type[_T],
+        deadline: float,
+        trace: Mapping[str, str] = _NO_TRACE,
     ) -> _T:
-        """As `get`; of every other master, each once, if one has gone. `traceparent`: as of the
-        request that it is for, "" if that is not traced."""
+        """As `get`; of every other master, each once, if one has gone. `trace`: headers that tell
+        of the trace of the request that it is for."""
         data = msgspec.msgpack.encode(body)
         asked: set[str] = set()
         while url := next((url for url in self._urls if url not in asked), None):
             asked.add(url)
             try:
-                answer = await self._posted(url, path, data, deadline, traceparent)
+                answer = await self._posted(url, path, data, deadline, trace)
                 found = _decoded(answer, kind)
             except TriptychError as error:
                 if not _is_broken(error):
@@ -105,14 +112,14 @@ class MasterClient:
         raise MasterAway("no master answers")
 
     async def _posted(
-        self, url: str, path: str, data: bytes, deadline: float, traceparent: str
+        self, url: str, path: str, data: bytes, deadline: float, trace: Mapping[str, str]
     ) -> bytes:
         """A master that is present is waited for until `failed` says otherwise; whether another one
         has come to be, it has to be looked at again and again."""
         if url != self.url or not self.present:
             patience = self._patience(url, deadline)
-            return await self._client.post(url + path, data, _HEADERS, patience)
-        answer = await self._client.messages.post(url, path, data, deadline, traceparent)
+            return await self._client.post(url + path, data, {**_HEADERS, **trace}, patience)
+        answer = await self._client.messages.post(url, path, data, deadline, trace)
         after = answer.retry_after.decode("latin-1")
         check_status(url + path, answer.status, answer.body, after, called=True)
         return answer.body

@@ -79,10 +79,8 @@ def _profile(path: str, does: str) -> PassedRoute:
     return PassedRoute(path, does, computes=False, optional=True)
 
 
-_ADAPTER = "A LoRA adapter, by lora_name and lora_path."
-
 OPERATED = (
-    _cheap(LOAD_ADAPTER_PATH, f"Load on each worker: {_ADAPTER}"),
+    _cheap(LOAD_ADAPTER_PATH, "Load a LoRA adapter on each worker, by lora_name and lora_path."),
     _cheap(UNLOAD_ADAPTER_PATH, "Unload a LoRA adapter from each worker."),
     _profile("/start_profile", "Start the profiler of each worker."),
     _profile("/stop_profile", "Stop the profiler of each worker."),

@@ -119,10 +119,10 @@ class Relay:
         recent = self._gateway.recent
         if response.record.kept and recent.wants(client.request_id):
             recent.begun(response.record)
+        response.record.trace_headers = traced_headers(client.headers)
         if self._tracer is not None:
-            self._tracer.begin(traced_headers(client.headers), response.record)
-            if response.record.traceparent:
-                client.trace(response.record.traceparent)
+            self._tracer.begin(response.record)
+        client.trace(response.record.trace_headers)
         caller = self._caller(client)
         if self._keyed:
             client.forget_authorization()

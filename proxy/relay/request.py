@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from protocol.openai import CHAT_PATH
 from services.http.callers import MAX_SESSION, SESSION_HEADER, TIMEOUT_HEADER, seconds_of
 
-_PASSED_ON = (b"authorization", b"traceparent", b"tracestate")
 _MAX_ID = 128
 # Servers disagree about what other bytes say, and some fail at them: a client's header must not be
 # what a worker is charged with.
@@ -52,11 +51,8 @@ class ClientRequest:
 
     def __post_init__(self) -> None:
         self.request_id = self._name = request_id_of(self.headers)
-        self._fields = b""
-        for name in _PASSED_ON:
-            value = self.headers.get(name)
-            if value is not None and _PLAIN(value):
-                self._fields += b"%b: %b\r\n" % (name, value)
+        given = self.authorization
+        self._fields = b"authorization: %b\r\n" % given if _PLAIN(given) else b""
 
     @property
     def is_chat(self) -> bool:
@@ -77,13 +73,10 @@ class ClientRequest:
         line = b"authorization: %b\r\n" % self.headers.pop(b"authorization", b"")
         self._fields = self._fields.replace(line, b"")
 
-    def trace(self, traceparent: str) -> None:
-        """This proxy traces the request: what workers trace belongs to its span, not to the
-        client's."""
-        if traceparent:
-            given = b"traceparent: %b\r\n" % self.headers.get(b"traceparent", b"")
-            line = b"traceparent: %b\r\n" % traceparent.encode()
-            self._fields = self._fields.replace(given, b"") + line
+    def trace(self, headers: Mapping[str, str]) -> None:
+        """Workers are told of a trace: of this proxy's span, or of the client's."""
+        for name, value in headers.items():
+            self._fields += f"{name}: {value}\r\n".encode()
 
     def authorize(self, value: bytes) -> None:
         """For a client that does not say who it is."""

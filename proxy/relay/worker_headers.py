@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import Request
 
 from services.http.errors import drawn_id
+from services.http.records import traced_headers
 
-_TRACING = ("traceparent", "tracestate")
 _MAX_ID = 128
 
 
@@ -20,8 +20,7 @@ def for_worker(request: Request, *, keyed: bool) -> dict[str, str]:
     The content type is the caller's to add."""
     given = _plain(request, "x-request-id").get("x-request-id", "")[:_MAX_ID]
     found = {"x-request-id": given or drawn_id(request.scope)}
-    for name in _TRACING:
-        found |= _plain(request, name)
+    found |= traced_headers(dict(request.headers.raw))
     return found if keyed else found | passed_on(request)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Mapping
 
 from protocol.errors import DeadlineExceeded
 from protocol.fleet_key import NO_KEY, FleetKey
@@ -36,19 +37,19 @@ class Messages:
         self._pools: dict[str, ConnectionPool] = {}
 
     async def post(
-        self, url: str, path: str, body: bytes, deadline: float, traceparent: str = ""
+        self, url: str, path: str, body: bytes, deadline: float, trace: Mapping[str, str]
     ) -> Answer:
-        """What `url` answers, whatever it says; `traceparent` as of the request that it is for.
-        Raises `CallFailed`, or `DeadlineExceeded` at
-        `deadline` (`time.monotonic`)."""
+        """What `url` answers, whatever it says; `trace`: headers that tell of the trace of the
+        request that it is for. Raises `CallFailed`, or `DeadlineExceeded` at `deadline`
+        (`time.monotonic`)."""
         left_s = deadline - time.monotonic()
         limits = AnswerLimits(left_s, left_s, _MAX_ANSWER)
         try:
             if left_s <= 0.0:
                 raise CallFailed(f"{url} was not asked", "timeout", status=504)
             fields = self._fields
-            if traceparent:
-                fields += f"traceparent: {traceparent}\r\n".encode()
+            for name, value in trace.items():
+                fields += f"{name}: {value}\r\n".encode()
             exchange, answer = await self._of(url).ask(path, fields, (body,), limits)
         except CallFailed:
             if time.monotonic() >= deadline:

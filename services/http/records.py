@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -11,7 +12,11 @@ from protocol.request_record import RequestRecord
 from services.http.errors import OUTCOME, drawn_id
 
 _RECORD = "triptych.record"
-Begun = Callable[[Mapping[str, str], RequestRecord], None]
+# https://www.w3.org/TR/trace-context/: a later version may add fields after these four.
+_TRACE_PARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]+)?"
+)
+_TRACE_STATE = re.compile(rb"[\x20-\x7e]{1,512}")
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -21,24 +26,28 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 def traced_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Those that tell of a trace."""
-    if b"traceparent" not in headers:  # nearly all; a state means nothing alone
+    """Those that tell of a trace, if they have the form of one: they go on to workers."""
+    parent = headers.get(b"traceparent")
+    if parent is None:  # nearly all; a state means nothing alone
         return {}
-    names = (b"traceparent", b"tracestate")
-    return {name.decode(): headers[name].decode("latin-1") for name in names if name in headers}
+    if _TRACE_PARENT.fullmatch(parent) is None:
+        return {}
+    found = {"traceparent": parent.decode()}
+    state = headers.get(b"tracestate", b"")
+    return found | {"tracestate": state.decode()} if _TRACE_STATE.fullmatch(state) else found
 
 
 class Recorded:
     """ASGI application in front of another: requests to `paths` are recorded, their answers have
-    `Server-Timing`. `begun` is told of each record at once, and of the headers that tell of its
-    trace; `over` once the answer has been sent."""
+    `Server-Timing`. `begun` is told of each record at once, which has the client's trace; `over`
+    once the answer has been sent."""
 
     def __init__(
         self,
         app: ASGIApp,
         paths: Collection[str],
         over: Callable[[RequestRecord], None],
-        begun: Begun,
+        begun: Callable[[RequestRecord], None],
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
@@ -53,7 +62,8 @@ class Recorded:
         record = scope[_RECORD] = RequestRecord(scope["path"], _id_of(scope, headers))
         length = headers.get(b"content-length", b"")
         record.bytes_in = int(length) if length.isdigit() else 0
-        self._begun(traced_headers(headers), record)
+        record.trace_headers = traced_headers(headers)
+        self._begun(record)
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":

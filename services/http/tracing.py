@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -19,16 +20,18 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protocol.request_record import RequestRecord
+    from protocol.request_record import Call, RequestRecord
 
 _TRACES_PATH = "/v1/traces"
 _SERVED = ("ok", "aborted")
+# Which stage another one gets tensors from: embeddings, and KV.
+_TAKES_FROM: Mapping[str, str] = MappingProxyType({"prefill": "encode", "decode": "prefill"})
 
 
 class Tracer:
@@ -48,8 +51,10 @@ class Tracer:
         # Records have monotonic times, spans the time of day.
         self._offset_s = time.time() - time.monotonic()
 
-    def begin(self, headers: Mapping[str, str], record: RequestRecord) -> None:
-        """Decide whether a request is traced, by its own `traceparent` or by chance."""
+    def begin(self, record: RequestRecord) -> None:
+        """Decide whether a request is traced, by its client's `traceparent` or by chance. One that
+        is has this process's span in its `trace_headers`; others keep what they have."""
+        headers = record.trace_headers
         if not headers and not self._drawn():
             return  # nearly all: looking for a trace takes longer than all the rest here
         parent = self._propagator.extract(headers)
@@ -63,7 +68,8 @@ class Tracer:
         assert isinstance(span, Span)
         record.kept, record.trace = True, span
         named = span.get_span_context()
-        record.traceparent = f"00-{named.trace_id:032x}-{named.span_id:016x}-01"
+        own = f"00-{named.trace_id:032x}-{named.span_id:016x}-01"
+        record.trace_headers = {**headers, "traceparent": own}
 
     def end(self, record: RequestRecord) -> None:
         """Ends the request's span, if it has one."""
@@ -72,10 +78,11 @@ class Tracer:
             return
         ended = record.ended_at or time.monotonic()
         inside = trace.set_span_in_context(span)
-        for call in record.calls:
-            kind = SpanKind.CLIENT if call.worker else SpanKind.INTERNAL
-            said = {"server.address": call.worker} if call.worker else {}
-            self._part(call.stage, inside, call.start, call.end or ended, kind, said)
+        made: dict[str, list[Link]] = {}
+        for call in sorted(record.calls, key=_maker_first):
+            took = made.get(_TAKES_FROM.get(call.stage, ""), ())
+            own = self._part(call, inside, call.end or ended, took)
+            made.setdefault(call.stage, []).append(Link(own))
         span.set_attributes(_attributes(record))
         if record.first_at:
             span.add_event("first output", timestamp=self._ns(record.first_at))
@@ -85,16 +92,15 @@ class Tracer:
         span.end(self._ns(ended))
 
     def _part(
-        self,
-        name: str,
-        inside: Context,
-        start: float,
-        end: float,
-        kind: SpanKind = SpanKind.INTERNAL,
-        said: Mapping[str, str] | None = None,
-    ) -> None:
-        part = self._tracer.start_span(name, inside, kind, said, start_time=self._ns(start))
+        self, call: Call, inside: Context, end: float, took: Sequence[Link]
+    ) -> trace.SpanContext:
+        """The span of one call; `took`: spans that made the tensors it was sent."""
+        kind = SpanKind.CLIENT if call.worker else SpanKind.INTERNAL
+        said = {"server.address": call.worker} if call.worker else {}
+        start_ns = self._ns(call.start)
+        part = self._tracer.start_span(call.stage, inside, kind, said, took, start_ns)
         part.end(self._ns(end))
+        return part.get_span_context()
 
     def close(self) -> None:
         self._provider.shutdown()
@@ -104,6 +110,11 @@ class Tracer:
 
     def _ns(self, at: float) -> int:
         return int((at + self._offset_s) * 1e9)
+
+
+def _maker_first(call: Call) -> int:
+    """Stages begin beside each other: in the order in which they get tensors."""
+    return list(_TAKES_FROM).index(call.stage) + 1 if call.stage in _TAKES_FROM else 0
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:

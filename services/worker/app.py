@@ -96,14 +96,17 @@ def _status(worker: Worker) -> APIRouter:
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
+        """The version of Triptych."""
         return {"version": version()}
 
     @routes.get("/load")
     async def load() -> dict[str, float]:
+        """How many requests are in progress."""
         return {"server_load": worker.in_flight}
 
     @routes.get("/metrics")
     async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
         snapshot = await worker.engine.statistics()
         return Response(worker.metrics.render(snapshot), media_type="text/plain; version=0.0.4")
 
@@ -162,6 +165,7 @@ def _control(worker: Worker) -> APIRouter:
 
     @routes.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
+        """Forget all KV blocks that no request uses."""
         worker.engine.reset_caches(prefix=True)
         return Response()
 

@@ -30,6 +30,7 @@ from protocol.request_record import RequestRecord
 from protocol.types import EncodeOutput, EncodeRequest, GenerateRequest, RequestOutput
 from services.engine import messages
 from services.engine.config import EngineConfig
+from services.engine.quiet_libraries import quieted
 from services.engine.waiting_threads import environment_of
 from services.worker.open_requests import OpenRequests
 from services.worker.queries import Queries
@@ -84,7 +85,7 @@ class EngineClient:
         directory = Path(tempfile.mkdtemp(prefix="triptych-"))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.engine.process", stdin=asyncio.subprocess.PIPE,
-            env=environment_of(os.environ),
+            env=environment_of(quieted(os.environ)),
         )  # fmt: skip
         client = cls(process, directory, bounds, changed)
         try:

@@ -39,10 +39,11 @@ def router(worker: Worker) -> APIRouter:
         query, statistics = await asked(request)
         return _json(_work(worker, request.url.port or 80, statistics, query.ended_since))
 
-    for path in CACHE_PATHS:
-        routes.add_api_route(path, cache, methods=["GET", "POST"])
-    for path in WORK_PATHS:
-        routes.add_api_route(path, work, methods=["GET", "POST"])
+    for method in ("GET", "POST"):  # apart: operations of one route would have one name
+        for path in CACHE_PATHS:
+            routes.add_api_route(path, cache, methods=[method])
+        for path in WORK_PATHS:
+            routes.add_api_route(path, work, methods=[method])
     return routes
 
 

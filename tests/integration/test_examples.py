@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from services.frontend.model_folder import find_model
-from tests.support.stack import Process
+from tests.support.mocks import mock
+from tests.support.stack import Process, proxy, running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -65,10 +66,18 @@ def test_a_folder_is_captioned(worker: Process, picture: Path, tmp_path: Path) -
     assert all(each["caption"] for each in found)
 
 
-def test_the_notebook_is_one_without_outputs_whose_cells_compile() -> None:
+def test_the_notebooks_cells_run_and_it_has_no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     book: dict[str, Any] = json.loads((EXAMPLES / "stages.ipynb").read_text())
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
-    assert len(cells) == 4
-    for number, cell in enumerate(cells):
-        assert cell["outputs"] == []
-        compile("".join(cell["source"]), f"cell {number}", "exec")
+    assert len(cells) == 4 and all(cell["outputs"] == [] for cell in cells)
+    names: dict[str, Any] = {}
+    with running(find_model("demo")) as stack:
+        encode, prefill, decode = ([mock(stack, role)] for role in ("encode", "prefill", "decode"))
+        front = proxy(stack, encode, prefill, decode)
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{front.url}/v1")
+        for number, cell in enumerate(cells):
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+        names["client"].close()
+    assert {"encode", "prefill", "decode", "total"} <= set(names["stages"])
+    cached, _, prompt = names["counts"].partition(" of ")
+    assert 0 < int(cached) <= int(prompt)

@@ -78,7 +78,9 @@ def test_clients_are_told_what_prefill_found_cached(
 def test_what_each_stage_is_sent() -> None:
     async def work() -> None:
         async with relaying("EPD") as relayed:
+            trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "vendor=1"}
             headers = {"authorization": "Bearer key", "x-request-id": "me", "cookie": "private"}
+            headers |= trace
             async with relayed.session.post(
                 relayed.url + CHAT, json=pictures(data_url("A")), headers=headers
             ) as response:
@@ -89,6 +91,7 @@ def test_what_each_stage_is_sent() -> None:
                 assert asked.headers["authorization"] == "bearer key"
                 assert asked.headers["x-request-id"].startswith("me")
                 assert "cookie" not in asked.headers
+                assert {name: asked.headers[name] for name in trace} == trace
             (prefill,) = relayed.workers["prefill"][0].asked
             assert prefill.body["max_tokens"] == 1 and prefill.body["stream"] is False
             assert prefill.body["kv_transfer_params"]["do_remote_decode"] is True

@@ -23,7 +23,9 @@ PORTS = {
 VLLM_PORTS = {"--events-port": 8, "--side-port": 4}
 """How many in a row each flag names the first of."""
 CLIENTS = 4
-RESTARTED = ("encode-0", "decode-0", "decode-1", "master", "proxy")
+PREFILL = ("prefill-0", "prefill-1")
+ROLES = "proxy,encode,prefill,decode,master"
+DECODE = ("decode-0", "decode-1")
 # What `triptych serve --engine vllm` starts, with our timed workers in the place of vLLM's.
 VLLM = """#!{python}
 import os, sys
@@ -54,12 +56,12 @@ def engine_flags(engine: str, folder: Path) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, port: int, engine: str) -> Iterator[subprocess.Popen[str]]:
-    """An encode worker and two that prefill and decode, without a model."""
+def serving(folder: Path, port: int, engine: str, prefill: int) -> Iterator[subprocess.Popen[str]]:
+    """An encode worker, `prefill` workers and two that decode, without a model."""
     counts = {**PORTS, **(VLLM_PORTS if engine == "vllm" else {})}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "triptych", "serve", "demo", *engine_flags(engine, folder),
-         "--num-p", "0", "--num-d", "2", *port_flags(port, counts)],
+         "--num-p", str(prefill), "--num-d", "2", *port_flags(port, counts)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
@@ -89,9 +91,10 @@ async def client(session: aiohttp.ClientSession, url: str, over: asyncio.Event) 
     return found
 
 
-@pytest.mark.parametrize("engine", ["mock", "vllm"])
+@pytest.mark.parametrize(("engine", "prefill"), [("mock", PREFILL), ("vllm", ())])
 async def test_every_process_is_another_afterwards_and_no_request_has_failed(
     engine: str,
+    prefill: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -99,17 +102,18 @@ async def test_every_process_is_another_afterwards_and_no_request_has_failed(
     monkeypatch.chdir(tmp_path)
     port = free_port(sum({**PORTS, **VLLM_PORTS}.values()))
     url, over = f"http://127.0.0.1:{port}", asyncio.Event()
-    with serving(tmp_path, port, engine) as stack:
+    restarted = ["encode-0", *prefill, *DECODE, "master", "proxy"]
+    with serving(tmp_path, port, engine, len(prefill)) as stack:
         timeout = aiohttp.ClientTimeout(total=START_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             clients = [asyncio.create_task(client(session, url, over)) for _ in range(CLIENTS)]
-            assert await asyncio.to_thread(restart, ["--roles", "proxy,encode,decode,master"]) == 0
+            assert await asyncio.to_thread(restart, ["--roles", ROLES]) == 0
             over.set()
             found = [each for one in await asyncio.gather(*clients) for each in one]
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines if " is restarted (" in line] == [*RESTARTED]
+        assert [line.split()[0] for line in lines if " is restarted (" in line] == restarted
         assert set(found) == {"length"}
-        for name in RESTARTED:
+        for name in restarted:
             log = (tmp_path / "logs" / f"{name}.log").read_text()
             assert log.count(" ready on http://") == 2, name
         stack.send_signal(signal.SIGTERM)

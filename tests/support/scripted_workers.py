@@ -1,7 +1,7 @@
 """Workers that say what a test has them say, over real connections, and a pipeline before them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -64,13 +64,14 @@ async def handing_over(request: GenerateRequest) -> bytes:
 
 @dataclass
 class Worker:
-    """`calls`, `aborts` and `connections` are those that it has had; `left` counts streams that
-    were not read to their end."""
+    """`calls`, their `headers`, `aborts` and `connections` are those that it has had; `left` counts
+    streams that were not read to their end."""
 
     script: Script = plainly
     whole: Whole = handing_over
     encode: Callable[[bytes], Awaitable[bytes]] | None = None
     calls: list[GenerateRequest] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
     aborts: list[bytes] = field(default_factory=list)
     connections: set[Any] = field(default_factory=set)
     left: int = 0
@@ -80,6 +81,7 @@ class Worker:
         self._connected(request)
         wanted, stream = decode_generate(await request.read())
         self.calls.append(wanted)
+        self.headers.append(request.headers)
         if not stream:
             answer = await self.whole(wanted)
             if isinstance(answer, web.Response):
@@ -102,6 +104,7 @@ class Worker:
 
     async def _encode(self, request: web.Request) -> web.Response:
         assert self.encode is not None
+        self.headers.append(request.headers)
         body = await self.encode(await request.read())
         return web.Response(body=body, content_type="application/json")
 

@@ -101,7 +101,7 @@ ENGINE = (
     ("services.engine.speculation",),
     ("services.engine.config", "services.engine.compile_cache", "services.engine.containment",
         "services.engine.core_share", "services.engine.profiling", "services.engine.publishing",
-        "services.engine.waiting_threads",
+        "services.engine.quiet_libraries", "services.engine.waiting_threads",
         "services.engine.pulse"),
     ("services.engine.messages",),
     ("services.engine.scheduling",),

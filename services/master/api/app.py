@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp
 
 from protocol.errors import InvalidRequest, TriptychError
 from services.http import errors
@@ -31,8 +30,13 @@ OPENED = STATUS_PATHS | {_INSTANCES, LOG_LEVEL_PATH, busy.PATH, roles.PATH}
 """What needs no fleet key; the last four have a key of their own."""
 
 
-def create_app(service: MasterService, host: str) -> ASGIApp:
+def create_app(service: MasterService, host: str) -> RpcApp:
     """The application; `service` is its only state, `host` its ip:port."""
+    return RpcApp(service, described_app(service, host))
+
+
+def described_app(service: MasterService, host: str) -> FastAPI:
+    """Behind the calls of workers and proxies: what others ask."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -50,7 +54,7 @@ def create_app(service: MasterService, host: str) -> ASGIApp:
 
     errors.install(app, observe)
     app.add_middleware(errors.RequestIdHeader)
-    return RpcApp(service, app)
+    return app
 
 
 def _status(service: MasterService) -> APIRouter:
@@ -85,10 +89,12 @@ def _status(service: MasterService) -> APIRouter:
 
     @routes.get("/version")
     async def show_version() -> dict[str, str]:
+        """The version of Triptych."""
         return {"version": version()}
 
     @routes.get("/metrics")
     async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
         return Response(service.metrics.render(), media_type=_METRICS)
 
     @routes.get("/metrics/fleet")
@@ -122,6 +128,7 @@ def _instances(service: MasterService) -> APIRouter:
 
     @routes.get(_INSTANCES)
     async def show(request: Request) -> Response:
+        """The workers that were added, each with its state and last error."""
         check(request)
         return JSONResponse({"instances": service.added.list()})
 
@@ -136,6 +143,7 @@ def _instances(service: MasterService) -> APIRouter:
 
     @routes.delete(_INSTANCES)
     async def remove(request: Request) -> Response:
+        """Remove a worker that was added, by its role and URL; what it has goes on."""
         check(request)
         body = await read_body(request.receive, _MAX_BODY)
         if not service.remove_instance(decode_probed(body or b"")):

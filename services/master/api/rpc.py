@@ -61,6 +61,11 @@ class RpcApp:
             FINISHED_PATH: _Call(FinishedReports, service.finished),
         }
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Method and path of each."""
+        return (*(f"POST {path}" for path in self._calls), f"GET {WORKERS_PATH}")
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._find(scope) if scope["type"] == "http" else None
         if run is None:

@@ -23,7 +23,7 @@ _COLUMNS = (
     "queued_tokens", "context_tokens", "free_blocks", "total_blocks", "max_running", "base_ms",
     "token_ms", "cached_ms", "host_ms", "disk_ms", "step_ms", "step_request_ms",
     "step_context_ms", "bandwidth", "kv_bytes", "kv_ms", "step_now", "more_step_ms",
-    "more_context_ms", "room", "spare", "share", "encodes",
+    "more_context_ms", "room", "spare", "share", "encodes", "haste",
 )  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Cells:
     room: memoryview[float]
     spare: memoryview[float]
     share: memoryview[float]
+    haste: memoryview[float]
 
 
 class Columns:
@@ -73,6 +74,8 @@ class Columns:
     `bandwidth`: bytes per ms of transfers.
     `kv_bytes`: of one token's KV; `kv_ms`: of its transfer.
     `encodes`: 1 if it encodes media by itself.
+    `haste`: decode steps per ms that the strictest objective of a request placed there asks for, 0
+    for no objective.
 
     Derived from these: `step_now`, a decode step as it is; `more_step_ms` + n * `more_context_ms`,
     what one more request with n tokens of context makes of it, its own and the others' time;
@@ -109,6 +112,7 @@ class Columns:
     spare: Floats
     share: Floats
     encodes: Floats
+    haste: Floats
 
     def __init__(self) -> None:
         for name in _COLUMNS:

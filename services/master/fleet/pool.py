@@ -36,6 +36,7 @@ class Charge:
     `shown`: a report was to show it.
     `life`: which of the row's workers it was counted on; a row is used again.
     `awaits`: stages of the request that have to end elsewhere before this one can begin.
+    `haste`: decode steps per ms that its objective asks for, 0 for no objective.
     """
 
     pool: Pool
@@ -50,6 +51,7 @@ class Charge:
     life: int = 0
     encode_ms: float = 0.0
     awaits: int = 0
+    haste: float = 0.0
 
     @property
     def live(self) -> bool:
@@ -155,6 +157,7 @@ class Pool(PricedColumns):
         for charge in self._open[row]:
             if charge.live:
                 charge.pool, charge.row, charge.life = to, new, to.lives[new]
+                to.haste[new] = max(to.haste[new], charge.haste)
                 to._open[new].append(charge)
                 to._note(charge)
         self.remove(row)
@@ -215,8 +218,9 @@ class Pool(PricedColumns):
                 charge.open = False
             lost = 0
         self._short_since[row] = min(since, now_ms) if lost > 0 else math.inf
-        self._open[row] = [c for c in kept if c.open]
-        return self._open[row]
+        kept = self._open[row] = [c for c in kept if c.open]
+        self.haste[row] = max((c.haste for c in kept), default=0.0)
+        return kept
 
     def _reported(self, row: int, load: Load, seen: list[Charge]) -> tuple[float, float]:
         """ms of work in a report, and how much of it is not of `seen`, the charges it covers.
@@ -261,6 +265,7 @@ class Pool(PricedColumns):
         cells.queued_tokens[row] += charge.tokens
         cells.context_tokens[row] += charge.context
         cells.free_blocks[row] -= charge.blocks
+        cells.haste[row] = max(cells.haste[row], charge.haste)
         self._derive(row)
         self._open[row].append(charge)
         self._note(charge)
@@ -275,9 +280,11 @@ class Pool(PricedColumns):
         row = charge.row
         if charge in self._open[row]:
             self._open[row].remove(charge)
+        cells = self.cells
+        if charge.haste and charge.haste >= cells.haste[row]:
+            cells.haste[row] = max((c.haste for c in self._open[row] if c.live), default=0.0)
         if lapsed and charge.shown:
             return
-        cells = self.cells
         cells.requests[row] = max(0.0, cells.requests[row] - 1.0)
         cells.queued_tokens[row] = max(0.0, cells.queued_tokens[row] - charge.tokens)
         cells.context_tokens[row] = max(0.0, cells.context_tokens[row] - charge.context)

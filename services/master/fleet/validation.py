@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NAMES = ("aliases", "adapters", "adapter_revisions")
 """Fields of a worker that may change while it lives."""
 _LARGEST = 1 << 20
+_DEEPEST = 64
 _STRANGE = re.compile(r"[\s@?#\\\x00-\x20\x7f]")
 
 
@@ -93,11 +94,30 @@ def check_newer(info: InstanceInfo, since: float, known: Iterable[Instance]) -> 
 
 def _unwritable(value: Any) -> str | None:
     """Why it cannot be told on, None if it can."""
+    if _deeper(value, _DEEPEST):
+        return f"nested deeper than {_DEEPEST} levels"
     try:
         written = (msgspec.json.encode(value), msgspec.msgpack.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return str(error)
     return None if max(map(len, written)) <= _LARGEST else f"more than {_LARGEST} bytes"
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects lie within each other more than `most` deep. How deep Python itself
+    goes depends on its version, and those who are told may run another one."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [inner for each in level for inner in _within(each)]
+    return bool(level)
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _unusable(name: str, problem: str) -> InvalidRequest:

@@ -14,7 +14,7 @@ from services.master.fleet.pool import Pool
 from services.master.placement.choice import Choice
 from services.master.placement.refusals import too_late
 
-_MARGIN = 0.85  # of an objective: what is foreseen errs
+_TTFT_MARGIN = 0.85  # of the objective: what is foreseen errs
 
 
 def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
@@ -25,13 +25,24 @@ def settle_objectives(request: ScheduleRequest, config: MasterConfig) -> None:
         request.tpot_slo_s = config.tpot_slo
 
 
+def haste_of(request: ScheduleRequest) -> float:
+    """Decode steps per ms that a request's objective asks for, 0 for no objective."""
+    return 1.0 / (1e3 * request.tpot_slo_s) if request.tpot_slo_s else 0.0
+
+
 def too_slow(pool: Pool, request: ScheduleRequest) -> Floats | None:
-    """Infinite where one more request makes decode steps longer than its objective, None for no
-    objective. A worker without requests takes any: no worker could do better. [rows]"""
-    if not request.tpot_slo_s:
+    """Infinite where one more request makes decode steps longer than its objective, or the
+    strictest one of the requests that are there; None if there is no objective. A worker without
+    requests takes any: no other could do better. [rows]
+
+    There is no margin: a request's time per token is the mean of many steps, and its neighbours
+    end. Simulated, a margin of 0.85 cost 3 to 9 % of the sustained goodput.
+    """
+    mine = haste_of(request)
+    if not mine and not (len(pool) and pool.haste[pool.haste.argmax()]):
         return None
     step = pool.step_now + pool.step_request_ms + pool.step_context_ms * request.prompt_tokens
-    late = (step > _MARGIN * request.tpot_slo_s * 1e3) & (pool.requests >= 1.0)
+    late = (step * np.maximum(pool.haste, mine) > 1.0) & (pool.requests >= 1.0)
     return np.where(late, math.inf, 0.0)
 
 
@@ -50,7 +61,7 @@ def check_objective(request: ScheduleRequest, ttft_ms: float, fleet: Fleet) -> N
     a rate that was learnt wrong would never be measured again."""
     if request.ttft_slo_s:
         objective_ms = request.ttft_slo_s * 1e3
-        if ttft_ms > _MARGIN * objective_ms and not _has_spare_workers(fleet):
+        if ttft_ms > _TTFT_MARGIN * objective_ms and not _has_spare_workers(fleet):
             raise too_late(ttft_ms, objective_ms)
 
 

@@ -21,7 +21,7 @@ from services.master.placement.layouts import Job, Layouts
 from services.master.placement.ledger import give_back
 from services.master.placement.media import MediaPlacer
 from services.master.placement.media_plan import MediaPlan
-from services.master.placement.objectives import check_objective, foreseen_ttft_ms
+from services.master.placement.objectives import check_objective, foreseen_ttft_ms, haste_of
 from services.master.placement.policies.base import Policy
 from services.master.placement.reservation import Reservation
 
@@ -103,6 +103,7 @@ class Placer:
             context=request.prompt_tokens if alone else 0,
             blocks=math.ceil((last - reused * prefill.hits) / request.block_size),
             encode_ms=encode_ms, awaits=len(held.encodes),
+            haste=haste_of(request) if alone else 0.0,
         )  # fmt: skip
         costs.pool.charge(charge, now_ms)
         if decode is None:
@@ -113,7 +114,7 @@ class Placer:
             held.decode = Charge(
                 decode.costs.pool, decode.row, self._asked_at(job, prefill, decode, held),
                 context=request.prompt_tokens, blocks=math.ceil(rest / request.block_size),
-                awaits=1,
+                awaits=1, haste=haste_of(request),
             )  # fmt: skip
             decode.costs.pool.charge(held.decode, now_ms)
         held.expected = self._expect(job, prefill, decode)

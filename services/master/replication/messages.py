@@ -90,6 +90,7 @@ class SharedCharge(msgspec.Struct, array_like=True):
     tokens: Amount = 0.0
     context: Amount = 0.0
     blocks: Amount = 0.0
+    haste: Amount = 0.0
 
 
 class SharedEncode(msgspec.Struct, array_like=True):

@@ -51,7 +51,7 @@ def _charge(charge: Charge | None, now_ms: float) -> SharedCharge | None:
         return None
     return SharedCharge(
         charge.pool.ids[charge.row], max(0.0, charge.visible_at - now_ms), charge.work_ms,
-        charge.tokens, charge.context, charge.blocks,
+        charge.tokens, charge.context, charge.blocks, charge.haste,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _restore(
         return None
     counted = Charge(
         at.pool, at.row, now_ms + charge.visible_ms, charge.work_ms, charge.tokens,
-        charge.context, charge.blocks,
+        charge.context, charge.blocks, haste=charge.haste,
     )  # fmt: skip
     at.pool.charge(counted, now_ms)
     return counted

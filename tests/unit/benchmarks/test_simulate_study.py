@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.simulate.calibrate import fit
 from benchmarks.simulate.cases import case, requests
 from benchmarks.simulate.contenders import OURS, PEERS, SPACES, Contender, published, trials
 from benchmarks.simulate.hardware import H200, PROFILES, QWEN_7B, roofline
+from benchmarks.simulate.memo import Memo
 from benchmarks.simulate.metrics import Outcome
 from benchmarks.simulate.objectives import Objectives
 from benchmarks.simulate.probes import Points
@@ -60,6 +62,20 @@ def test_the_best_fleet_and_the_best_options_are_found() -> None:
     most = max(one.options["overlap_credit"] for one in drawn)
     assert found.options["overlap_credit"] == pytest.approx(most, rel=0.1)
     assert bench.runs < 200
+
+
+def test_a_run_that_was_made_is_not_made_again(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def run(number: int) -> Outcome:
+        made.append(number)
+        return replace(OUTCOME, offered=float(number))
+
+    for _ in range(2):
+        memo = Memo(tmp_path)  # as another process has it
+        assert [memo.of(("a", n), lambda n=n: run(n)).offered for n in (1, 2)] == [1.0, 2.0]
+    assert made == [1, 2]
+    assert [Memo().of(("a", 1), lambda: run(3)).offered, len(made)] == [3.0, 3]
 
 
 @pytest.mark.parametrize("policy", [OURS, *PEERS])
@@ -162,7 +178,8 @@ def result(ours: float, peer: float) -> Result:
 
 @pytest.mark.parametrize(("ours", "holds"), [(12.0, True), (11.0, False)])
 def test_rows_hold_against_the_best_peer(ours: float, holds: bool) -> None:
-    goodput, untold, overload = report.rows([result(ours, 10.0)])
+    goodput, untold, lifetimes, overload = report.rows([result(ours, 10.0)])
+    assert (lifetimes.ours, lifetimes.holds) == (12.0, True)
     assert (untold.ours, untold.bar, untold.holds) == (pytest.approx(9.5), "ratio >= 1", False)
     assert (goodput.ours, goodput.peer) == pytest.approx((ours, 10.0))
     assert (goodput.bar, goodput.holds) == ("ratio >= 1.15", holds)

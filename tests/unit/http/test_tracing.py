@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import ConfigError
 from protocol.request_record import RequestRecord, traced
 from protocol.server_options import TraceOptions
-from proxy.relay.request import ClientRequest
+from services.http.records import traced_headers
 from services.http.traces import make_tracer
 from services.http.tracing import Tracer
 
@@ -40,8 +40,9 @@ def test_a_trace_that_comes_decides_and_chance_decides_otherwise(
     share: float, headers: dict[str, str], is_traced: bool, tmp_path: Path
 ) -> None:
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), share), RequestRecord(kept=False)
-    tracer.begin(headers, record)
-    assert bool(record.traceparent) == is_traced
+    record.trace_headers = headers
+    tracer.begin(record)
+    assert (record.trace_headers != headers) == is_traced
     assert record.kept == is_traced
     tracer.end(record)
     tracer.close()
@@ -50,7 +51,7 @@ def test_a_trace_that_comes_decides_and_chance_decides_otherwise(
 
 def test_an_error_is_the_spans_status(tmp_path: Path) -> None:
     tracer, record = Tracer("proxy", str(tmp_path / "spans"), 1.0), RequestRecord("/v1/x", "id")
-    tracer.begin({}, record)
+    tracer.begin(record)
     with record.during("place"):
         pass
     record.status, record.outcome = 503, "no_worker"
@@ -61,17 +62,59 @@ def test_an_error_is_the_spans_status(tmp_path: Path) -> None:
     assert place["parent_id"] == request["context"]["span_id"]
 
 
-def test_workers_get_the_span_of_the_proxy_in_place_of_the_clients() -> None:
+def test_workers_get_the_span_of_the_proxy_in_place_of_the_clients(tmp_path: Path) -> None:
     record = RequestRecord(kept=False)
     assert traced({"a": "b"}, record) == {"a": "b"}
-    record.traceparent = f"00-{'ab' * 16}-{'ee' * 8}-01"
-    assert traced({}, record) == {"traceparent": record.traceparent}
-    request = ClientRequest(ClientRequest.CHAT, {b"traceparent": GIVEN.encode()}, b"")
-    request.trace("")
-    assert request.fields().count(b"traceparent: " + GIVEN.encode()) == 1
-    request.trace(record.traceparent)
-    assert request.fields().count(b"traceparent") == 1
-    assert record.traceparent.encode() in request.fields()
+    record.trace_headers = {"traceparent": GIVEN, "tracestate": "vendor=1"}
+    tracer = Tracer("proxy", str(tmp_path / "spans"), 0.0)
+    tracer.begin(record)
+    told = traced({}, record)
+    assert told["traceparent"].startswith(GIVEN[:36]) and told["traceparent"] != GIVEN
+    assert told["tracestate"] == "vendor=1"
+    tracer.end(record)
+    tracer.close()
+    context = json.loads((tmp_path / "spans").read_text())["context"]
+    assert "vendor" in context["trace_state"]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ({}, {}),
+        ({"tracestate": "vendor=1"}, {}),
+        ({"traceparent": GIVEN}, {"traceparent": GIVEN}),
+        ({"traceparent": GIVEN, "tracestate": "vendor=1"}, None),
+        ({"traceparent": "01" + GIVEN[2:] + "-more"}, None),
+        ({"traceparent": "ff" + GIVEN[2:]}, {}),
+        ({"traceparent": GIVEN + "\r\nx: y"}, {}),
+        ({"traceparent": GIVEN.upper()}, {}),
+        ({"traceparent": GIVEN, "tracestate": "v\xe9"}, {"traceparent": GIVEN}),
+        ({"traceparent": GIVEN, "tracestate": "v" * 513}, {"traceparent": GIVEN}),
+    ],
+)
+def test_a_clients_trace_goes_on_if_it_has_the_form_of_one(
+    given: dict[str, str], passed: dict[str, str] | None
+) -> None:
+    """None: all of it."""
+    headers = {name.encode(): value.encode("latin-1") for name, value in given.items()}
+    assert traced_headers(headers) == (given if passed is None else passed)
+
+
+def test_a_stage_is_linked_to_those_that_made_its_tensors(tmp_path: Path) -> None:
+    """In whichever order the calls began."""
+    tracer, record = Tracer("proxy", str(tmp_path / "spans"), 1.0), RequestRecord()
+    tracer.begin(record)
+    for at, stage in enumerate(("decode", "encode", "prefill", "encode")):
+        record.begin(stage, record.start + at, "http://w")
+    tracer.end(record)
+    tracer.close()
+    lines = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+    own = {line["context"]["span_id"]: line["name"] for line in lines}
+    links = {
+        line["name"]: [own[link["context"]["span_id"]] for link in line["links"]] for line in lines
+    }
+    assert links["prefill"] == ["encode", "encode"] and links["decode"] == ["prefill"]
+    assert links["encode"] == []
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

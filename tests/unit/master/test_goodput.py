@@ -87,7 +87,7 @@ def test_a_late_request_is_served_last_and_is_served() -> None:
 
 
 def test_a_decode_worker_takes_no_more_than_its_steps_bear() -> None:
-    made = master("prefill", "decode", tpot_slo=0.0119)  # 10 ms and 0.1 ms a request
+    made = master("prefill", "decode", tpot_slo=0.0103)  # 10 ms and 0.1 ms a request
     placed = [
         made.schedule(ScheduleRequest(f"r{i}", 160, max_tokens=10), float(i)) for i in range(6)
     ]
@@ -95,6 +95,21 @@ def test_a_decode_worker_takes_no_more_than_its_steps_bear() -> None:
     assert kinds[0] and not kinds[-1] and kinds == sorted(kinds, reverse=True)
     slow = master("prefill", "decode", tpot_slo=0.001)
     assert isinstance(slow.schedule(asking("only"), 0.0), Placement), "nobody could do better"
+
+
+def test_a_request_without_haste_does_not_slow_down_one_that_has_it() -> None:
+    """Steps take 10 ms and 0.1 ms a request: of two requests more than 0.0102 s a token."""
+    made = master("prefill", "decode", busy_queue_ms=0)
+    made.schedule(ScheduleRequest("hasty", 160, max_tokens=10, tpot_slo_s=0.01025), 0.0)
+    second, third = (
+        made.schedule(ScheduleRequest(name, 160, max_tokens=10, tpot_slo_s=1.0), 1.0)
+        for name in ("b", "c")
+    )
+    assert isinstance(second, Placement)
+    assert isinstance(third, Ticket) and third.outcome is None
+    made.finished(Finished("hasty"), 2.0)
+    made.expire(2.0)
+    assert isinstance(third.outcome, Placement)
 
 
 def test_pictures_of_one_request_that_wait_for_one_another_are_foreseen() -> None:

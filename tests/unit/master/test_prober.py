@@ -60,11 +60,14 @@ async def serving() -> AsyncGenerator[Worker, None]:
 @contextlib.asynccontextmanager
 async def hanging() -> AsyncGenerator[str, None]:
     """Takes connections and says nothing."""
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    kept = []  # Python 3.13 closes the connection of a writer that is collected
+    server = await asyncio.start_server(lambda _, writer: kept.append(writer), "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for writer in kept:
+            writer.close()
 
 
 @contextlib.asynccontextmanager

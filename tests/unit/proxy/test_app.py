@@ -50,6 +50,19 @@ async def test_answers_keep_the_connections_to_workers(stream: bool, front: Fron
         assert stack.breaker(stack.decode[0]).successes == 3
 
 
+async def test_workers_are_told_of_the_clients_trace(front: Frontend) -> None:
+    """Also by a proxy that traces nothing itself."""
+    prefill, decode = Worker(), Worker()
+    trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "vendor=1"}
+    async with before(prefill=[prefill], decode=[decode]) as stack, app_of(stack, front) as url:
+        assert (await ask(url, trace))[0] == 200
+        for worker in (prefill, decode):
+            (told,) = worker.headers
+            assert {name: told[name] for name in trace} == trace
+        assert (await ask(url, {"traceparent": "of another form"}))[0] == 200
+        assert "traceparent" not in decode.headers[-1]
+
+
 async def test_a_client_names_no_place_to_fetch_from(front: Frontend) -> None:
     worker = Worker()
     steering = {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 9}

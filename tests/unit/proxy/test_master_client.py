@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -31,6 +32,30 @@ async def test_what_one_master_cannot_be_told_another_is() -> None:
         with pytest.raises(MasterAway):
             await link.post(REGISTER_PATH, info, LeaseAnswer, time.monotonic() + 10)
         assert time.monotonic() - began < 5 and not link.present and link.failovers == 2
+
+
+async def test_a_master_hears_of_the_requests_trace() -> None:
+    """Over either way to it: the connection of one that is present, and the other client's."""
+    told: list[str] = []
+
+    async def known(request: web.Request) -> web.Response:
+        told.append(request.headers["traceparent"] + request.headers["tracestate"])
+        return web.Response(body=msgspec.msgpack.encode(LeaseAnswer(True)))
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", known)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = UpstreamClient(5.0)
+    link = MasterClient(["http://{}:{}".format(*runner.addresses[0][:2])], client)
+    for present in (False, True):
+        assert link.present == present
+        trace, deadline = {"traceparent": "a", "tracestate": "b"}, time.monotonic() + 10
+        await link.post(HEARTBEAT_PATH, Heartbeat("d"), LeaseAnswer, deadline, trace)
+    assert told == ["ab", "ab"]
+    await client.close()
+    await runner.cleanup()
 
 
 async def test_a_master_that_is_broken_is_not_the_last_word() -> None:

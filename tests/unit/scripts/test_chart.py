@@ -32,6 +32,10 @@ ALL: dict[str, Any] = {
     "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     "imagePullSecrets": [{"name": "registry"}],
 }
+KEDA: dict[str, Any] = {
+    "keda": {"serverAddress": "http://prometheus:9090"},
+    "workers": {role: {"keda": {"enabled": True}} for role in ("encode", "prefill", "decode")},
+}
 NO_PREFILL: dict[str, Any] = {"workers": {"prefill": {"replicas": 0}}}
 helm = pytest.mark.skipif(
     shutil.which("helm") is None and importlib.util.find_spec("helm_python") is None,
@@ -86,7 +90,8 @@ def test_autoscalers_use_metrics_that_exist() -> None:
     }
     kinds = [values()["proxy"], *values()["workers"].values()]
     assert all(kind["hpa"]["metric"] in known for kind in kinds)
-    assert all(kind["hpa"]["min"] <= kind["hpa"]["max"] for kind in kinds)
+    scalers = [kind[name] for kind in kinds for name in ("hpa", "keda") if name in kind]
+    assert all(scaler["min"] <= scaler["max"] for scaler in scalers)
 
 
 @helm
@@ -142,6 +147,32 @@ def test_alerts_come_as_one_rule_object(tmp_path: Path) -> None:
     assert rule["metadata"]["labels"]["role"] == "alerts"
     assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     assert not any(each["kind"] == "PrometheusRule" for each in rendered({}, tmp_path))
+
+
+@helm
+def test_keda_scales_to_the_workers_that_the_master_wants(tmp_path: Path) -> None:
+    objects = rendered(KEDA, tmp_path)
+    scaled = [each["spec"] for each in objects if each["kind"] == "ScaledObject"]
+    assert len(scaled) == 3
+    deployments = {
+        each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Deployment"
+    }
+    for spec in scaled:
+        target = deployments[spec["scaleTargetRef"]["name"]]
+        assert "replicas" not in target, "the chart would undo what KEDA has done"
+        assert 1 <= spec["minReplicaCount"] <= spec["maxReplicaCount"]
+        (trigger,) = spec["triggers"]
+        assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
+        role = target["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        name, labels = re.findall(r"max\(([\w:]+)\{(.*)\}\)", trigger["metadata"]["query"])[0]
+        assert f"`{name}`" in metrics_page() and f'role="{role}"' in labels
+
+
+@helm
+def test_a_role_has_one_autoscaler(tmp_path: Path) -> None:
+    both = {"keda": {"enabled": True}, "hpa": {"enabled": True}}
+    with pytest.raises(Exception, match=r"hpa and keda both scale it|non-zero exit status"):
+        rendered({"workers": {"decode": both}}, tmp_path)
 
 
 @helm

@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from protocol.errors import InvalidRequest
+from protocol.rtp_config import fields_of
+
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGES = ("troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md", "weights.md")
+PAGES = (
+    "troubleshooting.md", "tuning.md", "from-vllm.md", "deployment.md", "weights.md",
+    "getting-started.md", "processes.md", "serving-a-model.md", "from-rtp-llm.md", "platforms.md",
+)  # fmt: skip
 IMAGES = {"triptych:proxy", "triptych:cpu", "triptych:cuda"}
-FLAG = re.compile(r"`(--[a-z][a-z-]+)")
+FLAG = re.compile(r"`(--[a-z][a-z-]+)(?![\w-])")  # others write some with underscores
 # Flags of other programs, by the page that names them.
 OF_OTHERS = {
     "weights.md": {"--samples"},
@@ -19,6 +25,9 @@ OF_OTHERS = {
         "--data-parallel-size",
         "--profiler-config",
     },
+    "platforms.md": {"--only-binary"},
+    "processes.md": {"--enable-scale-out"},
+    "serving-a-model.md": {"--tensor-parallel-size"},
 }  # fmt: skip
 
 
@@ -47,7 +56,18 @@ def test_metrics_exist(page: str) -> None:
     assert found - IMAGES <= known
 
 
-@pytest.mark.parametrize("page", [*PAGES, "seeds.md", "from-dynamo.md", "../CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *PAGES,
+        "seeds.md",
+        "from-dynamo.md",
+        "routes.md",
+        "api.md",
+        "../CHANGELOG.md",
+        "../README.md",
+    ],
+)
 def test_links_lead_somewhere(page: str) -> None:
     folder = (DOCS / page).resolve().parent
     for target in re.findall(r"\]\(([^)#]+)\)", text(page)):
@@ -55,7 +75,8 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_master_takes_dynamos_names_where_the_page_says_so() -> None:
-    rows = [line.split("|")[1:3] for line in text("from-dynamo.md").splitlines() if "`--" in line]
+    router = text("from-dynamo.md").partition("## The router")[2].splitlines()
+    rows = [line.split("|")[1:3] for line in router if "`--" in line]
     ours = set(re.findall(r"`(--[a-z-]+)`", text("flags.md")))
     ours |= {flag.replace("--", "--no-", 1) for flag in ours}
     rows = [row for row in rows if len(row) == 2]
@@ -64,6 +85,29 @@ def test_the_master_takes_dynamos_names_where_the_page_says_so() -> None:
         assert set(FLAG.findall(here)) <= ours, here
         taken = not ("not by that name" in here or "none" in here)
         assert all((flag in ours) == taken for flag in FLAG.findall(theirs)), theirs
+
+
+@pytest.mark.parametrize("page", ["from-dynamo.md", "from-rtp-llm.md"])
+def test_flags_in_the_second_columns_are_ours(page: str) -> None:
+    ours = set(re.findall(r"`(--[a-z-]+)`", text("flags.md")))
+    ours |= {flag.replace("--", "--no-", 1) for flag in ours}
+    rows = [line.split(" | ") for line in text(page).splitlines() if line.startswith("| `--")]
+    assert len(rows) > 20
+    assert {flag for row in rows for flag in FLAG.findall(row[1])} <= ours
+
+
+def test_members_of_rtp_llms_config_become_what_the_page_says() -> None:
+    part = text("from-rtp-llm.md").partition("## generate_config")[2]
+    named = {name for line in part.splitlines() for name in re.findall(r"`(\w+)`", line[:200])}
+    config = {"stop_words_list": [[1]], "do_sample": False, "max_new_tokens": 5, "random_seed": 1}
+    assert fields_of(config, "") == {
+        "max_tokens": 5, "seed": 1, "temperature": 0, "stop_token_ids": [1],
+    }  # fmt: skip
+    assert config.keys() - {"do_sample"} <= named
+    for name in ("num_beams", "no_repeat_ngram_size", "return_logits", "thinking_mode"):
+        assert name in named
+        with pytest.raises(InvalidRequest, match=name):
+            fields_of({name: 5}, "")
 
 
 def test_every_test_that_shows_a_capability_exists() -> None:

@@ -1,0 +1,50 @@
+"""Outcomes of runs, kept in a folder, so that a study that was ended goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+import benchmarks.simulate
+from benchmarks.simulate.metrics import Outcome
+
+# What a run's outcome depends on, beside its arguments.
+_CODE = ("benchmarks/simulate", "protocol", "services/admission", "services/engine/scheduling",
+         "services/engine/transfers", "services/master", "services/mock")  # fmt: skip
+
+
+class Memo:
+    """`folder` None: nothing is kept. Runs are deterministic, so one that was made is not made
+    again: as long as the code of simulator, master and engine is the same."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
+    def of(self, key: object, run: Callable[[], Outcome]) -> Outcome:
+        """`key`: the run's arguments; what `repr` writes of it is what counts."""
+        if self._folder is None:
+            return run()
+        name = hashlib.sha256(f"{self._code} {key!r}".encode()).hexdigest()[:32]
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=Outcome)
+        outcome = run()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(msgspec.json.encode(outcome))
+        part.rename(path)
+        return outcome
+
+    @cached_property
+    def _code(self) -> str:
+        root = Path(benchmarks.simulate.__path__[0]).parents[1]
+        digest = hashlib.sha256()
+        for folder in _CODE:
+            for path in sorted((root / folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
